@@ -20,7 +20,7 @@ SPOKEN_MINUTES_FROM_S = 120.0
 """Durations from here on are shown in minutes."""
 
 
-class Now(NamedTuple):
+class ClockReading(NamedTuple):
     """A reading of the clocks: UTC seconds, seconds since some past instant of this boot, the boot's id."""
 
     wall: float
@@ -35,8 +35,8 @@ class End(NamedTuple):
     why: str
 
 
-def read_clocks() -> Now:
-    return Now(time.time(), monotonic(), boot_id())
+def read_clocks() -> ClockReading:
+    return ClockReading(time.time(), monotonic(), boot_id())
 
 
 def monotonic() -> float:
@@ -45,14 +45,16 @@ def monotonic() -> float:
     return time.clock_gettime(clock) if clock is not None else time.monotonic()
 
 
-def first(now: Now, boot_in: float | None, ends_in: float | None, idle_s: float | None) -> dict[str, Any]:
+def first_lease(
+    now: ClockReading, boot_in: float | None, ends_in: float | None, idle_s: float | None
+) -> dict[str, Any]:
     """The lease that a node starts with; it ends in `boot_in` seconds unless a client has renewed it."""
-    lease = renewed(now, ends_in, idle_s)
+    lease = renewed_lease(now, ends_in, idle_s)
     lease["boot_wall"] = None if boot_in is None else now.wall + boot_in
     return lease
 
 
-def renewed(now: Now, ends_in: float | None, idle_s: float | None) -> dict[str, Any]:
+def renewed_lease(now: ClockReading, ends_in: float | None, idle_s: float | None) -> dict[str, Any]:
     """The lease that a client's `lease` call makes; None stands for no such end."""
     return {
         "hard_wall": None if ends_in is None else now.wall + ends_in,
@@ -64,7 +66,7 @@ def renewed(now: Now, ends_in: float | None, idle_s: float | None) -> dict[str, 
 
 
 def next_end(
-    lease: Mapping[str, Any], now: Now, quiet_s: float, live: bool, hold_s: float | None = None, over: str = ""
+    lease: Mapping[str, Any], now: ClockReading, quiet_s: float, live: bool, hold_s: float | None = None, over: str = ""
 ) -> End | None:
     """The end that comes first; None: there is none.
 
@@ -73,21 +75,21 @@ def next_end(
     either. `over`: why the node may end early, in words; empty where it may not.
     """
     ends = []
-    hard_s = hard_left(lease, now)
+    hard_s = hard_end_s(lease, now)
     if hard_s is not None:
         ends.append(End(hard_s, "its lease ended"))
     if lease.get("boot_wall") is not None:
         ends.append(End(lease["boot_wall"] - now.wall, "no client took it over in time after it started"))
-    limit_s = unused_limit(lease, live, hold_s)
+    limit_s = idle_limit_s(lease, live, hold_s)
     if limit_s is not None:
         what = "nothing was run on it" if hold_s is None else "no client downloaded the results of its run"
-        ends.append(End(limit_s - quiet_s, f"{what} for {spoken(limit_s)}"))
+        ends.append(End(limit_s - quiet_s, f"{what} for {format_duration(limit_s)}"))
     if over and not live:
         ends.append(End(0.0, over))
     return min(ends, default=None)
 
 
-def hard_left(lease: Mapping[str, Any], now: Now) -> float | None:
+def hard_end_s(lease: Mapping[str, Any], now: ClockReading) -> float | None:
     """Seconds until the hard end, by the clock with the smaller value; None without a hard end."""
     left = []
     if lease.get("hard_wall") is not None:
@@ -97,7 +99,7 @@ def hard_left(lease: Mapping[str, Any], now: Now) -> float | None:
     return min(left, default=None)
 
 
-def unused_limit(lease: Mapping[str, Any], live: bool, hold_s: float | None) -> float | None:
+def idle_limit_s(lease: Mapping[str, Any], live: bool, hold_s: float | None) -> float | None:
     """After how many seconds without a sign of use the node ends; None: it does not end for that."""
     if live or lease.get("idle_s") is None:
         return None
@@ -105,19 +107,19 @@ def unused_limit(lease: Mapping[str, Any], live: bool, hold_s: float | None) -> 
     return idle_s if hold_s is None else hold_s
 
 
-def spoken(seconds: float) -> str:
+def format_duration(seconds: float) -> str:
     """`90 s`, `30 min`."""
     return f"{seconds / 60:.0f} min" if seconds >= SPOKEN_MINUTES_FROM_S else f"{seconds:.0f} s"
 
 
-class Quiet:
+class IdleTimer:
     """Seconds since `activity` was last touched, by the monotonic clock: a jump of the wall clock does not count."""
 
     def __init__(self) -> None:
         self._touched: float | None = None
         self._since = 0.0
 
-    def seconds(self, touched: float, now: Now) -> float:
+    def seconds(self, touched: float, now: ClockReading) -> float:
         """`touched`: the file's mtime (UTC seconds)."""
         if self._touched is None:
             self._since = now.mono - max(0.0, now.wall - touched)
@@ -127,19 +129,19 @@ class Quiet:
         return max(0.0, now.mono - self._since)
 
 
-def is_live() -> bool:
+def is_run_live() -> bool:
     """Whether a run is on, for a process whose working directory is the node's folder."""
     return os.path.exists("live.json")
 
 
-def touched(node: Node) -> float:
+def last_used_at(node: Node) -> float:
     """When the node was last used (UTC seconds; 0: never)."""
     return modified_at(node.path("activity"))
 
 
 def lease(node: Node, args: dict[str, Any], _emit: Emit) -> dict[str, Any]:
     """Verb: the node lives for `ends_in` more seconds, or until it was idle for `idle_s`; null: no such end."""
-    new = renewed(read_clocks(), args.get("ends_in"), args.get("idle_s"))
+    new = renewed_lease(read_clocks(), args.get("ends_in"), args.get("idle_s"))
     node.touch()
     write_json(node.path("lease.json"), new)
     move_boot_end(node.settings().get("boot_watch"), new["hard_wall"])
@@ -160,6 +162,6 @@ def move_boot_end(folder: str | None, hard_wall: float | None) -> None:
         log(f"the new lease cannot be written for the watchdog of {folder}: {error}")
 
 
-def read(node: Node) -> dict[str, Any]:
+def read_lease(node: Node) -> dict[str, Any]:
     """The lease in force; without a file there is no end."""
     return read_json(node.path("lease.json")) or {}

@@ -13,7 +13,7 @@ def boot_id() -> str:
     return read_text("/proc/sys/kernel/random/boot_id")
 
 
-def cores() -> int:
+def count_cores() -> int:
     """Cores that this process may use: the smaller of its affinity and the cgroup's quota, at least 1."""
     count = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
     quota = cgroup_cores(read_text("/sys/fs/cgroup/cpu.max"))
@@ -32,7 +32,7 @@ def cgroup_cores(text: str) -> float | None:
     return quota / period if quota > 0 and period > 0 else None
 
 
-def memory() -> int:
+def memory_bytes() -> int:
     """Bytes of memory that this process may use; 0 where the system does not say."""
     try:
         total = os.sysconf("SC_PHYS_PAGES") * os.sysconf("SC_PAGE_SIZE")

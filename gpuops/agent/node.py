@@ -133,7 +133,7 @@ class Node:
             pass  # a full or vanished disk must not break what is being done
 
 
-def node_of(arguments: Sequence[str]) -> tuple[Node, list[str]]:
+def parse_node(arguments: Sequence[str]) -> tuple[Node, list[str]]:
     """The node of `--node DIR`, and the other arguments. Raises Refusal(`usage`)."""
     rest = list(arguments)
     try:
@@ -145,12 +145,12 @@ def node_of(arguments: Sequence[str]) -> tuple[Node, list[str]]:
     return Node(folder), rest
 
 
-def options(arguments: Sequence[str]) -> dict[str, str]:
+def parse_options(arguments: Sequence[str]) -> dict[str, str]:
     """`["--tree", "project"]` as `{"tree": "project"}`."""
     return {name[2:]: value for name, value in zip(arguments[::2], arguments[1::2])}
 
 
-def program() -> list[str]:
+def program_argv() -> list[str]:
     """The command line that starts this program again, without its mode."""
     return [sys.executable, "-I", sys.argv[0]]
 

@@ -24,8 +24,8 @@ from contextlib import contextmanager
 from typing import Iterable, Iterator, Mapping
 
 from gpuops.agent.node import Node
-from gpuops.agent.processes import descendants, table
-from gpuops.agent.sockets import ESTABLISHED, LISTEN, Connection, connections, inodes_of
+from gpuops.agent.processes import descendants, list_processes
+from gpuops.agent.sockets import ESTABLISHED, LISTEN, Connection, list_connections, socket_inodes
 
 _LOCK = threading.Lock()
 _connected = 0
@@ -45,18 +45,18 @@ def connected() -> Iterator[None]:
             _connected -= 1
 
 
-def count() -> int:
+def count_clients() -> int:
     """How many clients are connected."""
     return _connected
 
 
-def heard() -> None:
+def note_heard() -> None:
     """Note that a client has sent a request or received an answer."""
     global _heard
     _heard = time.monotonic()
 
 
-def silent_s() -> float:
+def silent_for_s() -> float:
     """Seconds since any client was heard."""
     return time.monotonic() - _heard
 
@@ -87,25 +87,25 @@ class WorkSchedule:
         return True
 
 
-def at_work(node: Node) -> bool:
+def is_person_at_work(node: Node) -> bool:
     """Whether a person is at work on a machine that ends with its node: on others a shell outlives the node anyway."""
-    return bool(node.settings().get("end")) and open_here()
+    return bool(node.settings().get("end")) and is_person_logged_in()
 
 
-def open_here() -> bool:
+def is_person_logged_in() -> bool:
     """Whether a person is at work on this machine. Reads each process's command line, and rarely more."""
     titles = command_lines()
-    logins = dict(terminals(titles))
+    logins = dict(login_terminals(titles))
     if any(logins.values()):
         return True
     editors = {pid for pid, title in titles.items() if is_editor(title)}
     if not logins or not editors:
         return False
-    held = set().union(*(inodes_of(pid) for pid in editors))
-    return bool(editors & descendants(table(), logins)) or is_used(held, connections() or [])
+    held = set().union(*(socket_inodes(pid) for pid in editors))
+    return bool(editors & descendants(list_processes(), logins)) or has_connection(held, list_connections() or [])
 
 
-def terminals(titles: Mapping[int, bytes]) -> Iterable[tuple[int, bool]]:
+def login_terminals(titles: Mapping[int, bytes]) -> Iterable[tuple[int, bool]]:
     """The processes that serve logins, and whether each login has a terminal."""
     for pid, title in titles.items():
         match = LOGIN.fullmatch(title.rstrip(b"\0 "))
@@ -117,7 +117,7 @@ def is_editor(title: bytes) -> bool:
     return any(mark in title for mark in EDITORS)
 
 
-def is_used(inodes: set[str], rows: Iterable[Connection]) -> bool:
+def has_connection(inodes: set[str], rows: Iterable[Connection]) -> bool:
     """Whether there is a connection to a port on which one of these sockets listens.
 
     Connections that an editor's programs opened themselves, to servers elsewhere, do not count.

@@ -61,19 +61,19 @@ class Marker(NamedTuple):
     """`GPUOPS_STOP_FILE`: distinguishes runs of the same name in other folders of this machine."""
 
 
-def table() -> dict[int, Process]:
+def list_processes() -> dict[int, Process]:
     """Every living process by number; a zombie is not living."""
     return _from_proc() if PROC else _from_ps()
 
 
-def find(pid: int) -> Process | None:
+def find_process(pid: int) -> Process | None:
     """This process, if it lives."""
-    return _read_stat(pid) if PROC else table().get(pid)
+    return _read_stat(pid) if PROC else list_processes().get(pid)
 
 
-def lives(pid: int, start: str) -> bool:
+def is_living(pid: int, start: str) -> bool:
     """Whether the process recorded as (pid, start) still lives."""
-    process = find(pid)
+    process = find_process(pid)
     return process is not None and process.start == start
 
 
@@ -92,7 +92,7 @@ def descendants(seen: Mapping[int, Process], roots: Iterable[int]) -> set[int]:
     return below
 
 
-def marked(seen: Iterable[int], markers: Iterable[Marker]) -> set[int]:
+def find_marked(seen: Iterable[int], markers: Iterable[Marker]) -> set[int]:
     """The processes whose environment has one of the markers; never this process itself."""
     wanted = list(markers)
     if not wanted:
@@ -101,11 +101,11 @@ def marked(seen: Iterable[int], markers: Iterable[Marker]) -> set[int]:
     return {
         pid
         for pid, text in environments.items()
-        if pid != os.getpid() and any(carries(text, marker, separator) for marker in wanted)
+        if pid != os.getpid() and any(has_marker(text, marker, separator) for marker in wanted)
     }
 
 
-def carries(environment: bytes, marker: Marker, separator: bytes = b"\0") -> bool:
+def has_marker(environment: bytes, marker: Marker, separator: bytes = b"\0") -> bool:
     """Whether an environment, its entries joined by `separator`, belongs to the marker's run."""
     text = separator + environment + separator
 
@@ -117,7 +117,7 @@ def carries(environment: bytes, marker: Marker, separator: bytes = b"\0") -> boo
     return separator + b"GPUOPS_STOP_FILE=" not in text or has("GPUOPS_STOP_FILE=" + marker.stop_file)
 
 
-def catches(pid: int, sign: int) -> bool:
+def handles_signal(pid: int, sign: int) -> bool:
     """Whether the process has its own handler for this signal; False without `/proc`, which alone knows."""
     try:
         with open(f"/proc/{pid}/status") as file:
@@ -222,7 +222,7 @@ _HELPERS: dict[int, subprocess.Popen[bytes]] = {}
 """Leaders of the helpers' sessions. The kernel does not reuse a session's number while it has a member."""
 
 
-def start(argv: Sequence[str], **popen: Any) -> subprocess.Popen[bytes]:
+def start_child(argv: Sequence[str], **popen: Any) -> subprocess.Popen[bytes]:
     """Start a child in a session of its own; its Popen collects its exit code, not `reap`."""
     popen["start_new_session"] = True
     with _FORK:
@@ -233,15 +233,15 @@ def start(argv: Sequence[str], **popen: Any) -> subprocess.Popen[bytes]:
     return process
 
 
-def helper(argv: Sequence[str], **popen: Any) -> subprocess.Popen[bytes]:
+def start_helper(argv: Sequence[str], **popen: Any) -> subprocess.Popen[bytes]:
     """Start a child that belongs to the agent: the end of a run does not touch it or its descendants."""
     with _FORK:
-        process = start(argv, **popen)
+        process = start_child(argv, **popen)
         _HELPERS[process.pid] = process
     return process
 
 
-def output_of(process: subprocess.Popen[bytes], limit_s: float) -> tuple[bytes, bytes] | None:
+def read_output(process: subprocess.Popen[bytes], limit_s: float) -> tuple[bytes, bytes] | None:
     """A program's stdout and stderr; None where it did not end within `limit_s`, and was killed with its group."""
     try:
         out, err = process.communicate(timeout=limit_s)
@@ -256,7 +256,7 @@ def output_of(process: subprocess.Popen[bytes], limit_s: float) -> tuple[bytes, 
     return None
 
 
-def reap() -> None:
+def reap_orphans() -> None:
     """Collect ended children that no Popen waits for: orphans that became ours."""
     while hasattr(os, "waitid"):
         with _FORK:
@@ -280,24 +280,24 @@ def _is_waited_for(pid: int) -> bool:
     return process is not None
 
 
-def of_run(markers: Collection[Marker]) -> set[int]:
+def run_processes(markers: Collection[Marker]) -> set[int]:
     """The living processes of a run: all our descendants except the helpers', and every process with the marker."""
     with _FORK:
-        seen = table()
+        seen = list_processes()
         mine = descendants(seen, [os.getpid()]) - _of_helpers(seen)
-    return mine | marked(seen, markers)
+    return mine | find_marked(seen, markers)
 
 
-def below(markers: Collection[Marker]) -> set[int]:
+def descendant_processes(markers: Collection[Marker]) -> set[int]:
     """All our living descendants, helpers included, and every process with a marker."""
-    seen = table()
-    return descendants(seen, [os.getpid()]) | marked(seen, markers)
+    seen = list_processes()
+    return descendants(seen, [os.getpid()]) | find_marked(seen, markers)
 
 
-def helpers() -> set[int]:
+def helper_processes() -> set[int]:
     """The agent's living helpers and their descendants."""
     with _FORK:
-        return _of_helpers(table())
+        return _of_helpers(list_processes())
 
 
 def _of_helpers(seen: Mapping[int, Process]) -> set[int]:
@@ -308,7 +308,7 @@ def _of_helpers(seen: Mapping[int, Process]) -> set[int]:
     return members | descendants(seen, members)
 
 
-def send(pids: Iterable[int], sign: int) -> None:
+def send_signal(pids: Iterable[int], sign: int) -> None:
     """Signal each process; one that has ended, or belongs to another user, is skipped."""
     for pid in pids:
         try:
@@ -331,9 +331,9 @@ def end_all(
     begun = time.monotonic()
     others_ended = None
     if term_grace_s:
-        send(find() - recorders(), signal.SIGTERM)
+        send_signal(find() - recorders(), signal.SIGTERM)
     while True:
-        reap()
+        reap_orphans()
         left = find() or find()  # twice: a process forked during the first scan may be missing in it
         waited = time.monotonic() - begun
         if not left or waited > limit_s:
@@ -342,5 +342,5 @@ def end_all(
         others_ended = (others_ended or waited) if left == spared else None
         if waited >= term_grace_s:
             is_over = others_ended is not None and waited - others_ended > RECORDER_GRACE_S
-            send(left if is_over else left - spared, signal.SIGKILL)
+            send_signal(left if is_over else left - spared, signal.SIGKILL)
         time.sleep(END_POLL_INTERVAL_S)

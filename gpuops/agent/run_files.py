@@ -35,38 +35,38 @@ _NOT_OUTPUT = ("events.jsonl", TIMES)
 _RANK_FILE = re.compile(r"([0-9]+)\.(out|err)")
 
 
-def marker(node: Node, spec: Mapping[str, Any]) -> Marker:
+def run_marker(node: Node, spec: Mapping[str, Any]) -> Marker:
     name = f"{spec['cluster']}-{spec['run']}-{spec['node']}"
     return Marker(name, os.path.join(node.run(spec["run"]), "stop"))
 
 
-def markers(node: Node) -> list[Marker]:
+def run_markers(node: Node) -> list[Marker]:
     """The markers of all runs started here."""
     specs = (read_json(node.path("runs", name, "spec.json")) for name in node.runs())
-    return [marker(node, document) for document in specs if document]
+    return [run_marker(node, document) for document in specs if document]
 
 
-def result(folder: str) -> dict[str, Any] | None:
+def read_result(folder: str) -> dict[str, Any] | None:
     """How the run ended; None while it has not ended."""
     document: dict[str, Any] | None = read_json(os.path.join(folder, "result.json"))
     return document
 
 
-def spec(node: Node, name: str) -> dict[str, Any]:
+def read_spec(node: Node, name: str) -> dict[str, Any]:
     """The run's launch spec; empty where it was never started."""
     return read_json(os.path.join(node.run(name), "spec.json")) or {}
 
 
-def no_run(name: str) -> Refusal:
+def unknown_run(name: str) -> Refusal:
     return Refusal("no-run", f"no run '{name}' was started on this node", "`gpuops runs` lists them")
 
 
-def records(folder: str) -> dict[int, dict[str, Any]]:
+def read_records(folder: str) -> dict[int, dict[str, Any]]:
     """The rank wrappers' records, by rank; `ended` is None while the rank lives."""
-    return {record["rank"]: record for record in map(read_json, record_files(folder)) if record}
+    return {record["rank"]: record for record in map(read_json, list_record_files(folder)) if record}
 
 
-def record_files(folder: str) -> list[str]:
+def list_record_files(folder: str) -> list[str]:
     """Paths of the rank wrappers' records."""
     ranks = os.path.join(folder, "ranks")
     try:
@@ -75,7 +75,7 @@ def record_files(folder: str) -> list[str]:
         return []
 
 
-def streams(folder: str) -> dict[str, str]:
+def list_streams(folder: str) -> dict[str, str]:
     """Paths of the run's existing streams, by name; the launcher's first, then by rank."""
     paths = {name: os.path.join(folder, name) for name in _OF_THE_RUN}
     paths = {name: path for name, path in paths.items() if os.path.exists(path)}
@@ -89,7 +89,7 @@ def streams(folder: str) -> dict[str, str]:
     return paths
 
 
-def progress(folder: str) -> dict[str, float] | None:
+def read_progress(folder: str) -> dict[str, float] | None:
     """The numbers, by name, in the document that the run's program last wrote to `$GPUOPS_PROGRESS`; None without."""
     path = os.path.join(folder, PROGRESS)
     try:
@@ -111,7 +111,7 @@ def _is_number(value: Any) -> bool:
         return False
 
 
-def last_lines(path: str, factor: int = 1) -> str:
+def read_last_lines(path: str, factor: int = 1) -> str:
     """The last 40 lines of a file, at most 8 KiB; both limits times `factor`."""
     try:
         with open(path, "rb") as file:
@@ -122,21 +122,21 @@ def last_lines(path: str, factor: int = 1) -> str:
     return "".join(text.splitlines(keepends=True)[-factor * TAIL_LINES :])
 
 
-def event(folder: str, kind: str, **data: Any) -> None:
+def record_event(folder: str, kind: str, **data: Any) -> None:
     """Append an event to the run's events.jsonl. A full disk must not keep a run alive: then it is only logged."""
     try:
-        append(os.path.join(folder, "events.jsonl"), json.dumps({"at": time.time(), "event": kind, **data}))
+        append_line(os.path.join(folder, "events.jsonl"), json.dumps({"at": time.time(), "event": kind, **data}))
     except OSError as error:
         log(f"{os.path.basename(folder)}: the event {kind} {data} cannot be recorded: {error}")
 
 
-def append(path: str, line: str) -> None:
+def append_line(path: str, line: str) -> None:
     """Append a line to a file, in one write. Raises OSError."""
     with open_append(path) as file:
         file.write(line.encode() + b"\n")
 
 
-class Times:
+class OutputTimes:
     """Writes the `times.jsonl` of one run."""
 
     def __init__(self, folder: str, clock: Callable[[], float] = time.time) -> None:
@@ -151,11 +151,11 @@ class Times:
         if not last and 0 <= now - self._checked < max(MIN_TIMES_INTERVAL_S, (now - self._began) / TIMES_PER_AGE):
             return
         self._checked = now
-        sizes = {name: size_of(path) for name, path in streams(self._folder).items() if name not in _NOT_OUTPUT}
+        sizes = {name: size_of(path) for name, path in list_streams(self._folder).items() if name not in _NOT_OUTPUT}
         grown = {name: size for name, size in sizes.items() if size > self._sizes.get(name, 0)}
         self._sizes.update(grown)
         try:
             if grown:
-                append(os.path.join(self._folder, TIMES), json.dumps({"at": round(now, 2), "sizes": grown}))
+                append_line(os.path.join(self._folder, TIMES), json.dumps({"at": round(now, 2), "sizes": grown}))
         except OSError:
             pass  # a full disk: the output itself matters more

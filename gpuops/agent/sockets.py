@@ -30,7 +30,7 @@ def parse_connections(lines: Iterable[str]) -> Iterator[Connection]:
             yield Connection(fields[1], port, remote_port, fields[3], fields[9])
 
 
-def connections(pid: int | None = None) -> list[Connection] | None:
+def list_connections(pid: int | None = None) -> list[Connection] | None:
     """Connections in the network namespace of a process (None: of this one).
 
     None where the process has ended, or there is no `/proc`.
@@ -48,7 +48,7 @@ def connections(pid: int | None = None) -> list[Connection] | None:
     return rows
 
 
-def inodes_of(pid: int) -> set[str]:
+def socket_inodes(pid: int) -> set[str]:
     """Inodes of the sockets that a process holds; none where its files cannot be read."""
     inodes: set[str] = set()
     try:

@@ -14,7 +14,7 @@ import threading
 from typing import Any, Mapping, Sequence
 
 from gpuops.agent.checkup.site import Site
-from gpuops.agent.machine import cores, memory
+from gpuops.agent.machine import count_cores, memory_bytes
 from gpuops.agent.node import Node, read_json
 from gpuops.agent.python import environments
 from gpuops.agent.python.interpreters import (
@@ -47,8 +47,8 @@ def machine(site: Site) -> dict[str, Any]:
         "root": os.getuid() == 0,
         "home": site.home,
         "container": any(os.path.exists(site.path(path)) for path in ("/.dockerenv", "/run/.containerenv")),
-        "cores": cores(),
-        "memory": memory(),
+        "cores": count_cores(),
+        "memory": memory_bytes(),
     }
 
 

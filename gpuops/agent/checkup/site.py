@@ -76,7 +76,7 @@ class Site:
             )
         except OSError as error:
             return Ran(None, "", error.strerror or str(error))
-        output = processes.output_of(process, self.limit_s if limit_s is None else min(limit_s, self.limit_s))
+        output = processes.read_output(process, self.limit_s if limit_s is None else min(limit_s, self.limit_s))
         if output is None:
             return Ran(None, "", "", slow=True)
         out, err = (text.decode("utf-8", "replace") for text in output)

@@ -15,10 +15,10 @@ from typing import Any, Sequence
 
 from gpuops.agent import processes
 from gpuops.agent.files.folder import mounts_below
-from gpuops.agent.node import Node, Refusal, node_of, options, read_json, write_json
-from gpuops.agent.processes import descendants, lives, marked, table
+from gpuops.agent.node import Node, Refusal, parse_node, parse_options, read_json, write_json
+from gpuops.agent.processes import descendants, find_marked, is_living, list_processes
 from gpuops.agent.rpc.connect import is_watched
-from gpuops.agent.run_files import markers
+from gpuops.agent.run_files import run_markers
 
 SHARED = {"agent", "env", "data"}
 """Folders of a root that all its nodes use."""
@@ -31,11 +31,11 @@ def main(mode: str, arguments: Sequence[str]) -> int:
     """Mode `end` prints `{"ended": n, "left": n}`, exit code 1 if processes are left. Mode `nodes`: `print_nodes`."""
     if mode == "nodes":
         return print_nodes(arguments)
-    node, rest = node_of(arguments)
-    counts = end(node) if os.path.isdir(node.dir) else {"ended": 0, "left": 0}
+    node, rest = parse_node(arguments)
+    counts = end_node(node) if os.path.isdir(node.dir) else {"ended": 0, "left": 0}
     if "--remove" in rest and not counts["left"]:
         try:
-            remove(node)
+            remove_node(node)
         except FileNotFoundError:
             pass  # another process removes it as well; the caller checks that it is gone
         if "--root" in rest:
@@ -44,49 +44,49 @@ def main(mode: str, arguments: Sequence[str]) -> int:
     return 1 if counts["left"] else 0
 
 
-def end(node: Node) -> dict[str, int]:
+def end_node(node: Node) -> dict[str, int]:
     """End watchdog, agent and runs. Returns how many processes ended, and how many are left."""
     if not os.path.exists(node.path("ended.json")):
         try:
             write_json(node.path("ended.json"), {"at": time.time(), "why": "it was ended"})
         except OSError:
             pass  # a full disk must not keep a node alive
-    everyone = dict(_ours(node))
-    watchdog = _living(node, "watchdog.json")
+    everyone = dict(_node_processes(node))
+    watchdog = _living_pid(node, "watchdog.json")
     if watchdog is not None:
-        processes.send([watchdog], signal.SIGTERM)
-        _wait(node)
+        processes.send_signal([watchdog], signal.SIGTERM)
+        _wait_for_watchdog(node)
 
     def left() -> set[int]:
-        everyone.update(_ours(node))
-        seen = table()
+        everyone.update(_node_processes(node))
+        seen = list_processes()
         return {pid for pid, start in everyone.items() if pid in seen and seen[pid].start == start}
 
     count = processes.end_all(left, term_grace_s=0.0)
     return {"ended": len(everyone) - count, "left": count}
 
 
-def _wait(node: Node) -> None:
+def _wait_for_watchdog(node: Node) -> None:
     deadline = time.monotonic() + WATCHDOG_END_LIMIT_S
-    while _living(node, "watchdog.json") is not None and time.monotonic() < deadline:
+    while _living_pid(node, "watchdog.json") is not None and time.monotonic() < deadline:
         time.sleep(WATCHDOG_POLL_INTERVAL_S)
 
 
-def _living(node: Node, name: str) -> int | None:
+def _living_pid(node: Node, name: str) -> int | None:
     """Number of the process recorded in a file, if it lives."""
     record = read_json(node.path(name))
-    return record["pid"] if record and lives(record["pid"], record["start"]) else None
+    return record["pid"] if record and is_living(record["pid"], record["start"]) else None
 
 
-def _ours(node: Node) -> list[tuple[int, str]]:
+def _node_processes(node: Node) -> list[tuple[int, str]]:
     """(pid, start) of watchdog and agent, of their descendants, and of processes with the marker of a run."""
-    seen = table()
-    heads = {pid for pid in (_living(node, "watchdog.json"), _living(node, "agent.json")) if pid is not None}
-    pids = heads | descendants(seen, heads) | marked(seen, markers(node))
+    seen = list_processes()
+    heads = {pid for pid in (_living_pid(node, "watchdog.json"), _living_pid(node, "agent.json")) if pid is not None}
+    pids = heads | descendants(seen, heads) | find_marked(seen, run_markers(node))
     return [(pid, seen[pid].start) for pid in pids - {os.getpid()} if pid in seen]
 
 
-def remove(node: Node) -> None:
+def remove_node(node: Node) -> None:
     """Remove the node's folder, and the cluster's when it is empty. node.json goes last, so that it can be repeated.
 
     Raises Refusal(`remains`) where something cannot be removed, or is mounted there and so not the node's.
@@ -136,18 +136,18 @@ def print_nodes(arguments: Sequence[str]) -> int:
 
     `NAME` is the provisioner's name of this machine: where machines share one home, each lists only its own nodes.
     """
-    given = options(arguments)
+    given = parse_options(arguments)
     if not given.get("root"):
         raise Refusal("usage", "the folder of all nodes is missing", "add --root DIR")
     folders = sorted(glob.glob(os.path.join(glob.escape(given["root"]), "*", "n*")))
-    nodes = [describe(Node(folder)) for folder in folders if os.path.basename(folder)[1:].isdigit()]
+    nodes = [describe_node(Node(folder)) for folder in folders if os.path.basename(folder)[1:].isdigit()]
     host = given.get("host")
     mine = [node for node in nodes if host is None or node.get("host") in (None, host)]
     print(json.dumps({"nodes": mine}), flush=True)
     return 0
 
 
-def describe(node: Node) -> dict[str, Any]:
+def describe_node(node: Node) -> dict[str, Any]:
     """The node's settings, `folder` and `state`.
 
     `ended`: its life is over and its folder still exists. A node that a reboot left without processes can go on, and

@@ -11,7 +11,7 @@ from typing import Any, Sequence
 
 from gpuops.agent import lease
 from gpuops.agent.files import local_disk
-from gpuops.agent.node import Node, Refusal, node_of, open_append, program, write_json
+from gpuops.agent.node import Node, Refusal, open_append, parse_node, program_argv, write_json
 from gpuops.agent.rpc.connect import ask, is_watched, refuse_ended
 
 AGENT_START_LIMIT_S = 45.0
@@ -25,7 +25,7 @@ def main(_mode: str, arguments: Sequence[str]) -> int:
 
     With `--revive` nothing is read: a node whose processes ended with a reboot goes on, under the lease it had.
     """
-    node, rest = node_of(arguments)
+    node, rest = parse_node(arguments)
     if "--revive" in rest:
         if not node.settings():
             raise Refusal("no-node", f"there is no node in {node.dir}", "it was removed, or never started")
@@ -37,7 +37,7 @@ def main(_mode: str, arguments: Sequence[str]) -> int:
         settings, wish = dict(document["node"]), dict(document["lease"])
     except (ValueError, KeyError, TypeError):
         raise Refusal("usage", "init needs one JSON document on its input", "it is started by gpuops") from None
-    prepare(node, settings, wish)
+    prepare_node(node, settings, wish)
     return _answer(node)
 
 
@@ -48,7 +48,7 @@ def _answer(node: Node) -> int:
     return 0
 
 
-def prepare(node: Node, settings: dict[str, Any], wish: dict[str, float | None]) -> None:
+def prepare_node(node: Node, settings: dict[str, Any], wish: dict[str, float | None]) -> None:
     """Make the folder and its files; existing ones stay, so that a restart does not extend the lease.
 
     Raises Refusal(`ended`, `foreign`).
@@ -63,7 +63,7 @@ def prepare(node: Node, settings: dict[str, Any], wish: dict[str, float | None])
         write_json(node.path("node.json"), {**settings, "scratch": local_disk.set_up(node, disk)} if disk else settings)
     if not os.path.exists(node.path("lease.json")):
         ends = (wish.get("boot_in"), wish.get("ends_in"), wish.get("idle_s"))
-        write_json(node.path("lease.json"), lease.first(lease.read_clocks(), *ends))
+        write_json(node.path("lease.json"), lease.first_lease(lease.read_clocks(), *ends))
         node.touch()
 
 
@@ -87,7 +87,7 @@ def start_watchdog(node: Node) -> None:
     """Start the watchdog detached: in its own session, without our stdio, in the node's folder."""
     with open_append(node.path("watchdog.log")) as errors:
         subprocess.Popen(
-            [*program(), "watchdog", "--node", node.dir],
+            [*program_argv(), "watchdog", "--node", node.dir],
             stdin=subprocess.DEVNULL,
             stdout=errors,
             stderr=errors,

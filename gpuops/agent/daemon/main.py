@@ -11,12 +11,12 @@ from typing import Sequence
 from gpuops.agent import processes, run_files
 from gpuops.agent.daemon import image_environment
 from gpuops.agent.daemon.init import start_watchdog
-from gpuops.agent.daemon.watchdog import Wake, note_self
-from gpuops.agent.node import Node, log, node_of
+from gpuops.agent.daemon.watchdog import Wake, record_process
+from gpuops.agent.node import Node, log, parse_node
 from gpuops.agent.retain import end_once_stored, sink
 from gpuops.agent.rpc.server import Server
 from gpuops.agent.run import preemption, registry
-from gpuops.agent.run.result import settle
+from gpuops.agent.run.result import settle_lost_runs
 
 PARENT_CHECK_INTERVAL_S = 2.0
 """Time between two checks that the watchdog lives, for kernels that do not signal its end."""
@@ -25,21 +25,21 @@ WATCHDOG_DIED = signal.SIGUSR2
 
 def main(_mode: str, arguments: Sequence[str]) -> int:
     """`--node DIR --watchdog PID`: serve until that watchdog ends."""
-    node, rest = node_of(arguments)
+    node, rest = parse_node(arguments)
     watchdog = int(rest[rest.index("--watchdog") + 1])
     os.chdir(node.dir)
     processes.become_subreaper()
     wake = Wake([WATCHDOG_DIED, signal.SIGTERM, signal.SIGINT, signal.SIGHUP, signal.SIGCHLD])
     processes.die_with_parent(WATCHDOG_DIED)
-    note_self(node, "agent.json")
+    record_process(node, "agent.json")
     image_environment.adopt(node)
-    settle(node)
-    sink.begin()
+    settle_lost_runs(node)
+    sink.announce_resume()
     threading.Thread(target=finish_sinks, args=(node,), name="sink", daemon=True).start()
     threading.Thread(target=Server(node).serve, name="server", daemon=True).start()
     while os.getppid() == watchdog:
         wake.wait(PARENT_CHECK_INTERVAL_S)
-        processes.reap()
+        processes.reap_orphans()
     close_orphaned(node)
     return 0
 
@@ -49,10 +49,10 @@ def finish_sinks(node: Node) -> None:
     done = threading.Event()
     try:
         for name in node.runs()[-1:]:
-            sink.start_heartbeat(node, run_files.spec(node, name) or {"run": name}, done)
-        preemption.watch(node, done, hurry)
+            sink.start_heartbeat(node, run_files.read_spec(node, name) or {"run": name}, done)
+        preemption.watch_notices(node, done, hurry)
     finally:
-        sink.resume(node)
+        sink.resume_storing(node)
     done.set()
     for name in node.runs()[-1:]:
         end_once_stored.start_watch(node, name)
@@ -61,15 +61,15 @@ def finish_sinks(node: Node) -> None:
 def hurry(notice: preemption.Notice) -> None:
     """Store results before the provider takes the machine back."""
     if notice.kind == "reclaim":
-        sink.set_deadline(time.time() + preemption.left_s(notice.at, time.time()))
+        sink.set_deadline(time.time() + preemption.remaining_s(notice.at, time.time()))
 
 
 def close_orphaned(node: Node) -> None:
     """The watchdog was killed, and no run may go on without one: end the run, start another watchdog, exit."""
     log("the watchdog is gone; ending what is on and starting another")
     reason = {"kind": "watchdog", "say": "gpuops' watchdog on this node was killed while the run was on"}
-    registry.close(reason, "now", "lost")
-    processes.end_all(processes.helpers)
+    registry.end_runs(reason, "now", "lost")
+    processes.end_all(processes.helper_processes)
     if os.path.exists("node.json") and not os.path.exists("ended.json"):
         start_watchdog(node)
     os._exit(0)  # threads that serve clients have nothing left to do

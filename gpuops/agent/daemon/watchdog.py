@@ -16,12 +16,12 @@ import time
 from typing import Any, Iterable, Sequence
 
 from gpuops.agent import lease, presence, processes
-from gpuops.agent.node import Node, log, node_of, open_append, program, write_json
-from gpuops.agent.processes import find
+from gpuops.agent.node import Node, log, open_append, parse_node, program_argv, write_json
+from gpuops.agent.processes import find_process
 from gpuops.agent.retain import end_once_stored
 from gpuops.agent.retain.await_download import HeldRuns
 from gpuops.agent.rpc.connect import ask
-from gpuops.agent.run_files import markers
+from gpuops.agent.run_files import run_markers
 
 LEASE_CHECK_INTERVAL_S = 2.0
 """Time between two looks at the lease: an end comes this much late at most."""
@@ -50,7 +50,7 @@ class Wake:
         signal.set_wakeup_fd(writer, warn_on_full_buffer=False)
         for sign in signals:
             # A handler, even one that does nothing: an ignored signal would stay ignored in our children.
-            signal.signal(sign, _nothing)
+            signal.signal(sign, _ignore_signal)
 
     def wait(self, limit_s: float) -> set[int]:
         """The signals received, as soon as there is one; none after `limit_s`."""
@@ -58,13 +58,13 @@ class Wake:
         return set(os.read(self._reader, 4096)) if ready else set()
 
 
-def _nothing(_sign: int, _frame: Any) -> None:
+def _ignore_signal(_sign: int, _frame: Any) -> None:
     pass
 
 
 def main(_mode: str, arguments: Sequence[str]) -> int:
     """`--node DIR`: watch until the node ends. Exits at once where another watchdog runs."""
-    node, _ = node_of(arguments)
+    node, _ = parse_node(arguments)
     os.chdir(node.dir)
     lock = os.open("watchdog.lock", os.O_WRONLY | os.O_CREAT, 0o600)
     try:
@@ -72,14 +72,14 @@ def main(_mode: str, arguments: Sequence[str]) -> int:
     except BlockingIOError:
         return 0  # another watchdog runs
     processes.become_subreaper()
-    note_self(node, "watchdog.json")
+    record_process(node, "watchdog.json")
     Watchdog(node).watch()
     return 0
 
 
-def note_self(node: Node, name: str) -> None:
+def record_process(node: Node, name: str) -> None:
     """Record this process, so that others can tell it from a later one with the same number."""
-    me = find(os.getpid())
+    me = find_process(os.getpid())
     write_json(node.path(name), {"pid": os.getpid(), "start": me.start if me else ""})
 
 
@@ -89,7 +89,7 @@ class Watchdog:
     def __init__(self, node: Node) -> None:
         self._node = node
         self._wake = Wake([signal.SIGCHLD, signal.SIGTERM, signal.SIGINT, signal.SIGHUP])
-        self._quiet = lease.Quiet()
+        self._quiet = lease.IdleTimer()
         self._held: dict[str, HeldRuns] = {}
         """By folder: for this node and for those that share its machine."""
         self._work_schedule = presence.WorkSchedule()
@@ -118,11 +118,20 @@ class Watchdog:
             wait_s = min(LEASE_CHECK_INTERVAL_S, end.left_s if end is not None else LEASE_CHECK_INTERVAL_S)
 
     def _next_end(self) -> lease.End | None:
-        now, current, live, hold_s = lease.read_clocks(), lease.read(self._node), lease.is_live(), self._hold_s()
-        limit_s = lease.unused_limit(current, live, hold_s)
-        if limit_s is not None and self._work_schedule.is_due(now.mono, limit_s) and presence.at_work(self._node):
+        now, current, live, hold_s = (
+            lease.read_clocks(),
+            lease.read_lease(self._node),
+            lease.is_run_live(),
+            self._hold_s(),
+        )
+        limit_s = lease.idle_limit_s(current, live, hold_s)
+        if (
+            limit_s is not None
+            and self._work_schedule.is_due(now.mono, limit_s)
+            and presence.is_person_at_work(self._node)
+        ):
             self._node.touch()
-        quiet_s = self._quiet.seconds(lease.touched(self._node), now)
+        quiet_s = self._quiet.seconds(lease.last_used_at(self._node), now)
         return lease.next_end(current, now, quiet_s, live, hold_s, end_once_stored.end_reason(self._node))
 
     def _hold_s(self) -> float | None:
@@ -144,7 +153,7 @@ class Watchdog:
         return os.path.exists(host.path("ended.json")) or not os.path.exists(host.path("node.json"))
 
     def _tend_agent(self) -> None:
-        processes.reap()
+        processes.reap_orphans()
         if self._agent is not None and self._agent.poll() is not None:
             log(f"the agent ended ({self._agent.returncode}); ending what it had started")
             self._agent = None
@@ -160,15 +169,15 @@ class Watchdog:
 
     def _clear(self, term_grace_s: float = processes.TERM_GRACE_S) -> int:
         """End every descendant, and every process with a marker of this node's runs. Returns how many are left."""
-        left = processes.end_all(lambda: processes.below(markers(self._node)), term_grace_s)
-        processes.reap()
+        left = processes.end_all(lambda: processes.descendant_processes(run_markers(self._node)), term_grace_s)
+        processes.reap_orphans()
         return left
 
     def _start_agent(self) -> None:
         self._agent_started = time.monotonic()
         with open_append(self._node.path("agent.log")) as errors:
-            self._agent = processes.start(
-                [*program(), "agent", "--node", self._node.dir, "--watchdog", str(os.getpid())],
+            self._agent = processes.start_child(
+                [*program_argv(), "agent", "--node", self._node.dir, "--watchdog", str(os.getpid())],
                 stdin=subprocess.DEVNULL,
                 stdout=errors,
                 stderr=errors,
@@ -212,7 +221,7 @@ class Watchdog:
 
     def _move_boot_end(self) -> None:
         """Let the watchdog that came with the machine end it, should we fail or its container restart."""
-        now, hard = time.time(), lease.read(self._node).get("hard_wall")
+        now, hard = time.time(), lease.read_lease(self._node).get("hard_wall")
         lease.move_boot_end(self._node.settings().get("boot_watch"), now if hard is None else min(now, hard))
 
     def _terminated_within(self, seconds: float) -> bool:

@@ -64,7 +64,7 @@ class Found(NamedTuple):
 NOTHING = Found(ABSENT)
 
 
-def ours(found: Found, *records: Written | None) -> Written | None:
+def matching_record(found: Found, *records: Written | None) -> Written | None:
     """The record that matches the file; None where none does: then the file is not ours."""
     if found.kind not in (FILE, LINK):
         return None
@@ -74,7 +74,7 @@ def ours(found: Found, *records: Written | None) -> Written | None:
     return None
 
 
-def decide(
+def decide_verdict(
     wanted: Entry,
     found: Found,
     last: Written | None,
@@ -89,7 +89,7 @@ def decide(
     """
     if found.kind == ABSENT:
         return WRITE
-    known = ours(found, last, pending)
+    known = matching_record(found, last, pending)
     if known:
         return _over_ours(wanted, found, known)
     if overwrite:

@@ -21,12 +21,12 @@ MOUNT_ESCAPE = re.compile(r"\\([0-7]{3})")
 HASH_BLOCK_BYTES = 1 << 20
 
 
-def raw(text: str) -> bytes:
+def path_bytes(text: str) -> bytes:
     """A path as bytes."""
     return text.encode("utf-8", "surrogateescape")
 
 
-def text(path: bytes) -> str:
+def path_text(path: bytes) -> str:
     """A path as text."""
     return path.decode("utf-8", "surrogateescape")
 
@@ -36,14 +36,14 @@ def is_inside(path: str) -> bool:
     return "\0" not in path and not {"", ".", ".."} & set(path.split("/"))
 
 
-def checked(path: object) -> str:
+def checked_path(path: object) -> str:
     """The path, if it stays inside its folder. Raises Refusal(`bad-path`)."""
     if not isinstance(path, str) or not is_inside(path):
         raise Refusal("bad-path", f"{path!r} is not a path inside the tree", "push files of the project only")
     return path
 
 
-def parents(path: str) -> Iterable[str]:
+def parent_paths(path: str) -> Iterable[str]:
     """`a/b/c` -> `a`, `a/b`."""
     end = path.find("/")
     while end >= 0:
@@ -62,7 +62,7 @@ def stat_entry(path: bytes) -> Found:
     if stat.S_ISREG(seen.st_mode):
         return Found(FILE, Entry(seen.st_size, seen.st_mtime_ns, stat.S_IMODE(seen.st_mode) & 0o777, None))
     if stat.S_ISLNK(seen.st_mode):
-        return Found(LINK, Entry(0, 0, 0, text(os.readlink(path))))
+        return Found(LINK, Entry(0, 0, 0, path_text(os.readlink(path))))
     return Found(FOLDER if stat.S_ISDIR(seen.st_mode) else OTHER)
 
 
@@ -100,12 +100,12 @@ class TreeFolder:
         self._folders: set[str] = set()
 
     def at(self, path: str) -> bytes:
-        return self.folder + b"/" + raw(path)
+        return self.folder + b"/" + path_bytes(path)
 
     def look(self, path: str) -> Found:
         """What is at `path`, without following links on the way."""
         known = path.rpartition("/")[0] in self._folders  # then the folders above it are known as well
-        for parent in () if known else parents(path):
+        for parent in () if known else parent_paths(path):
             if parent in self._folders:
                 continue
             kind = stat_entry(self.at(parent)).kind
@@ -121,7 +121,7 @@ class TreeFolder:
         for folder, names, files in os.walk(self.at(path)):
             links = [name for name in names if os.path.islink(os.path.join(folder, name))]
             for name in files + links:
-                yield text(os.path.relpath(os.path.join(folder, name), self.folder))
+                yield path_text(os.path.relpath(os.path.join(folder, name), self.folder))
 
     def place(self, path: str, staged: bytes) -> None:
         """Move a staged file or link to `path`, replacing a folder without files.
@@ -129,7 +129,7 @@ class TreeFolder:
         Raises Refusal(`outside`, `in-the-way`).
         """
         os.makedirs(self.folder, exist_ok=True)
-        for parent in parents(path):
+        for parent in parent_paths(path):
             if self.look(parent).kind == ABSENT:
                 os.mkdir(self.at(parent))
         found = self.look(path)
@@ -153,7 +153,7 @@ class TreeFolder:
 
     def prune(self, path: str) -> None:
         """Remove empty folders above `path`."""
-        for parent in reversed(list(parents(path))):
+        for parent in reversed(list(parent_paths(path))):
             if self.look(parent).kind != FOLDER:
                 continue
             try:
@@ -181,7 +181,7 @@ def in_the_way(path: str) -> Refusal:
     )
 
 
-def set_stat(path: bytes, wanted: Entry) -> Entry:
+def apply_stat(path: bytes, wanted: Entry) -> Entry:
     """Give a file the client's mode and time. Returns its stat afterwards."""
     os.chmod(path, wanted.mode)
     os.utime(path, ns=(wanted.mtime_ns, wanted.mtime_ns))

@@ -15,8 +15,16 @@ import time
 from typing import Any, BinaryIO, Callable, Iterator, Sequence
 
 from gpuops.agent import run_files
-from gpuops.agent.files.file_state import ours
-from gpuops.agent.files.folder import TreeFolder, checked, is_inside, mounts_below, raw, stat_entry, text
+from gpuops.agent.files.file_state import matching_record
+from gpuops.agent.files.folder import (
+    TreeFolder,
+    checked_path,
+    is_inside,
+    mounts_below,
+    path_bytes,
+    path_text,
+    stat_entry,
+)
 from gpuops.agent.files.survey import load_record
 from gpuops.agent.node import Emit, Node, Refusal, read_json
 
@@ -33,9 +41,9 @@ BEAT_INTERVAL_S = 5.0
 
 def outs(node: Node, args: dict[str, Any], emit: Emit) -> dict[str, Any]:  # noqa: ARG001 (a verb's signature)
     """Verb: `{files: [[path, size, mtime_ns]]}`, matching files that are new or changed since the run started."""
-    spec = run_files.spec(node, args["run"])
+    spec = run_files.read_spec(node, args["run"])
     if not spec:
-        raise run_files.no_run(args["run"])
+        raise run_files.unknown_run(args["run"])
     before = read_json(os.path.join(node.run(args["run"]), "inventory.json")) or {}
     now = list_outputs(node, spec["tree"], args["patterns"])
     return {"files": [[path, *stamp] for path, stamp in sorted(now.items()) if before.get(path) != stamp]}
@@ -45,7 +53,7 @@ def sums(node: Node, args: dict[str, Any], emit: Emit) -> dict[str, Any]:
     """Verb: an item `{path, sha256, size}` for each file; a file that was removed is left out."""
     tree = os.fsencode(node.tree(args["tree"]))
     for path in args["paths"]:
-        hashed = _hash_file(os.path.join(tree, raw(checked(path))), emit)
+        hashed = _hash_file(os.path.join(tree, path_bytes(checked_path(path))), emit)
         if hashed is not None:
             emit({"path": path, "sha256": hashed[0], "size": hashed[1]})
     return {}
@@ -134,10 +142,10 @@ def walk_matching(root: bytes, matches: Callable[[str], bool]) -> Iterator[tuple
             if _is_folder(entry):
                 if not entry.is_symlink() or _should_follow_link(root, path, matches, entered):
                     folders.append(path + b"/")
-            elif matches(text(path)):
+            elif matches(path_text(path)):
                 stamp = _stamp(entry)
                 if stamp is not None:
-                    yield text(path), stamp
+                    yield path_text(path), stamp
 
 
 def _entries(folder: bytes) -> list[os.DirEntry[bytes]]:
@@ -162,8 +170,8 @@ def _should_follow_link(root: bytes, path: bytes, matches: Callable[[str], bool]
     their real name as well, and once.
     """
     real = os.path.realpath(os.path.join(root, path))
-    own_name = text(os.path.relpath(real, os.path.realpath(root)))
-    if not matches(text(path)) or real in entered or (is_inside(own_name) and matches(own_name)):
+    own_name = path_text(os.path.relpath(real, os.path.realpath(root)))
+    if not matches(path_text(path)) or real in entered or (is_inside(own_name) and matches(own_name)):
         return False
     entered.add(real)
     return True
@@ -217,7 +225,7 @@ def list_unnamed(node: Node, args: dict[str, Any]) -> dict[str, Any]:
     record, named = load_record(node, str(tree)), compile_mentions(args["patterns"])
     root = os.fsencode(folder.folder)
 
-    mounted = [text(os.fsencode(point))[len(os.path.realpath(folder.folder)) + 1 :] + "/"
+    mounted = [path_text(os.fsencode(point))[len(os.path.realpath(folder.folder)) + 1 :] + "/"
                for point in mounts_below(os.fsdecode(folder.folder))]  # fmt: skip
 
     def candidate(path: str) -> bool:
@@ -228,6 +236,6 @@ def list_unnamed(node: Node, args: dict[str, Any]) -> dict[str, Any]:
     files = []
     for path, (size, mtime_ns) in walk_matching(root, candidate):
         pushed, pending = record.files.get(path), record.pending.get(path)
-        if mtime_ns >= since and not ours(stat_entry(os.path.join(root, raw(path))), pushed, pending):
+        if mtime_ns >= since and not matching_record(stat_entry(os.path.join(root, path_bytes(path))), pushed, pending):
             files.append([path, size, mtime_ns, pushed is not None])
     return {"files": sorted(files)}

@@ -12,15 +12,15 @@ from typing import BinaryIO, cast
 
 from gpuops.agent import wire
 from gpuops.agent.files.file_state import LINK
-from gpuops.agent.files.folder import TreeFolder, checked, stat_entry
-from gpuops.agent.node import Node, options
+from gpuops.agent.files.folder import TreeFolder, checked_path, stat_entry
+from gpuops.agent.node import Node, parse_options
 from gpuops.agent.wire import BLOCK_BYTES, Whole
 
 
 def send_files(folder: TreeFolder, paths: list[str], stdout: BinaryIO, follow: bool) -> None:
     """Write the files as a tar stream. Raises Refusal(`bad-path`) before the first byte."""
     for path in paths:
-        checked(path)
+        checked_path(path)
     with tarfile.open(
         mode="w|",
         fileobj=cast(BinaryIO, Whole(stdout)),
@@ -81,13 +81,13 @@ def restore(node: Node, arguments: list[str], stdin: BinaryIO, stdout: BinaryIO)
 
     Raises Refusal(`bad-path`, `torn`, `outside`, `in-the-way`).
     """
-    tree = options(arguments)["tree"]
+    tree = parse_options(arguments)["tree"]
     folder = TreeFolder(node.tree(tree))
     incoming = node.path("incoming")
     os.makedirs(incoming, exist_ok=True)
     staged = os.path.join(incoming, f"restore.{os.getpid()}").encode()
     for name, _size, blocks in wire.members(stdin):
-        path = checked(name)
+        path = checked_path(name)
         with open(staged, "wb") as file:
             for block in blocks:
                 file.write(block)

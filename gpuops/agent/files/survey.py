@@ -17,10 +17,10 @@ from gpuops.agent.files.file_state import (
     Entry,
     Found,
     Written,
-    decide,
-    ours,
+    decide_verdict,
+    matching_record,
 )
-from gpuops.agent.files.folder import TreeFolder, blocked, checked, in_the_way, parents, sha256
+from gpuops.agent.files.folder import TreeFolder, blocked, checked_path, in_the_way, parent_paths, sha256
 from gpuops.agent.node import Node, Refusal, read_json, write_json
 
 
@@ -59,11 +59,11 @@ def _written(document: Mapping[str, Any] | None) -> dict[str, Written]:
 
 def parse_files(files: list[list[Any]]) -> dict[str, Entry]:
     """The client's list, by path. Raises Refusal(`bad-path`) for a list that no folder can hold."""
-    wanted = {checked(path): Entry.parse(fields) for path, *fields in files}
+    wanted = {checked_path(path): Entry.parse(fields) for path, *fields in files}
     if len(wanted) != len(files):
         raise Refusal("bad-path", "a path is listed twice", "push again")
     for path in wanted:
-        above = next((parent for parent in parents(path) if parent in wanted), None)
+        above = next((parent for parent in parent_paths(path) if parent in wanted), None)
         if above is not None:
             raise Refusal("bad-path", f"'{above}' is listed as a file and as a folder", "push again")
     return wanted
@@ -99,7 +99,7 @@ def survey(
     looked: dict[str, Found] = {}
     for path in record.paths():
         found = looked[path] = folder.look(path)
-        known = ours(found, record.pending.get(path), record.files.get(path))
+        known = matching_record(found, record.pending.get(path), record.files.get(path))
         if known:
             result.settled[path] = known
         if path not in wanted:
@@ -114,7 +114,7 @@ def survey(
         found = _after_leaving(folder, path, looked[path] if path in looked else folder.look(path), leaving)
         same = functools.partial(_same_bytes, folder, path, sums.get(path))
         last, pending = record.files.get(path), record.pending.get(path)
-        result.verdicts[path] = decide(entry, found, last, pending, overwrite, same)
+        result.verdicts[path] = decide_verdict(entry, found, last, pending, overwrite, same)
     return result
 
 

@@ -11,7 +11,7 @@ from typing import Sequence
 from gpuops.agent.files.outputs import left
 from gpuops.agent.files.streams import restore
 from gpuops.agent.files.tree import receive, send
-from gpuops.agent.node import Node, Refusal, node_of
+from gpuops.agent.node import Node, Refusal, parse_node
 
 TOUCH_INTERVAL_S = 15.0
 """Time between two signs of use of a transfer."""
@@ -19,7 +19,7 @@ TOUCH_INTERVAL_S = 15.0
 
 def main(mode: str, arguments: Sequence[str]) -> int:
     """Run the mode's function. A transfer is a sign of use while it lasts."""
-    node, rest = node_of(arguments)
+    node, rest = parse_node(arguments)
     if not os.path.isdir(node.dir):
         raise Refusal("no-node", f"there is no node in {node.dir}", "it was removed, or never started")
     threading.Thread(target=_touch, args=(node,), daemon=True).start()

@@ -23,8 +23,8 @@ from typing import Any, BinaryIO, Iterator, Mapping, NamedTuple
 
 from gpuops.agent import run_files, wire
 from gpuops.agent.files import streams
-from gpuops.agent.files.file_state import ASK, CONFLICT, FILE, KEPT, LINK, SAME, TOUCH, Entry, Written, ours
-from gpuops.agent.files.folder import TreeFolder, free_bytes, raw, set_stat, stat_entry
+from gpuops.agent.files.file_state import ASK, CONFLICT, FILE, KEPT, LINK, SAME, TOUCH, Entry, Written, matching_record
+from gpuops.agent.files.folder import TreeFolder, apply_stat, free_bytes, path_bytes, stat_entry
 from gpuops.agent.files.survey import (
     Record,
     Survey,
@@ -35,7 +35,7 @@ from gpuops.agent.files.survey import (
     survey,
     to_write,
 )
-from gpuops.agent.node import Emit, Node, Refusal, options, read_json, write_json
+from gpuops.agent.node import Emit, Node, Refusal, parse_options, read_json, write_json
 
 
 class Incoming:
@@ -50,7 +50,7 @@ class Incoming:
 
     def at(self, path: str, entry: Entry) -> bytes:
         """Where a content is staged: the same path, size and time mean the same content."""
-        key = raw(f"{entry.size} {entry.mtime_ns} {entry.link!r} {path}")
+        key = path_bytes(f"{entry.size} {entry.mtime_ns} {entry.link!r} {path}")
         return os.fsencode(f"{self.folder}/{hashlib.sha256(key).hexdigest()[:32]}")
 
     def has(self, path: str, entry: Entry) -> bool:
@@ -99,7 +99,7 @@ def superseded() -> Refusal:
 
 
 @contextlib.contextmanager
-def locked(node: Node, tree: str) -> Iterator[None]:
+def tree_lock(node: Node, tree: str) -> Iterator[None]:
     """One plan or commit of a tree at a time, of all clients."""
     os.makedirs(node.path("trees"), exist_ok=True)
     with open(node.path("trees", tree + ".lock"), "w") as lock:
@@ -118,7 +118,7 @@ def plan(node: Node, args: dict[str, Any], emit: Emit) -> dict[str, Any]:  # noq
     paths = list(wanted)
     sums = {paths[int(index)]: value for index, value in (args.get("sums") or {}).items()}
     made = Plan(secrets.token_hex(8), wanted, bool(args.get("overwrite")), sums)
-    with locked(node, name):
+    with tree_lock(node, name):
         record = load_record(node, name)
         seen = survey(folder, record, wanted, made.overwrite, sums)
         if is_settled(record, seen) and os.path.isdir(folder.folder):
@@ -158,7 +158,7 @@ def commit(node: Node, args: dict[str, Any], emit: Emit) -> dict[str, Any]:  # n
     """Verb: move a received push into the tree. Raises Refusal(`superseded`, `incomplete`, `edited`), and as `plan`."""
     name = args["tree"]
     folder = TreeFolder(node.tree(name))
-    with locked(node, name):
+    with tree_lock(node, name):
         incoming = Incoming(node, name)
         made = incoming.load(args["push"])
         record = load_record(node, name)
@@ -194,10 +194,10 @@ def _stage(incoming: Incoming, path: str, entry: Entry) -> Written:
     """Give a staged content its mode and time, or make its link: the rename changes neither."""
     staged = incoming.at(path, entry)
     if entry.link is None:
-        return Written(entry, set_stat(staged, entry))
+        return Written(entry, apply_stat(staged, entry))
     with contextlib.suppress(FileNotFoundError):
         os.unlink(staged)
-    os.symlink(raw(entry.link), staged)
+    os.symlink(path_bytes(entry.link), staged)
     return Written(entry, entry)
 
 
@@ -208,7 +208,7 @@ def _new_record(folder: TreeFolder, made: Plan, seen: Survey, pending: dict[str,
         files[path] = Written(made.files[path], seen.settled[path].here)
     for path in seen.having(TOUCH):
         wanted = made.files[path]
-        files[path] = Written(wanted, wanted if wanted.link is not None else set_stat(folder.at(path), wanted))
+        files[path] = Written(wanted, wanted if wanted.link is not None else apply_stat(folder.at(path), wanted))
     return {**files, **pending}
 
 
@@ -224,7 +224,7 @@ def edits(node: Node, args: dict[str, Any], emit: Emit) -> dict[str, Any]:  # no
     for path in record.paths():
         last = record.files.get(path)
         found = folder.look(path)
-        if ours(found, last, record.pending.get(path)):
+        if matching_record(found, last, record.pending.get(path)):
             continue
         if found.kind in (FILE, LINK):
             pushed = list(last.sent) if last else None
@@ -239,7 +239,7 @@ def receive(node: Node, arguments: list[str], stdin: BinaryIO, stdout: BinaryIO)
 
     Raises Refusal(`superseded`, `torn`, `disk`); `torn`: the stream ended early or does not fit the plan.
     """
-    given = options(arguments)
+    given = parse_options(arguments)
     incoming = Incoming(node, given["tree"])
     files = list(incoming.load(given["push"]).files.items())
     try:
@@ -272,7 +272,7 @@ def send(node: Node, arguments: list[str], stdin: BinaryIO, stdout: BinaryIO) ->
 
     Absent files are left out. Links of a tree are sent as links, those of a run as the files they lead to.
     """
-    given = options(arguments)
+    given = parse_options(arguments)
     name = given.get("tree") or _tree_of_run(node, given["run"])
     folder = TreeFolder(node.tree(name))
     paths = json.loads(stdin.read().decode("utf-8"))
@@ -281,7 +281,7 @@ def send(node: Node, arguments: list[str], stdin: BinaryIO, stdout: BinaryIO) ->
 
 
 def _tree_of_run(node: Node, run: str) -> str:
-    spec = run_files.spec(node, run)
+    spec = run_files.read_spec(node, run)
     if not spec:
-        raise run_files.no_run(run)
+        raise run_files.unknown_run(run)
     return str(spec["tree"])

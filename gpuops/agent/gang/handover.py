@@ -21,7 +21,7 @@ from typing import Any, BinaryIO, Callable, Iterator, Mapping
 from gpuops.agent import presence
 from gpuops.agent.files import outputs
 from gpuops.agent.files.file_state import ABSENT, FILE
-from gpuops.agent.files.folder import TreeFolder, checked, free_bytes, raw
+from gpuops.agent.files.folder import TreeFolder, checked_path, free_bytes, path_bytes
 from gpuops.agent.gang.channel import FRAME_LIMIT, Channel
 from gpuops.agent.gang.link import Link
 from gpuops.agent.node import Node, Refusal, log, read_json, remove_file, write_json
@@ -124,7 +124,9 @@ class Handover:
         """Whether the results exist only here. A connected client gets the time to download them first."""
         while not self._is_safe():
             left_s = self._preempted[self._me] - time.monotonic()
-            if left_s < LATEST_START_S or not end_once_stored.is_attended(presence.count(), presence.silent_s()):
+            if left_s < LATEST_START_S or not end_once_stored.is_attended(
+                presence.count_clients(), presence.silent_for_s()
+            ):
                 return True
             time.sleep(SAFETY_CHECK_INTERVAL_S)
         return False
@@ -132,7 +134,7 @@ class Handover:
     def _is_safe(self) -> bool:
         """Whether the results were downloaded, or are in their sink."""
         home = os.path.join(self._node.run(self._spec["run"]), await_download.HOME)
-        return os.path.exists(home) or (sink.sink_state(self._node, self._spec["run"]) or {}).get("state") == "safe"
+        return os.path.exists(home) or (sink.read_state(self._node, self._spec["run"]) or {}).get("state") == "safe"
 
     # Giving.
 
@@ -143,7 +145,7 @@ class Handover:
         try:
             for path, mtime_ns in self._newest():
                 try:
-                    fd = os.open(os.path.join(os.fsencode(self._tree()), raw(path)), os.O_RDONLY)
+                    fd = os.open(os.path.join(os.fsencode(self._tree()), path_bytes(path)), os.O_RDONLY)
                 except OSError:
                     continue  # removed meanwhile, or not readable: the other files go on
                 with open(fd, "rb") as file:
@@ -166,7 +168,7 @@ class Handover:
         question = {"run": self._spec["run"], "patterns": self._spec.get("outs") or []}
         rows = outputs.outs(self._node, question, lambda _item: None)["files"]
         for path, _size, mtime_ns in sorted(rows, key=lambda row: row[2], reverse=True):
-            if os.path.isfile(os.path.join(os.fsencode(self._tree()), raw(path))):
+            if os.path.isfile(os.path.join(os.fsencode(self._tree()), path_bytes(path))):
                 yield path, mtime_ns
 
     def _stream(self, channel: Channel, file: BinaryIO, length: int) -> None:
@@ -191,7 +193,7 @@ class Handover:
         try:
             offer = _receive(channel)
             while not offer.get("end"):
-                path, length, mtime_ns = checked(offer["path"]), int(offer["size"]), int(offer["mtime_ns"])
+                path, length, mtime_ns = checked_path(offer["path"]), int(offer["size"]), int(offer["mtime_ns"])
                 channel.limit_silence(SILENCE_LIMIT_S)
                 wants = matches(path) and self._is_wanted(path, length, mtime_ns)
                 _send(channel, {"want": wants})
@@ -240,7 +242,7 @@ class Handover:
         """Results on this node are no longer complete at the user's: hold them again."""
         folder = self._node.run(self._spec["run"])
         with self._lock:
-            write_json(os.path.join(folder, STATE), {**handed(folder), path: of})
+            write_json(os.path.join(folder, STATE), {**handed_files(folder), path: of})
             remove_file(os.path.join(folder, await_download.HOME))
         self._node.touch()
 
@@ -248,7 +250,7 @@ class Handover:
         return self._node.tree(self._spec["tree"])
 
 
-def handed(folder: str) -> dict[str, int]:
+def handed_files(folder: str) -> dict[str, int]:
     """Files of a run that other nodes have handed to this one: path -> node."""
     return dict(read_json(os.path.join(folder, STATE)) or {})
 

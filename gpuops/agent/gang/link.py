@@ -188,10 +188,10 @@ class Head(Link):
         deadline, nonce = time.monotonic() + self._times.proof, os.urandom(32).hex()
         _send_line(connection, {"nonce": nonce}, deadline)
         answer = _receive_line(connection, deadline)
-        member, role, theirs = answer["node"], answer["role"], _nonce(answer)
+        member, role, theirs = answer["node"], answer["role"], _parse_nonce(answer)
         if type(member) is not int or member not in self._heard or role not in ("member", GIVE, TAKE):
             raise ValueError("no node of this run")
-        _check(answer, proof(self._secret, role, member, nonce))
+        _check_proof(answer, proof(self._secret, role, member, nonce))
         keys = session_keys(self._secret, role, member, nonce, theirs)
         _send_line(connection, {"proof": proof(self._secret, "head", member, theirs)}, deadline)
         return member, role, Channel(connection, keys.head, keys.member, self._times.proof)
@@ -298,10 +298,10 @@ class Member(Link):
 
     def _prove(self, connection: socket.socket, role: str, deadline: float) -> Channel:
         """The channel to node 0. Raises any Exception where another program answers."""
-        challenge, nonce = _nonce(_receive_line(connection, deadline)), os.urandom(32).hex()
+        challenge, nonce = _parse_nonce(_receive_line(connection, deadline)), os.urandom(32).hex()
         mine = proof(self._secret, role, self._node, challenge)
         _send_line(connection, {"node": self._node, "role": role, "nonce": nonce, "proof": mine}, deadline)
-        _check(_receive_line(connection, deadline), proof(self._secret, "head", self._node, nonce))
+        _check_proof(_receive_line(connection, deadline), proof(self._secret, "head", self._node, nonce))
         keys = session_keys(self._secret, role, self._node, challenge, nonce)
         return Channel(connection, keys.member, keys.head, self._times.proof)
 
@@ -348,14 +348,14 @@ def _receive_line(connection: socket.socket, deadline: float) -> dict[str, Any]:
     return message
 
 
-def _nonce(message: Mapping[str, Any]) -> str:
+def _parse_nonce(message: Mapping[str, Any]) -> str:
     """Raises ValueError, KeyError, TypeError for a message without a nonce."""
     if not NONCE.fullmatch(message["nonce"]):
         raise ValueError("no nonce")
     return str(message["nonce"])
 
 
-def _check(answer: Mapping[str, Any], expected: str) -> None:
+def _check_proof(answer: Mapping[str, Any], expected: str) -> None:
     """Raises ValueError, KeyError, TypeError for a wrong proof."""
     if not hmac.compare_digest(answer["proof"], expected):
         raise ValueError("wrong proof")

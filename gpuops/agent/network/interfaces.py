@@ -40,7 +40,7 @@ def route(_node: Node, args: dict[str, Any], _emit: Emit) -> dict[str, Any]:
     try:
         family, _, _, _, target = socket.getaddrinfo(to, DISCARD_PORT, type=socket.SOCK_DGRAM)[0]
         own = source_address(family, target)
-        return {"interface": interface(family, str(target[0])), "address": own}
+        return {"interface": find_interface(family, str(target[0])), "address": own}
     except OSError as error:
         raise Refusal("no-route", f"this node has no way to {to}: {error}", "check its network") from error
 
@@ -52,7 +52,7 @@ def source_address(family: int, target: Any) -> str:
         return str(probe.getsockname()[0])
 
 
-def interface(family: int, address: str) -> str:
+def find_interface(family: int, address: str) -> str:
     """The interface towards an address. Raises OSError."""
     return _ask_kernel(family, address) if sys.platform.startswith("linux") else _ask_route(address)
 
@@ -68,14 +68,14 @@ def _ask_kernel(family: int, address: str) -> str:
         answer = kernel.recv(65536)
     length, kind = struct.unpack_from("=IH", answer)
     if kind == RTM_GETROUTE - 2:
-        for name, value in attributes(answer[16 + 12 : length]):
+        for name, value in parse_attributes(answer[16 + 12 : length]):
             if name == RTA_OIF:
                 return socket.if_indextoname(struct.unpack("=I", value)[0])
     number = -struct.unpack_from("=i", answer, 16)[0]
     raise OSError(number, os.strerror(number))
 
 
-def attributes(data: bytes) -> Iterator[tuple[int, bytes]]:
+def parse_attributes(data: bytes) -> Iterator[tuple[int, bytes]]:
     """The attributes of a netlink message: number and value."""
     while len(data) >= 4:
         length, name = struct.unpack_from("=HH", data)
@@ -85,8 +85,8 @@ def attributes(data: bytes) -> Iterator[tuple[int, bytes]]:
 
 def _ask_route(address: str) -> str:
     """From macOS's `route`."""
-    process = processes.helper(["route", "-n", "get", address], stdout=subprocess.PIPE, stderr=subprocess.DEVNULL)
-    output = processes.output_of(process, ROUTE_LIMIT_S) or (b"", b"")
+    process = processes.start_helper(["route", "-n", "get", address], stdout=subprocess.PIPE, stderr=subprocess.DEVNULL)
+    output = processes.read_output(process, ROUTE_LIMIT_S) or (b"", b"")
     for line in output[0].decode(errors="replace").splitlines():
         name, _, value = line.partition(":")
         if name.strip() == "interface":
@@ -156,7 +156,7 @@ def addresses(_node: Node, _args: dict[str, Any], _emit: Emit) -> dict[str, Any]
         known = list(_from_kernel())
     except (OSError, AttributeError, struct.error):
         known = []  # not Linux, or netlink is not permitted
-    entries = [entry for address in known for entry in _entry(address)]
+    entries = [entry for address in known for entry in _describe_usable(address)]
     return {"machine": machine_id(), "addresses": entries or list(_default_routes())}
 
 
@@ -180,14 +180,14 @@ def _from_kernel() -> Iterator[Address]:
                 length, kind = struct.unpack_from("=IH", data)
                 if kind != RTM_NEWADDR:
                     return  # the end, or an error
-                yield from parse(data[16:length])
+                yield from parse_address(data[16:length])
                 data = data[(length + 3) & ~3 :]
 
 
-def parse(message: bytes) -> list[Address]:
+def parse_address(message: bytes) -> list[Address]:
     """The address in the body of one RTM_NEWADDR; none where other machines cannot use it."""
     family, prefix_len, flags, scope, index = struct.unpack_from("=BBBBI", message)
-    values = dict(attributes(message[8:]))
+    values = dict(parse_attributes(message[8:]))
     if IFA_FLAGS in values:
         (flags,) = struct.unpack("=I", values[IFA_FLAGS])
     # On a point-to-point link IFA_ADDRESS is the peer's.
@@ -198,12 +198,12 @@ def parse(message: bytes) -> list[Address]:
     return [Address(family, socket.inet_ntop(family, packed), prefix_len, index, label)]
 
 
-def _entry(address: Address) -> list[dict[str, Any]]:
+def _describe_usable(address: Address) -> list[dict[str, Any]]:
     try:
         name = socket.if_indextoname(address.device)
     except OSError:
         return []  # removed meanwhile
-    if not is_reachable(address.text) or _attribute(name, "operstate") == "down":
+    if not is_reachable(address.text) or _read_attribute(name, "operstate") == "down":
         return []
     described = _describe(name, address.text, address.prefix_len, address.family)
     return [{**described, "interface": address.label or name}]
@@ -216,8 +216,8 @@ def is_reachable(text: str) -> bool:
 
 
 def _describe(name: str, text: str, prefix_len: int, family: int) -> dict[str, Any]:
-    speed = _attribute(name, "speed")
-    kind = "tunnel" if _attribute(name, "type") in TUNNEL_TYPES else "direct"
+    speed = _read_attribute(name, "speed")
+    kind = "tunnel" if _read_attribute(name, "type") in TUNNEL_TYPES else "direct"
     if os.path.isdir(f"/sys/class/net/{name}/bridge"):
         kind = "bridge"
     return {
@@ -230,7 +230,7 @@ def _describe(name: str, text: str, prefix_len: int, family: int) -> dict[str, A
     }
 
 
-def _attribute(name: str, attribute: str) -> str:
+def _read_attribute(name: str, attribute: str) -> str:
     """An interface's attribute in sysfs; empty where it has none."""
     return read_text(f"/sys/class/net/{name}/{attribute}")
 
@@ -239,7 +239,7 @@ def _default_routes() -> Iterator[dict[str, Any]]:
     """The addresses that the kernel uses towards the internet, for systems that do not list all addresses."""
     for family, target in UNASSIGNED:
         try:
-            own, name = source_address(family, (target, DISCARD_PORT)), interface(family, target)
+            own, name = source_address(family, (target, DISCARD_PORT)), find_interface(family, target)
         except OSError:
             continue
         if is_reachable(own):

@@ -54,7 +54,7 @@ class Candidate(NamedTuple):
     """Part of a sentence: `the active environment`."""
 
 
-def probe_interpreter(path: str, spawn: Spawn = processes.helper) -> Interpreter | None:
+def probe_interpreter(path: str, spawn: Spawn = processes.start_helper) -> Interpreter | None:
     """Describe the Python at `path`; None where there is none that answers within INTERPRETER_LIMIT_S."""
     if not os.access(path, os.X_OK) or os.path.isdir(path):
         return None
@@ -83,7 +83,7 @@ def _read_output(argv: Sequence[str], spawn: Spawn) -> str:
         )
     except OSError:
         return ""  # not a program for this machine
-    output = processes.output_of(process, PROBE_TIMEOUT_S)
+    output = processes.read_output(process, PROBE_TIMEOUT_S)
     return output[0].decode("utf-8", "replace") if output and process.returncode == 0 else ""
 
 

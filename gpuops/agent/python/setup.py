@@ -10,7 +10,7 @@ import time
 from typing import Any, Callable, Mapping, Sequence
 
 from gpuops.agent.node import Emit, Node, Refusal, read_json, write_json
-from gpuops.agent.processes import helper
+from gpuops.agent.processes import start_helper
 from gpuops.agent.python import environments
 from gpuops.agent.python.interpreters import (
     MIN_PYTHON,
@@ -26,7 +26,11 @@ CandidateLister = Callable[[Mapping[str, str]], Sequence[Candidate]]
 
 
 def python(
-    node: Node, args: dict[str, Any], emit: Emit, spawn: Spawn = helper, list_usual: CandidateLister = usual_candidates
+    node: Node,
+    args: dict[str, Any],
+    emit: Emit,
+    spawn: Spawn = start_helper,
+    list_usual: CandidateLister = usual_candidates,
 ) -> dict[str, Any]:
     """Verb: the Python for a run: an explicit one, the first suitable one, or one made here.
 
@@ -87,7 +91,7 @@ def _explicit_interpreter(requested: str, needs_torch: bool, spawn: Spawn) -> In
     return interpreter
 
 
-def setup(node: Node, args: dict[str, Any], emit: Emit, spawn: Spawn = helper) -> dict[str, Any]:
+def setup(node: Node, args: dict[str, Any], emit: Emit, spawn: Spawn = start_helper) -> dict[str, Any]:
     """Verb: run a shell command in a tree, for one Python; skipped where the same `key` has succeeded for both.
 
     Raises Refusal: `no-tree`, `no-python`, `bad-request`.

@@ -38,7 +38,7 @@ class HeldRuns:
         if os.path.exists(os.path.join(folder, HOME)):
             self._durations.pop(name, None)  # for now: files that another node hands over are held again
         elif name not in self._durations and (result := read_json(os.path.join(folder, "result.json"))):
-            span = hold_duration_s(run_files.spec(self._node, name), result)
+            span = hold_duration_s(run_files.read_spec(self._node, name), result)
             if span is None:
                 self._never_held.add(name)
             else:
@@ -57,12 +57,12 @@ def home(node: Node, args: dict[str, Any], _emit: Emit) -> dict[str, Any]:
     """Verb: a client has downloaded everything that the run left here; the node holds it no longer."""
     folder = node.run(args["run"])
     if not os.path.isdir(folder):
-        raise run_files.no_run(args["run"])
-    release(folder)
+        raise run_files.unknown_run(args["run"])
+    record_download(folder)
     bucket_sink.remove_urls(folder)
     return {}
 
 
-def release(folder: str) -> None:
+def record_download(folder: str) -> None:
     """Record that a run's results are safe elsewhere. Raises OSError."""
     write_json(os.path.join(folder, HOME), {"at": time.time()})

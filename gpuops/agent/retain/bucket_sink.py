@@ -40,7 +40,7 @@ def uses_bucket(spec: Mapping[str, Any]) -> bool:
     return bool((spec.get("sink") or {}).get("bucket"))
 
 
-def claim_place(node: Node, spec: Mapping[str, Any], urls: Mapping[str, Any]) -> str:
+def claim_bucket(node: Node, spec: Mapping[str, Any], urls: Mapping[str, Any]) -> str:
     """Before a run starts: check that this node can write to its place. Returns the place. Raises Refusal(`sink`)."""
     folder, place = node.run(spec["run"]), str(spec["sink"]["bucket"])
     write_json(os.path.join(folder, URLS), urls)

@@ -14,7 +14,7 @@ from gpuops.agent import lease, presence, run_files
 from gpuops.agent.node import Node, log, modified_at, read_json, write_json
 from gpuops.agent.retain import bucket_sink, sink
 
-FILE = "over.json"
+END_FILE = "over.json"
 POLL_INTERVAL_S = 1.0
 PRESENT_TIMEOUT_S = 120.0
 """A connected client that was silent for longer does not count as present: its laptop fell asleep."""
@@ -32,23 +32,25 @@ def may_end(is_present: bool, all_safe: bool, waited_s: float) -> bool:
 
 def start_watch(node: Node, name: str) -> None:
     """End this node once it may, from a thread, if its run asked for that and its results are safe."""
-    spec, state = run_files.spec(node, name), sink.sink_state(node, name) or {}
+    spec, state = run_files.read_spec(node, name), sink.read_state(node, name) or {}
     if (spec.get("sink") or {}).get("end") and state.get("state") == "safe":
-        threading.Thread(target=_watch, args=(node, spec, state["folder"]), name="over " + name, daemon=True).start()
+        threading.Thread(
+            target=_end_when_stored, args=(node, spec, state["folder"]), name="over " + name, daemon=True
+        ).start()
 
 
-def _watch(node: Node, spec: Mapping[str, Any], folder: str) -> None:
-    activity = LastActivity(lease.touched(node))
+def _end_when_stored(node: Node, spec: Mapping[str, Any], folder: str) -> None:
+    activity = LastActivity(lease.last_used_at(node))
     stall, nodes = StallTimer(), _StoredNodes(node, spec, folder)
     while True:
-        if lease.is_live():
+        if lease.is_run_live():
             return  # another run is on: this node serves more than one
         waited_s = stall.seconds(nodes.alive(), time.monotonic())
-        if may_end(_is_present(node, activity), nodes.all_safe(), waited_s) and not presence.at_work(node):
+        if may_end(_is_present(node, activity), nodes.all_safe(), waited_s) and not presence.is_person_at_work(node):
             break
         time.sleep(POLL_INTERVAL_S)
     try:
-        write_json(node.path(FILE), {"why": f"its results are safe in {folder}"})
+        write_json(node.path(END_FILE), {"why": f"its results are safe in {folder}"})
     except OSError as error:
         log(f"this node stays until its lease ends: {error}")
 
@@ -65,14 +67,14 @@ class _StoredNodes:
         return self._bucket.all_safe(self._nodes) if self._bucket else all_safe(self._folder, self._nodes)
 
     def alive(self) -> Sequence[Any]:
-        return self._bucket.alive() if self._bucket else alive(self._folder, self._nodes)
+        return self._bucket.alive() if self._bucket else last_progress_times(self._folder, self._nodes)
 
 
 def all_safe(folder: str, nodes: int) -> bool:
     return all(os.path.exists(os.path.join(folder, f"node{index}", sink.SAFE)) for index in range(nodes))
 
 
-def alive(folder: str, nodes: int) -> list[float]:
+def last_progress_times(folder: str, nodes: int) -> list[float]:
     """When each node last showed progress, by the file system's clock."""
     return [modified_at(os.path.join(folder, f"node{index}", sink.ALIVE)) for index in range(nodes)]
 
@@ -106,8 +108,8 @@ class LastActivity:
 
 
 def _is_present(node: Node, activity: LastActivity) -> bool:
-    is_connected = is_attended(presence.count(), presence.silent_s())
-    return is_connected or activity.within(lease.touched(node), time.monotonic(), PRESENT_TIMEOUT_S)
+    is_connected = is_attended(presence.count_clients(), presence.silent_for_s())
+    return is_connected or activity.within(lease.last_used_at(node), time.monotonic(), PRESENT_TIMEOUT_S)
 
 
 def is_attended(connected: int, silent_s: float) -> bool:
@@ -117,4 +119,4 @@ def is_attended(connected: int, silent_s: float) -> bool:
 
 def end_reason(node: Node) -> str:
     """Why this node may end; empty where it may not."""
-    return str((read_json(node.path(FILE)) or {}).get("why") or "")
+    return str((read_json(node.path(END_FILE)) or {}).get("why") or "")

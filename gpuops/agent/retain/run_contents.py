@@ -7,7 +7,7 @@ from typing import Any, Iterator, Mapping, Sequence
 
 from gpuops.agent import run_files
 from gpuops.agent.files import outputs
-from gpuops.agent.files.folder import raw
+from gpuops.agent.files.folder import path_bytes
 from gpuops.agent.node import Node
 from gpuops.agent.retain.virtual_tar import Item
 
@@ -23,14 +23,14 @@ SHORT_LOG_BYTES = 10_000_000
 def list_items(node: Node, spec: Mapping[str, Any], folder: str) -> Iterator[Item]:
     """All files: the result, the logs, then what the run made. `folder`: the run's own."""
     named = {RESULT: os.path.join(folder, RESULT)}
-    named.update({LOGS + name: path for name, path in run_files.streams(folder).items()})
+    named.update({LOGS + name: path for name, path in run_files.list_streams(folder).items()})
     for name, path in named.items():
         if os.path.exists(path):
             seen = os.stat(path)
             yield Item(os.fsencode(path), name, seen.st_size, seen.st_mtime_ns)
     tree = os.fsencode(node.tree(spec["tree"]))
     for path, size, mtime_ns in _outputs(node, spec):
-        yield Item(os.path.join(tree, raw(path)), OUT + path, size, mtime_ns)
+        yield Item(os.path.join(tree, path_bytes(path)), OUT + path, size, mtime_ns)
 
 
 def _outputs(node: Node, spec: Mapping[str, Any]) -> Iterator[Sequence[Any]]:

@@ -21,7 +21,7 @@ import traceback
 from typing import Any, Callable, Mapping
 
 from gpuops.agent import run_files
-from gpuops.agent.files.folder import raw
+from gpuops.agent.files.folder import path_bytes
 from gpuops.agent.node import Node, Refusal, log, read_json, remove_file, write_json
 from gpuops.agent.retain import await_download, bucket_sink, run_contents
 from gpuops.agent.retain.multipart_upload import NEVER
@@ -47,7 +47,7 @@ _unwritten_states: dict[str, dict[str, Any]] = {}
 """States that could not be written, by the run's folder: this machine's own disk may be full."""
 
 
-def claim(node: Node, spec: Mapping[str, Any], urls: Mapping[str, Any] | None = None) -> None:
+def claim_place(node: Node, spec: Mapping[str, Any], urls: Mapping[str, Any] | None = None) -> None:
     """Before a run starts: check that its place exists, is its own, and can be written to. Raises Refusal(`sink`).
 
     Where the folder has another run's results, or somebody's files, a folder beside it is used. `urls`: presigned URLs
@@ -58,7 +58,7 @@ def claim(node: Node, spec: Mapping[str, Any], urls: Mapping[str, Any] | None = 
         return
     if bucket_sink.uses_bucket(spec):
         _record_state(
-            node.run(spec["run"]), {"state": "claimed", "folder": bucket_sink.claim_place(node, spec, urls or {})}
+            node.run(spec["run"]), {"state": "claimed", "folder": bucket_sink.claim_bucket(node, spec, urls or {})}
         )
         return
     mark = f".of-{sink['id']}"
@@ -93,7 +93,7 @@ def _is_ours(folder: str, mark: str) -> bool:
         return True
 
 
-def sink_state(node: Node, name: str) -> dict[str, Any] | None:
+def read_state(node: Node, name: str) -> dict[str, Any] | None:
     """The state of a run's sink: `state` (claimed, copying, safe, failed), `folder`, …; None without a sink."""
     folder = node.run(name)
     state: dict[str, Any] | None = _unwritten_states.get(folder) or read_json(os.path.join(folder, STATE))
@@ -110,8 +110,8 @@ def store_results(node: Node, name: str) -> None:
     """Store the results of a run that has ended, once, and record whether that succeeded. Never raises."""
     try:
         folder = node.run(name)
-        spec, state = run_files.spec(node, name), sink_state(node, name)
-        result = run_files.result(folder) or {}
+        spec, state = run_files.read_spec(node, name), read_state(node, name)
+        result = run_files.read_result(folder) or {}
         if not spec.get("sink") or not state or state["state"] not in ("claimed", "copying"):
             return
         if (result.get("reason") or {}).get("kind") == "start":
@@ -138,12 +138,12 @@ def _store(node: Node, folder: str, spec: Mapping[str, Any], sink: str, deadline
         why = getattr(error, "strerror", None) or f"{type(error).__name__}: {error}"
         log(f"the results of {spec['run']} could not be stored\n{traceback.format_exc()}")
         _record_state(folder, {"state": "failed", "folder": sink, "why": why})
-        run_files.event(folder, "unsafe", sink=sink, why=why)
+        run_files.record_event(folder, "unsafe", sink=sink, why=why)
         return
     more = {"changed": changed} if changed else {}
     _record_state(folder, {"state": "safe", "folder": sink, "at": time.time(), "files": files, "bytes": size, **more})
-    run_files.event(folder, "safe", sink=sink, files=files, bytes=size, **more)
-    await_download.release(folder)
+    run_files.record_event(folder, "safe", sink=sink, files=files, bytes=size, **more)
+    await_download.record_download(folder)
     if bucket_sink.uses_bucket(spec):
         bucket_sink.remove_upload_urls(folder)
 
@@ -162,16 +162,16 @@ def _upload(
     return stored.files, stored.size, stored.changed
 
 
-def begin() -> None:
+def announce_resume() -> None:
     """Call before `resume` is started in a thread: from now on `wait_until_stored` waits for it as well."""
     _resumed.clear()
 
 
-def resume(node: Node) -> None:
+def resume_storing(node: Node) -> None:
     """Store the results that a killed agent did not store."""
     try:
         for name in node.runs():
-            if run_files.result(node.run(name)) is not None:
+            if run_files.read_result(node.run(name)) is not None:
                 store_results(node, name)
     finally:
         _resumed.set()
@@ -180,14 +180,14 @@ def resume(node: Node) -> None:
 def start_heartbeat(node: Node, spec: Mapping[str, Any], done: threading.Event) -> None:
     """Show the other nodes that this one goes on: until `done` and, if its results could not be stored, until a client
     has downloaded them. In a thread, since a volume or a network may hang."""
-    state = sink_state(node, spec["run"]) or {}
+    state = read_state(node, spec["run"]) or {}
     path = os.path.join(state.get("folder") or "", f"node{spec.get('node')}", ALIVE)
 
     def show() -> None:
         while not done.is_set() or is_unsafe(node, spec["run"]):
             try:
                 if bucket_sink.uses_bucket(spec):
-                    bucket_sink.write_state(node, spec, sink_state(node, spec["run"]) or {})
+                    bucket_sink.write_state(node, spec, read_state(node, spec["run"]) or {})
                 else:
                     os.utime(path)
             except OSError as error:
@@ -201,7 +201,7 @@ def start_heartbeat(node: Node, spec: Mapping[str, Any], done: threading.Event) 
 def is_unsafe(node: Node, name: str) -> bool:
     """Whether a run's results exist only here, since storing them failed."""
     at_home = os.path.exists(os.path.join(node.run(name), await_download.HOME))
-    return not at_home and (sink_state(node, name) or {}).get("state") == "failed"
+    return not at_home and (read_state(node, name) or {}).get("state") == "failed"
 
 
 def wait_until_stored() -> None:
@@ -249,7 +249,7 @@ class _Copy:
         failed: list[OSError] = []
         for item in items:
             try:
-                copied = copy_verified(item.source, os.path.join(self._target, raw(item.name)), progress)
+                copied = copy_verified(item.source, os.path.join(self._target, path_bytes(item.name)), progress)
             except OSError as error:
                 failed.append(error)
                 if error.errno in FULL:

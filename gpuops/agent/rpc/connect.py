@@ -14,8 +14,8 @@ import threading
 import time
 from typing import Any, Sequence
 
-from gpuops.agent.node import Node, Refusal, node_of, read_json
-from gpuops.agent.processes import lives
+from gpuops.agent.node import Node, Refusal, parse_node, read_json
+from gpuops.agent.processes import is_living
 from gpuops.agent.wire import MAGIC, Whole
 
 SOCKET = "agent.sock"
@@ -53,7 +53,7 @@ def ask(verb: str, args: dict[str, Any], limit_s: float) -> dict[str, Any]:
 
 def main(_mode: str, arguments: Sequence[str]) -> int:
     """`--node DIR`: print MAGIC, then pass bytes both ways until either side ends."""
-    node, _ = node_of(arguments)
+    node, _ = parse_node(arguments)
     connection = reach(node)
     threading.Thread(target=_to_agent, args=(connection,), daemon=True).start()
     return _to_client(connection)
@@ -88,7 +88,7 @@ def refuse_ended(node: Node) -> None:
 def is_watched(node: Node) -> bool:
     """Whether the node's watchdog lives, which restarts a dead agent."""
     record = read_json(node.path("watchdog.json"))
-    return bool(record) and lives(record["pid"], record["start"])
+    return bool(record) and is_living(record["pid"], record["start"])
 
 
 def _to_agent(connection: socket.socket) -> None:

@@ -12,7 +12,7 @@ from typing import Any, Sequence
 
 from gpuops.agent import lease, machine, processes
 from gpuops.agent.files import folder, local_disk
-from gpuops.agent.node import Emit, Node, program
+from gpuops.agent.node import Emit, Node, program_argv
 from gpuops.agent.run import registry
 from gpuops.agent.wire import PROTOCOL
 
@@ -31,22 +31,22 @@ def hello(node: Node, _args: dict[str, Any], _emit: Emit) -> dict[str, Any]:
     """Verb: the facts that a client needs first."""
     return {
         "protocol": PROTOCOL,
-        "artefact": os.path.splitext(os.path.basename(program()[-1]))[0],
+        "artefact": os.path.splitext(os.path.basename(program_argv()[-1]))[0],
         "time": time.time(),
         "boot_id": machine.boot_id(),
         "python": platform.python_version(),
         "system": platform.system(),
         "machine": platform.machine(),
         "hostname": socket.gethostname(),
-        "cores": machine.cores(),
-        "memory": machine.memory(),
+        "cores": machine.count_cores(),
+        "memory": machine.memory_bytes(),
         "disk_free": folder.free_bytes(node.dir),
         "scratch": local_disk.describe(node),
         "gpus": gpus(),
         "folder": node.dir,
-        "busy": registry.live_name(),
+        "busy": registry.live_run_name(),
         "runs": node.runs(),
-        "lease": lease.read(node),
+        "lease": lease.read_lease(node),
     }
 
 
@@ -60,13 +60,13 @@ def gpus() -> list[dict[str, Any]]:
 
 def _nvidia_smi(columns: Sequence[str]) -> str:
     """Its output; empty where it does not end in time."""
-    process = processes.helper(
+    process = processes.start_helper(
         ["nvidia-smi", "--query-gpu=" + ",".join(columns), "--format=csv,noheader,nounits"],
         stdin=subprocess.DEVNULL,
         stdout=subprocess.PIPE,
         stderr=subprocess.STDOUT,
     )
-    output = processes.output_of(process, NVIDIA_SMI_LIMIT_S)
+    output = processes.read_output(process, NVIDIA_SMI_LIMIT_S)
     return output[0].decode(errors="replace") if output else ""
 
 

@@ -17,7 +17,7 @@ import traceback
 from typing import Any, Callable, Dict
 
 from gpuops.agent.node import Cancelled, Emit, Node, Refusal, log
-from gpuops.agent.presence import connected, heard
+from gpuops.agent.presence import connected, note_heard
 from gpuops.agent.rpc.connect import SOCKET
 
 Verb = Callable[[Node, Dict[str, Any], Emit], Dict[str, Any]]
@@ -99,7 +99,7 @@ class Conversation:
         try:
             with connected(), self._socket, self._socket.makefile("rb") as lines:
                 for line in lines:
-                    heard()
+                    note_heard()
                     self._take(line)
                 self._gone.set()
         except OSError:
@@ -137,7 +137,7 @@ class Conversation:
             answer = _error("bug", say, "its agent.log has the details", {})
         try:
             self._send({"id": request, **answer})
-            heard()
+            note_heard()
         except Cancelled:
             pass  # the client has disconnected
         self._open.pop(request, None)

@@ -10,7 +10,7 @@ import threading
 import time
 from typing import Callable, Iterable, Mapping
 
-from gpuops.agent.sockets import ESTABLISHED, LISTEN, TIME_WAIT, Connection, connections, inodes_of
+from gpuops.agent.sockets import ESTABLISHED, LISTEN, TIME_WAIT, Connection, list_connections, socket_inodes
 
 SAMPLE_INTERVAL_S = 0.025
 """A script that only says hello keeps its world for less than a tenth of a second."""
@@ -79,12 +79,12 @@ class Sampler:
                 continue
             self._last_sampled[rank] = self._clock()
             self._first_sampled.setdefault(rank, self._last_sampled[rank])
-            if any(inodes & inodes_of(member) for member in family):
+            if any(inodes & socket_inodes(member) for member in family):
                 self._joined.add(rank)
 
     def _store_inodes(self, pid: int | None = None) -> set[str] | None:
         """Inodes of the connections to the store; None where the process has ended."""
-        table = connections(pid)
+        table = list_connections(pid)
         if table is None:
             return None
         rows = of_store(table, self._port)

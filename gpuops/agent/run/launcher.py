@@ -12,7 +12,7 @@ import shutil
 from typing import Any, Callable, Mapping, Sequence
 
 
-def command(spec: Mapping[str, Any], tokens: Mapping[str, str]) -> list[str]:
+def launch_command(spec: Mapping[str, Any], tokens: Mapping[str, str]) -> list[str]:
     """The argv to start. Tokens are replaced in a torchrun line up to its first `--`, and in no user's command."""
     argv = list(spec["argv"])
     if spec["kind"] == "command":
@@ -31,7 +31,7 @@ def with_prelude(
     return [shell, "-c", "\n".join([*lines, 'exec "$@"']), shell, *argv]
 
 
-def environment(
+def launch_environment(
     base: Mapping[str, str],
     spec: Mapping[str, Any],
     secrets: Mapping[str, str],
@@ -62,6 +62,6 @@ def replace_tokens(text: str, tokens: Mapping[str, str]) -> str:
     return re.sub("|".join(map(re.escape, tokens)), lambda match: tokens[match[0]], text)
 
 
-def tokens(program: Sequence[str], folder: str) -> dict[str, str]:
+def token_values(program: Sequence[str], folder: str) -> dict[str, str]:
     """Values of the tokens. `program`: [python, "-I", artefact]; `folder`: the run's."""
     return {"{python}": program[0], "{agent}": program[-1], "{run}": os.path.abspath(folder)}

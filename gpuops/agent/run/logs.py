@@ -21,29 +21,29 @@ def tail(node: Node, args: dict[str, Any], emit: Emit) -> dict[str, Any]:
     """Items `{"s", "o", "b64"}` and `{"beat"}`; answers `{"result"}`. Raises Refusal(`no-run`)."""
     folder = node.run(args["run"])
     if not os.path.isdir(folder):
-        raise run_files.no_run(args["run"])
+        raise run_files.unknown_run(args["run"])
     offsets = {str(name): int(offset) for name, offset in (args.get("offsets") or {}).items()}
     last_beat = time.monotonic()
     pause_s = MIN_POLL_INTERVAL_S
     while True:
         # Checked before reading: what was written before the run's end is then read below.
-        is_over = not args.get("follow") or registry.state(node, args["run"]) != "running"
+        is_over = not args.get("follow") or registry.run_state(node, args["run"]) != "running"
         pause_s = min(MAX_POLL_INTERVAL_S, 2 * pause_s)
-        for item in pieces(folder, offsets):
+        for item in read_pieces(folder, offsets):
             emit(item)
             pause_s = MIN_POLL_INTERVAL_S
         if is_over:
-            return {"result": registry.result(node, args["run"])}
+            return {"result": registry.run_result(node, args["run"])}
         if time.monotonic() - last_beat >= BEAT_INTERVAL_S:
             emit({"beat": time.time()})
             last_beat = time.monotonic()
         time.sleep(pause_s)
 
 
-def pieces(folder: str, offsets: dict[str, int]) -> Iterator[dict[str, Any]]:
+def read_pieces(folder: str, offsets: dict[str, int]) -> Iterator[dict[str, Any]]:
     """The bytes beyond `offsets`, which are moved along. A growing file is read to the end that it has now, so that
     every stream gets its turn."""
-    for name, path in run_files.streams(folder).items():
+    for name, path in run_files.list_streams(folder).items():
         end = size_of(path)
         while offsets.get(name, 0) < end:
             offset = offsets.get(name, 0)

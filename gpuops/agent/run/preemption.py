@@ -116,7 +116,7 @@ def parse_time(text: Any) -> float | None:
         return None
 
 
-def reason(notice: Notice, node: int) -> dict[str, Any]:
+def notice_reason(notice: Notice, node: int) -> dict[str, Any]:
     """The reason given in events, to the other nodes, and in the result of a run that ends for it."""
     say = f"{notice.by} may take node{node} back soon"
     if notice.kind == "reclaim":
@@ -126,17 +126,17 @@ def reason(notice: Notice, node: int) -> dict[str, Any]:
     return {"kind": notice.kind, "by": notice.by, "say": say, "at": notice.at, "node": node}
 
 
-def left_s(at: float | None, now: float) -> float:
+def remaining_s(at: float | None, now: float) -> float:
     """Seconds until the machine ends (UTC seconds both), 0 to NOTICE_S: the machine's clock may be wrong."""
     return NOTICE_S - POLL_INTERVAL_S if at is None else min(NOTICE_S, max(0.0, at - now))
 
 
-def within_s(at: float | None, now: float) -> float:
+def stop_within_s(at: float | None, now: float) -> float:
     """In how many seconds a run must have stopped, so that there is time to store its results elsewhere."""
-    return max(0.0, left_s(at, now) - UPLOAD_RESERVE_S)
+    return max(0.0, remaining_s(at, now) - UPLOAD_RESERVE_S)
 
 
-def watch(node: Node, done: threading.Event, notify: Callable[[Notice], None]) -> None:
+def watch_notices(node: Node, done: threading.Event, notify: Callable[[Notice], None]) -> None:
     """Call `notify` once for each kind of notice, from a thread, until `done` or a `reclaim`.
 
     A virtual node uses the service in the settings of the node whose machine it shares.
@@ -147,10 +147,12 @@ def watch(node: Node, done: threading.Event, notify: Callable[[Notice], None]) -
     if kind is not None and where.get("url"):
         source = kind(where["url"])
         interval_s = float(where.get("every_s") or POLL_INTERVAL_S)
-        threading.Thread(target=_watch, args=(source, interval_s, done, notify), name="notices", daemon=True).start()
+        threading.Thread(
+            target=_poll_notices, args=(source, interval_s, done, notify), name="notices", daemon=True
+        ).start()
 
 
-def _watch(source: Source, interval_s: float, done: threading.Event, notify: Callable[[Notice], None]) -> None:
+def _poll_notices(source: Source, interval_s: float, done: threading.Event, notify: Callable[[Notice], None]) -> None:
     seen: set[str] = set()
     has_logged = False
     while not done.is_set():

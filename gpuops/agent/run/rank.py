@@ -26,23 +26,25 @@ COMMAND_NOT_STARTED = 127
 
 def main(_mode: str, arguments: Sequence[str]) -> int:
     """`--node-run RUN -- CMD…`; exits exactly as CMD does."""
-    folder, command = parse(arguments)
+    folder, command = parse_arguments(arguments)
     # The agent signals the script directly. Handlers rather than SIG_IGN, which the script would inherit.
     early: list[int] = []
     for sign in (signal.SIGTERM, signal.SIGINT, signal.SIGUSR1):
         signal.signal(sign, lambda number, _: early.append(number))
-    record = run(folder, command, os.environ, early)
-    return end_like(record["code"], record["signal"])
+    record = run_script(folder, command, os.environ, early)
+    return exit_like(record["code"], record["signal"])
 
 
-def parse(arguments: Sequence[str]) -> tuple[str, list[str]]:
+def parse_arguments(arguments: Sequence[str]) -> tuple[str, list[str]]:
     """The run's folder and the command. Raises Refusal(`usage`)."""
     if len(arguments) < 4 or arguments[0] != "--node-run" or arguments[2] != "--":
         raise Refusal("usage", "rank needs --node-run RUN -- COMMAND", "it is started by torchrun")
     return arguments[1], list(arguments[3:])
 
 
-def run(folder: str, command: Sequence[str], env: Mapping[str, str], early: Sequence[int] = ()) -> dict[str, Any]:
+def run_script(
+    folder: str, command: Sequence[str], env: Mapping[str, str], early: Sequence[int] = ()
+) -> dict[str, Any]:
     """Run the command to its end. Returns its record, which is then in `ranks/<rank>.json`.
 
     `early` collects the signals received before `pass_on_late`: they are passed on then.
@@ -97,7 +99,7 @@ def _signal_group(group: int, sign: int) -> None:
         pass  # it has exited by itself
 
 
-def end_like(code: int | None, sign: int | None) -> int:
+def exit_like(code: int | None, sign: int | None) -> int:
     """End this process as the script ended: by the same signal, else with the exit code that is returned."""
     sys.stdout.flush()
     if sign is not None:

@@ -30,30 +30,30 @@ _leaving: str | None = None
 """Why no run may start any more, in words."""
 
 
-def live() -> Supervisor | None:
+def live_run() -> Supervisor | None:
     """The run that is on; None without one."""
     with _LOCK:
         return _live if _live is not None and not _live.done.is_set() else None
 
 
-def live_name() -> str | None:
-    supervisor = live()
+def live_run_name() -> str | None:
+    supervisor = live_run()
     return supervisor.name if supervisor is not None else None
 
 
-def state(node: Node, name: str) -> str:
+def run_state(node: Node, name: str) -> str:
     """`running`, `ended` or `unknown`."""
-    if result(node, name) is not None:
+    if run_result(node, name) is not None:
         return "ended"
-    return "running" if live_name() == name else "unknown"
+    return "running" if live_run_name() == name else "unknown"
 
 
-def result(node: Node, name: str) -> dict[str, Any] | None:
+def run_result(node: Node, name: str) -> dict[str, Any] | None:
     """How a run ended; None while it has not ended."""
     latest = _live
     if latest is not None and latest.name == name and latest.result is not None:
         return latest.result
-    return run_files.result(node.run(name))
+    return run_files.read_result(node.run(name))
 
 
 def start(node: Node, args: dict[str, Any], _emit: Emit) -> dict[str, Any]:
@@ -63,10 +63,10 @@ def start(node: Node, args: dict[str, Any], _emit: Emit) -> dict[str, Any]:
     """
     spec = args["spec"]
     supervisor = Supervisor(node, spec, args.get("secrets") or {})
-    _claim(supervisor)
+    _reserve_node(supervisor)
     try:
-        supervisor.link = _link(spec, args.get("gang_secret") or "", supervisor)
-        _prepare(node, spec, args.get("urls"))
+        supervisor.link = _open_link(spec, args.get("gang_secret") or "", supervisor)
+        _prepare_folder(node, spec, args.get("urls"))
     except BaseException:
         if supervisor.link is not None:
             supervisor.link.drop()
@@ -79,10 +79,10 @@ def start(node: Node, args: dict[str, Any], _emit: Emit) -> dict[str, Any]:
     return {}
 
 
-def _claim(supervisor: Supervisor) -> None:
+def _reserve_node(supervisor: Supervisor) -> None:
     """Make this run the one that is on. Raises Refusal(`ending`, `busy`)."""
     global _live
-    before = live()
+    before = live_run()
     if before is not None and before.result is not None:
         before.done.wait()  # it has its result; its supervisor is about to finish
     with _LOCK:
@@ -95,7 +95,7 @@ def _claim(supervisor: Supervisor) -> None:
         _live = supervisor
 
 
-def _prepare(node: Node, spec: dict[str, Any], urls: dict[str, Any] | None) -> None:
+def _prepare_folder(node: Node, spec: dict[str, Any], urls: dict[str, Any] | None) -> None:
     """Make the run's folder, with all files that its first process needs. `urls`: see retain.bucket_sink."""
     tree = node.tree(spec["tree"])
     if not os.path.isdir(tree):
@@ -105,14 +105,14 @@ def _prepare(node: Node, spec: dict[str, Any], urls: dict[str, Any] | None) -> N
         _link_data(node.data(spec["data"]), os.path.join(tree, "data", spec["data"]))
     if os.path.exists(folder):
         _clear_attempt(node, folder, spec)
-        sink.claim(node, spec, urls)
+        sink.claim_place(node, spec, urls)
         write_json(os.path.join(folder, "spec.json"), spec)
         return
     for path in (folder, os.path.join(folder, "ranks")):
         os.mkdir(path, 0o700)
     try:
         sink.wait_until_stored()
-        sink.claim(node, spec, urls)
+        sink.claim_place(node, spec, urls)
         inventory = outputs.list_outputs(node, spec["tree"], spec.get("outs") or [])
         write_json(os.path.join(folder, "inventory.json"), inventory)
         write_json(os.path.join(folder, "spec.json"), spec)  # last: a folder without it holds a run that never began
@@ -131,14 +131,14 @@ def _link_data(shared: str, place: str) -> None:
 
 def _clear_attempt(node: Node, folder: str, spec: dict[str, Any]) -> None:
     """Remove an earlier, ended attempt's files except logs and inventory. Raises Refusal(`run-exists`)."""
-    before = run_files.spec(node, spec["run"])
-    if run_files.result(folder) is None or before.get("attempt", 1) >= spec.get("attempt", 1):
+    before = run_files.read_spec(node, spec["run"])
+    if run_files.read_result(folder) is None or before.get("attempt", 1) >= spec.get("attempt", 1):
         raise Refusal("run-exists", f"a run '{spec['run']}' was started on this node before", "choose another name")
-    for path in (*(os.path.join(folder, name) for name in OF_AN_ATTEMPT), *run_files.record_files(folder)):
+    for path in (*(os.path.join(folder, name) for name in OF_AN_ATTEMPT), *run_files.list_record_files(folder)):
         remove_file(path)
 
 
-def _link(spec: dict[str, Any], secret: str, supervisor: Supervisor) -> link.Link | None:
+def _open_link(spec: dict[str, Any], secret: str, supervisor: Supervisor) -> link.Link | None:
     """This node's end of the gang link; None for a run of one node. Raises Refusal(`gang`)."""
     if not spec.get("gang") or spec["nodes"] < 2:
         return None
@@ -154,11 +154,11 @@ def _link(spec: dict[str, Any], secret: str, supervisor: Supervisor) -> link.Lin
 def run(node: Node, args: dict[str, Any], _emit: Emit) -> dict[str, Any]:
     """Verb: a run's state, its result once it has ended, the state of its sink, and files handed over to this node."""
     name = args["run"]
-    handed = handover.handed(node.run(name))
+    handed = handover.handed_files(node.run(name))
     return {
-        "state": state(node, name),
-        "result": result(node, name),
-        "sink": sink.sink_state(node, name),
+        "state": run_state(node, name),
+        "result": run_result(node, name),
+        "sink": sink.read_state(node, name),
         "handed": handed,
     }
 
@@ -166,12 +166,12 @@ def run(node: Node, args: dict[str, Any], _emit: Emit) -> dict[str, Any]:
 def stop(node: Node, args: dict[str, Any], _emit: Emit) -> dict[str, Any]:
     """Verb: begin to stop a run here and on the other nodes. A run that has ended is left alone."""
     name, how = args["run"], args.get("how") or "graceful"
-    supervisor = live()
+    supervisor = live_run()
     if supervisor is not None and supervisor.name == name:
         kind = "lease" if args.get("kind") == "lease" else "stop"
         supervisor.stop_everywhere(how, {"kind": kind, "say": args.get("why") or "it was stopped"})
-    elif state(node, name) == "unknown":
-        raise run_files.no_run(name)
+    elif run_state(node, name) == "unknown":
+        raise run_files.unknown_run(name)
     return {}
 
 
@@ -183,20 +183,20 @@ def leave(_node: Node, args: dict[str, Any], _emit: Emit) -> dict[str, Any]:
     """
     if args.get("within_s"):
         sink.set_deadline(time.time() + args["within_s"])
-    was_stopped = close({"kind": args["kind"], "say": args["say"]}, args["how"], "stopped")
+    was_stopped = end_runs({"kind": args["kind"], "say": args["say"]}, args["how"], "stopped")
     deadline = time.monotonic() + (args.get("farewell_s") or 0.0)
-    while was_stopped and presence.count() > 1 and time.monotonic() < deadline:  # the watchdog counts as one
+    while was_stopped and presence.count_clients() > 1 and time.monotonic() < deadline:  # the watchdog counts as one
         time.sleep(FAREWELL_POLL_INTERVAL_S)
     sink.wait_until_stored()  # for results of runs before, which a killed agent left unfinished
     return {}
 
 
-def close(reason: dict[str, Any], how: str, outcome: str) -> bool:
+def end_runs(reason: dict[str, Any], how: str, outcome: str) -> bool:
     """Let no run start any more; stop the present one and wait for its result. Returns whether there was one."""
     global _leaving
     with _LOCK:
         _leaving = _leaving or reason["say"]
-    supervisor = live()
+    supervisor = live_run()
     if supervisor is not None:
         supervisor.stop_everywhere(how, reason, outcome)
         supervisor.done.wait()

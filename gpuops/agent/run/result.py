@@ -36,14 +36,14 @@ class Step(NamedTuple):
     """`ask` (stop file, SIGUSR1), `term` or `kill`."""
 
 
-def ladder(how: str, grace_s: float, within_s: float | None = None) -> list[Step]:
+def stop_steps(how: str, grace_s: float, within_s: float | None = None) -> list[Step]:
     """The steps of a stop, `graceful` or `now`, the last no later than `within_s` where that is possible."""
     if how == "graceful":
-        return hasten([Step(0.0, "ask"), Step(grace_s, "term"), Step(2 * grace_s, "kill")], within_s)
+        return shorten_steps([Step(0.0, "ask"), Step(grace_s, "term"), Step(2 * grace_s, "kill")], within_s)
     return [Step(0.0, "term"), Step(KILL_DELAY_S, "kill")]
 
 
-def hasten(steps: Iterable[Step], within_s: float | None) -> list[Step]:
+def shorten_steps(steps: Iterable[Step], within_s: float | None) -> list[Step]:
     """The same steps, the last after `within_s` at most. The time after SIGTERM is shortened first, to KILL_DELAY_S."""
     if within_s is None:
         return list(steps)
@@ -61,7 +61,7 @@ def is_failure(record: Mapping[str, Any]) -> bool:
     return record.get("ended") is not None and (record.get("code") != 0 or record.get("signal") is not None)
 
 
-def decide(
+def decide_outcome(
     kind: str, returncode: int | None, records: Iterable[Mapping[str, Any]], stop: Stop | None, acted: float
 ) -> tuple[str, dict[str, Any]]:
     """Outcome and reason. `returncode` is the launcher's, as Popen gives it; None: it was not seen to end.
@@ -79,13 +79,13 @@ def decide(
         return stop.outcome, dict(stop.reason)
     if returncode == 0:
         return "done", {"kind": "command" if kind == "command" else "launcher", "say": "it ended by itself"}
-    code, sign = split(returncode)
+    code, sign = split_returncode(returncode)
     if kind == "command":
         return "failed", {"kind": "command", "say": f"the command {describe_end({'code': code, 'signal': sign})}"}
     return "failed", {"kind": "launcher", "say": f"torchrun {describe_end({'code': code, 'signal': sign})}"}
 
 
-def split(returncode: int | None) -> tuple[int | None, int | None]:
+def split_returncode(returncode: int | None) -> tuple[int | None, int | None]:
     """Popen's return code as (exit code, signal)."""
     if returncode is None:
         return None, None
@@ -107,7 +107,7 @@ def signal_name(number: int) -> str:
         return f"signal {number}"
 
 
-def result(
+def result_document(
     spec: Mapping[str, Any],
     folder: str,
     outcome: str,
@@ -120,10 +120,10 @@ def result(
 ) -> dict[str, Any]:
     """The document of result.json. `stopped`: when this node began to end the run (UTC seconds); `left`: how many
     processes could not be ended."""
-    records = run_files.records(folder)
+    records = run_files.read_records(folder)
     base = spec.get("rank_base") or 0
     expected = range(base, base + (spec.get("ranks") or 0)) if spec["kind"] == "torchrun" else ()
-    code, sign = split(returncode)
+    code, sign = split_returncode(returncode)
     factor = run_files.COMMAND_TAIL_FACTOR if spec["kind"] == "command" else 1
     return {
         "run": spec["run"],
@@ -134,18 +134,18 @@ def result(
         "ended": time.time(),
         "launcher": {"code": code, "signal": sign},
         "ranks": [
-            rank_result(folder, rank, rank - base, records.get(rank), stopped, joined(rank))
+            rank_document(folder, rank, rank - base, records.get(rank), stopped, joined(rank))
             for rank in sorted({*expected, *records})
         ],
-        "tail": run_files.last_lines(os.path.join(folder, "launcher.err"), factor),
-        "out": last_out(os.path.join(folder, "launcher.out")),
-        "progress": run_files.progress(folder),
+        "tail": run_files.read_last_lines(os.path.join(folder, "launcher.err"), factor),
+        "out": read_last_output(os.path.join(folder, "launcher.out")),
+        "progress": run_files.read_progress(folder),
         "disk_free": free_bytes(folder),
         "left": left,
     }
 
 
-def rank_result(
+def rank_document(
     folder: str, rank: int, local: int, record: Mapping[str, Any] | None, stopped: float, joined: bool | None
 ) -> dict[str, Any]:
     """One rank's part; `record` is None where the rank never began."""
@@ -162,38 +162,38 @@ def rank_result(
         "oom": known.get("oom", False),
         "after_stop": ended is not None and ended >= stopped,
         "error": known.get("error"),
-        "tail": run_files.last_lines(os.path.join(folder, "ranks", f"{rank}.err")),
-        "out": last_out(os.path.join(folder, "ranks", f"{rank}.out")),
+        "tail": run_files.read_last_lines(os.path.join(folder, "ranks", f"{rank}.err")),
+        "out": read_last_output(os.path.join(folder, "ranks", f"{rank}.out")),
     }
 
 
-def last_out(path: str) -> str:
+def read_last_output(path: str) -> str:
     """The end of a stdout: of use where nothing went wrong, or where a program prints its errors there."""
-    return "".join(run_files.last_lines(path).splitlines(keepends=True)[-OUT_LINES:])[-OUT_CHARACTERS:]
+    return "".join(run_files.read_last_lines(path).splitlines(keepends=True)[-OUT_LINES:])[-OUT_CHARACTERS:]
 
 
-def settle(node: Node) -> None:
+def settle_lost_runs(node: Node) -> None:
     """Write a result for runs whose agent died before their end: `lost`, once none of their processes is left."""
     for name in node.runs():
         folder = node.run(name)
-        if run_files.result(folder) is not None:
+        if run_files.read_result(folder) is not None:
             continue
-        spec = run_files.spec(node, name)
+        spec = run_files.read_spec(node, name)
         if not spec:
             shutil.rmtree(folder, ignore_errors=True)  # the agent was killed before it started a process
             continue
-        marker = run_files.marker(node, spec)
-        left = processes.end_all(lambda marker=marker: processes.below([marker]))  # type: ignore[misc]
-        reason = {"kind": "agent", "say": _why(node)}
+        marker = run_files.run_marker(node, spec)
+        left = processes.end_all(lambda marker=marker: processes.descendant_processes([marker]))  # type: ignore[misc]
+        reason = {"kind": "agent", "say": _describe_loss(node)}
         log(f"the run {name} is lost: {reason['say']}")
-        run_files.event(folder, "ended", outcome="lost", left=left, reason=reason)
+        run_files.record_event(folder, "ended", outcome="lost", left=left, reason=reason)
         started = (read_json(node.path("live.json")) or {}).get("started")
-        parts = result(spec, folder, "lost", reason, started, None, float("inf"), lambda _rank: None, left)
+        parts = result_document(spec, folder, "lost", reason, started, None, float("inf"), lambda _rank: None, left)
         write_json(os.path.join(folder, "result.json"), parts)
     remove_file(node.path("live.json"))
 
 
-def _why(node: Node) -> str:
+def _describe_loss(node: Node) -> str:
     booted = (read_json(node.path("live.json")) or {}).get("boot_id")
     if booted is not None and booted != machine.boot_id():
         return "the machine was restarted while the run was on"

@@ -32,7 +32,7 @@ class Plan(NamedTuple):
     """When to ask for a snapshot; infinite after that."""
 
 
-def plan(before: Plan | None, left_s: float | None, now: float) -> Plan | None:
+def plan_request(before: Plan | None, left_s: float | None, now: float) -> Plan | None:
     """The plan from `now` on; `left_s`: seconds until the node's hard end, None without one."""
     if left_s is None or left_s <= 0:
         return None
@@ -46,7 +46,7 @@ class SnapshotRequests:
     """The requests to one run. `event(kind, reason=…)` records an event of the run."""
 
     def __init__(
-        self, node: Node, spec: Mapping[str, Any], event: Callable[..., None], clocks: Callable[[], lease.Now]
+        self, node: Node, spec: Mapping[str, Any], event: Callable[..., None], clocks: Callable[[], lease.ClockReading]
     ) -> None:
         self._node = node
         self._index: int = spec["node"]
@@ -64,12 +64,12 @@ class SnapshotRequests:
             return None
         self._checked = time.monotonic()
         now = self._clocks()
-        left_s = lease.hard_left(lease.read(self._node), now)
-        self._plan = plan(self._plan, left_s, now.mono)
+        left_s = lease.hard_end_s(lease.read_lease(self._node), now)
+        self._plan = plan_request(self._plan, left_s, now.mono)
         if self._plan is None or left_s is None or now.mono < self._plan.ask:
             return None
         self._plan = self._plan._replace(ask=math.inf)
-        say = f"its lease ends in {lease.spoken(left_s)}"
+        say = f"its lease ends in {lease.format_duration(left_s)}"
         return {"kind": "lease", "say": say, "at": now.wall + left_s, "node": self._index}
 
     def ask(self, reason: Mapping[str, Any]) -> bool:

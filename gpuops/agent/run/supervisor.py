@@ -18,12 +18,20 @@ from gpuops.agent import processes, run_files
 from gpuops.agent.gang import handover, link
 from gpuops.agent.lease import read_clocks
 from gpuops.agent.machine import boot_id
-from gpuops.agent.node import Node, log, open_append, program, write_json
-from gpuops.agent.processes import catches
+from gpuops.agent.node import Node, log, open_append, program_argv, write_json
+from gpuops.agent.processes import handles_signal
 from gpuops.agent.retain import end_once_stored, sink
 from gpuops.agent.run import launcher, preemption, snapshot_request
 from gpuops.agent.run.joined_ranks import Sampler
-from gpuops.agent.run.result import Step, Stop, decide, first_failure, hasten, ladder, result
+from gpuops.agent.run.result import (
+    Step,
+    Stop,
+    decide_outcome,
+    first_failure,
+    result_document,
+    shorten_steps,
+    stop_steps,
+)
 
 SUPERVISION_INTERVAL_S = 0.2
 PROGRESS_CHECK_INTERVAL_S = 1.0
@@ -46,7 +54,7 @@ class Supervisor:
         self._secrets = secrets
         self.name: str = spec["run"]
         self.folder = node.run(spec["run"])
-        self._marker = run_files.marker(node, spec)
+        self._marker = run_files.run_marker(node, spec)
         self._process: subprocess.Popen[bytes] | None = None
         here = spec.get("here") or {"nodes": spec["nodes"], "ranks": spec["world"]}
         self._sampler = Sampler(spec["master"]["port"], here["nodes"], here["ranks"]) if spec.get("master") else None
@@ -64,7 +72,7 @@ class Supervisor:
         self._acted = float("inf")
         """When the first step of a stop was taken (UTC seconds)."""
         self._started = time.time()
-        self._times = run_files.Times(self.folder)
+        self._times = run_files.OutputTimes(self.folder)
         self._has_told_end = False
         self.node_index: int = spec["node"]
         self.link: link.Link | None = None
@@ -88,7 +96,7 @@ class Supervisor:
             self._handover = handover.Handover(self._node, self._spec, self.link, self.done, self._event)
             self.link.begin()
         sink.start_heartbeat(self._node, self._spec, self.done)
-        preemption.watch(self._node, self.done, self.notice)
+        preemption.watch_notices(self._node, self.done, self.notice)
         threading.Thread(target=self._run, name="run " + self.name, daemon=True).start()
 
     def _run(self) -> None:
@@ -125,10 +133,10 @@ class Supervisor:
         if self._sampler:
             self._sampler.end()
         code, records = self._process.returncode, self._records().values()
-        self._finish(*decide(self._spec["kind"], code, records, self._stop, self._acted))
+        self._finish(*decide_outcome(self._spec["kind"], code, records, self._stop, self._acted))
 
     def _launch(self) -> subprocess.Popen[bytes]:
-        tokens = launcher.tokens(program(), self.folder)
+        tokens = launcher.token_values(program_argv(), self.folder)
         marker = {
             "GPUOPS_RUN": self._marker.run,
             "GPUOPS_STOP_FILE": self._marker.stop_file,
@@ -137,13 +145,13 @@ class Supervisor:
             "GPUOPS_NODE": str(self.node_index),
         }
         with self._open("launcher.out") as out, self._open("launcher.err") as errors:
-            return processes.start(
-                launcher.command(self._spec, tokens),
+            return processes.start_child(
+                launcher.launch_command(self._spec, tokens),
                 stdin=subprocess.DEVNULL,
                 stdout=out,
                 stderr=errors,
                 cwd=self._node.tree(self._spec["tree"]),
-                env=launcher.environment(os.environ, self._spec, self._secrets, tokens, marker),
+                env=launcher.launch_environment(os.environ, self._spec, self._secrets, tokens, marker),
             )
 
     def _open(self, name: str) -> BinaryIO:
@@ -153,7 +161,7 @@ class Supervisor:
 
     def _supervise(self) -> bool:
         """Look at everything once; False when it is time to kill."""
-        processes.reap()
+        processes.reap_orphans()
         now = time.monotonic()
         if now - self._touched >= TOUCH_INTERVAL_S:
             self._node.touch()
@@ -182,19 +190,19 @@ class Supervisor:
         if self._rank_failed or first_failure(records.values(), self._acted) is None:
             return
         self._rank_failed = now
-        outcome, reason = decide(self._spec["kind"], None, records.values(), self._stop, self._acted)
+        outcome, reason = decide_outcome(self._spec["kind"], None, records.values(), self._stop, self._acted)
         self._event("failed", reason=reason)
         self._tell_end(outcome, reason)
         with self._lock:
             if not self._steps:
-                self._steps, self._steps_from = ladder("now", 0.0), now + TORCHRUN_EXIT_LIMIT_S
+                self._steps, self._steps_from = stop_steps("now", 0.0), now + TORCHRUN_EXIT_LIMIT_S
 
     def _notice_step(self, now: float) -> None:
         """Record, once, that the run's program has passed the step it began at: after a resume that is news."""
         if self._has_stepped or now < self._next_progress_check:
             return
         self._next_progress_check = now + PROGRESS_CHECK_INTERVAL_S
-        progress = run_files.progress(self.folder) or {}
+        progress = run_files.read_progress(self.folder) or {}
         step = progress.get("step")
         if step is None:
             return
@@ -217,14 +225,14 @@ class Supervisor:
         return True
 
     def _step(self, do: str) -> None:
-        pids = processes.of_run([self._marker]) - self._wrappers()
+        pids = processes.run_processes([self._marker]) - self._wrappers()
         self._event(do, processes=len(pids))
         if do == "term":
-            processes.send(pids, signal.SIGTERM)
+            processes.send_signal(pids, signal.SIGTERM)
             return
         with self._open("stop"):
             pass  # the file's existence is the message
-        processes.send((pid for pid in pids if catches(pid, signal.SIGUSR1)), signal.SIGUSR1)
+        processes.send_signal((pid for pid in pids if handles_signal(pid, signal.SIGUSR1)), signal.SIGUSR1)
 
     def _request_snapshot(self, reason: Mapping[str, Any]) -> None:
         """Ask for a snapshot on all nodes: rank 0, which usually writes it, may be on another one."""
@@ -242,13 +250,16 @@ class Supervisor:
 
     def notice(self, notice: preemption.Notice) -> None:
         """Stop the run everywhere before this machine is taken back; where it only may be, ask for a snapshot."""
-        reason = preemption.reason(notice, self.node_index)
+        reason = preemption.notice_reason(notice, self.node_index)
         self._event("notice", reason=reason)
         if notice.kind != "reclaim":
             self._request_snapshot(reason)
             return
         self.preempted = reason["say"]
-        within_s, left_s = preemption.within_s(notice.at, time.time()), preemption.left_s(notice.at, time.time())
+        within_s, left_s = (
+            preemption.stop_within_s(notice.at, time.time()),
+            preemption.remaining_s(notice.at, time.time()),
+        )
         sink.set_deadline(time.time() + left_s)
         if self._handover is not None:
             self._handover.note(self.node_index, left_s)
@@ -290,12 +301,12 @@ class Supervisor:
             if self._stop is None:
                 self._stop = Stop(outcome, reason)
             elif within_s is not None:
-                self._steps = hasten(self._steps, time.monotonic() - self._steps_from + within_s)
+                self._steps = shorten_steps(self._steps, time.monotonic() - self._steps_from + within_s)
                 return
             elif not hurry or self._how == "now":
                 return
             self._how = how if not delay_s else "soon"
-            self._steps = ladder(how, self._spec.get("grace_s", 10.0), within_s)
+            self._steps = stop_steps(how, self._spec.get("grace_s", 10.0), within_s)
             self._steps_from = time.monotonic() + delay_s
             self._event("stopping", how=how, reason=reason)
         self._wake.set()
@@ -309,7 +320,7 @@ class Supervisor:
         self._tell_end(outcome, reason)
         is_killed = self._process is not None and self._process.returncode is None
         left = processes.end_all(
-            lambda: processes.of_run([self._marker]),
+            lambda: processes.run_processes([self._marker]),
             term_grace_s=0.0 if is_killed else processes.TERM_GRACE_S,
             recorders=self._wrappers,
         )
@@ -339,13 +350,15 @@ class Supervisor:
         return {record["wrapper"] for record in self._records().values() if record["ended"] is None}
 
     def _records(self) -> dict[int, dict[str, Any]]:
-        return run_files.records(self.folder)
+        return run_files.read_records(self.folder)
 
     def _event(self, kind: str, **data: Any) -> None:
-        run_files.event(self.folder, kind, **data)
+        run_files.record_event(self.folder, kind, **data)
 
     def _result(self, outcome: str, reason: Mapping[str, Any], left: int) -> dict[str, Any]:
         stopped = min(self._clearing, self._acted)
         joined = self._sampler.joined if self._sampler else lambda _rank: None
         returncode = self._process.returncode if self._process else None
-        return result(self._spec, self.folder, outcome, reason, self._started, returncode, stopped, joined, left)
+        return result_document(
+            self._spec, self.folder, outcome, reason, self._started, returncode, stopped, joined, left
+        )

@@ -13,7 +13,7 @@ from typing import Any
 
 import pytest
 
-from gpuops.agent.processes import lives, table
+from gpuops.agent.processes import is_living, list_processes
 from gpuops.core.models import Resource
 from gpuops.nodes import bootstrap
 from gpuops.transport.connection import ProcessConnection
@@ -37,13 +37,13 @@ def until(condition: Callable[[], Any], what: str) -> Any:
 
 
 def alive(pid: int) -> bool:
-    return pid in table()
+    return pid in list_processes()
 
 
 def carrying(text: str) -> set[int]:
     """Living processes with `text` in their command line."""
     found = set()
-    for pid in table():
+    for pid in list_processes():
         try:
             line = Path(f"/proc/{pid}/cmdline").read_bytes()
         except OSError:
@@ -111,7 +111,7 @@ class RealNode:
                 noted = json.loads((self.folder / f"{name}.json").read_text())
             except (OSError, ValueError):
                 return 0
-            return int(noted["pid"]) if lives(noted["pid"], noted["start"]) else 0
+            return int(noted["pid"]) if is_living(noted["pid"], noted["start"]) else 0
 
         return int(until(look, f"a {name} lives"))
 

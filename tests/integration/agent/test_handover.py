@@ -116,7 +116,7 @@ def test_what_goes_lies_where_somebody_stays(pair: Pair, going: int) -> None:
     }  # fmt: skip
     assert (taker.tree / "snapshots/toy/last").stat().st_mtime_ns == NEW
     assert not (taker.run / await_download.HOME).exists(), "it is held again"
-    assert handover.handed(str(taker.run)) == dict.fromkeys(taker.files(), going)
+    assert handover.handed_files(str(taker.run)) == dict.fromkeys(taker.files(), going)
     assert not list(taker.folder.glob(f"{handover.PART}*"))
 
 
@@ -159,7 +159,7 @@ def test_two_that_hand_over_at_once_are_both_noted(pair: Pair, monkeypatch: pyte
         noted = [pool.submit(pair.head.handover._hold, f"{of}.pt", of) for of in (1, 2)]
         for one in noted:
             one.result(HANG_S)
-    assert handover.handed(str(pair.head.run)) == {"1.pt": 1, "2.pt": 2}
+    assert handover.handed_files(str(pair.head.run)) == {"1.pt": 1, "2.pt": 2}
     assert not (pair.head.run / await_download.HOME).exists()
 
 
@@ -241,7 +241,7 @@ def test_what_was_fetched_is_not_handed_over(pair: Pair, going: int, monkeypatch
     """Whoever is there has the time to fetch it; only what is at home then is left alone."""
     giver, taker = pair.sides(going)
     giver.file("a.pt", b"a")
-    monkeypatch.setattr(presence, "silent_s", lambda: 0.0)
+    monkeypatch.setattr(presence, "silent_for_s", lambda: 0.0)
     looked = threading.Event()
     monkeypatch.setattr(handover.end_once_stored, "is_attended", lambda *_: looked.set() or True)
     pair.reclaim(going)

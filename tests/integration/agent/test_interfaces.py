@@ -207,7 +207,7 @@ ULA = socket.inet_pton(socket.AF_INET6, "fd00::5")
     ],
 )
 def test_the_kernels_messages(data: bytes, expected: list[tuple[str, str]]) -> None:
-    assert [(one.text, one.label) for one in interfaces.parse(data)] == expected
+    assert [(one.text, one.label) for one in interfaces.parse_address(data)] == expected
 
 
 @pytest.mark.parametrize(

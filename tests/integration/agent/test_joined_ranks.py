@@ -47,7 +47,7 @@ def unknown_server() -> socket.socket:
     while True:
         listener = socket.create_server(("127.0.0.1", 0))
         port = listener.getsockname()[1]
-        if not any(row.remote_port == port for row in sockets.connections() or []):
+        if not any(row.remote_port == port for row in sockets.list_connections() or []):
             return listener
         listener.close()
 

@@ -68,10 +68,10 @@ def test_data_lie_there_for_all_nodes_of_the_machine(tmp_path: Path, another: Pa
             assert os.path.realpath(f"{place}/x") == os.path.realpath(another / f"gpuops/lab/n0/{name}/set/x")
     assert os.listdir(another / "gpuops/lab/n0/incoming") == []
     assert first.tree("project") == first.path("project")
-    end.remove(second)
+    end.remove_node(second)
     assert os.listdir(another / "gpuops/lab") == ["n0"]
     assert (another / "gpuops/lab/n0" / name / "set/x").exists()
-    end.remove(first)
+    end.remove_node(first)
     assert os.listdir(another / "gpuops/lab") == []
 
 

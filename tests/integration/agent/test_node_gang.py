@@ -13,7 +13,7 @@ from typing import Any
 
 import pytest
 
-from gpuops.agent.sockets import ESTABLISHED, inodes_of
+from gpuops.agent.sockets import ESTABLISHED, socket_inodes
 from gpuops.core.errors import NodeRefused
 from tests.integration.agent.conftest import RealNode, alive, until
 
@@ -52,7 +52,7 @@ def connected(pid: int, port: int) -> bool:
     """Whether a process has an established connection on this port."""
     rows = [line.split() for line in Path(f"/proc/{pid}/net/tcp").read_text().splitlines()[1:]]
     mine = {row[9] for row in rows if int(row[1].split(":")[1], 16) == port and row[3] == ESTABLISHED}
-    return bool(mine & inodes_of(pid))
+    return bool(mine & socket_inodes(pid))
 
 
 def start_both(pair: tuple[RealNode, RealNode], argvs: tuple[list[str], list[str]], **more: Any) -> None:

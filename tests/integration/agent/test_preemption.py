@@ -15,7 +15,7 @@ import pytest
 from gpuops.agent.node import Node
 from gpuops.agent.run import preemption
 from gpuops.agent.run.preemption import Ec2, Notice
-from gpuops.agent.run.result import KILL_DELAY_S, Step, hasten, ladder
+from gpuops.agent.run.result import KILL_DELAY_S, Step, shorten_steps, stop_steps
 from tests.fakes.aws.imds import Service
 
 HANG_S = 600.0
@@ -98,7 +98,7 @@ def test_a_time_that_nobody_can_read_is_an_interruption_all_the_same(metadata: M
     metadata.tell(action("soon"))
     [notice] = Ec2(metadata.url)()
     assert notice == Notice("reclaim", "AWS", None)
-    assert preemption.reason(notice, 1)["say"] == "AWS takes node1 back"
+    assert preemption.notice_reason(notice, 1)["say"] == "AWS takes node1 back"
 
 
 @pytest.mark.parametrize(
@@ -112,10 +112,10 @@ def test_what_is_no_such_document_ends_no_run(metadata: Metadata, text: str) -> 
 
 
 def test_how_a_notice_is_told() -> None:
-    assert preemption.reason(Notice("reclaim", "AWS", AT), 1) == {
+    assert preemption.notice_reason(Notice("reclaim", "AWS", AT), 1) == {
         "kind": "reclaim", "by": "AWS", "say": "AWS takes node1 back at 08:22:00Z", "at": AT, "node": 1,
     }  # fmt: skip
-    assert preemption.reason(Notice("rebalance", "AWS", AT), 0)["say"] == "AWS may take node0 back soon"
+    assert preemption.notice_reason(Notice("rebalance", "AWS", AT), 0)["say"] == "AWS may take node0 back soon"
 
 
 # How it is heard by whoever runs something.
@@ -129,7 +129,7 @@ class Watched:
         (folder / "node.json").write_text(json.dumps(settings))
         self.heard: queue.Queue[Notice] = queue.Queue()
         self.done = threading.Event()
-        preemption.watch(Node(str(folder)), self.done, self.heard.put)
+        preemption.watch_notices(Node(str(folder)), self.done, self.heard.put)
 
     def next(self) -> Notice:
         return self.heard.get(timeout=HANG_S)
@@ -214,9 +214,10 @@ def test_a_virtual_node_hears_what_is_said_of_its_machine(metadata: Metadata, tm
     [(120.0, 80.0), (115.0, 75.0), (41.0, 1.0), (40.0, 0.0), (3.0, 0.0), (-900.0, 0.0), (7200.0, 80.0)],
 )
 def test_a_reserve_is_kept_for_the_results(left: float, within: float) -> None:
-    assert preemption.within_s(AT, AT - left) == within
+    assert preemption.stop_within_s(AT, AT - left) == within
     assert (
-        preemption.within_s(None, AT) == preemption.NOTICE_S - preemption.POLL_INTERVAL_S - preemption.UPLOAD_RESERVE_S
+        preemption.stop_within_s(None, AT)
+        == preemption.NOTICE_S - preemption.POLL_INTERVAL_S - preemption.UPLOAD_RESERVE_S
     )
 
 
@@ -233,10 +234,10 @@ def test_a_reserve_is_kept_for_the_results(left: float, within: float) -> None:
     ],
 )
 def test_a_stop_fits_into_what_is_left(grace: float, within: float | None, term: float, kill: float) -> None:
-    assert ladder("graceful", grace, within) == [Step(0.0, "ask"), Step(term, "term"), Step(kill, "kill")]
+    assert stop_steps("graceful", grace, within) == [Step(0.0, "ask"), Step(term, "term"), Step(kill, "kill")]
 
 
 def test_a_stop_that_has_begun_is_hastened() -> None:
-    rest = ladder("graceful", 100.0)[1:]  # asked 30 s ago
-    assert hasten(rest, 30.0 + 20.0) == [Step(48.0, "term"), Step(50.0, "kill")]
-    assert hasten(ladder("now", 100.0), 50.0) == ladder("now", 100.0)
+    rest = stop_steps("graceful", 100.0)[1:]  # asked 30 s ago
+    assert shorten_steps(rest, 30.0 + 20.0) == [Step(48.0, "term"), Step(50.0, "kill")]
+    assert shorten_steps(stop_steps("now", 100.0), 50.0) == stop_steps("now", 100.0)

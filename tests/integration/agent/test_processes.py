@@ -16,7 +16,7 @@ from pathlib import Path
 import pytest
 
 from gpuops.agent import processes
-from gpuops.agent.processes import Marker, Process, carries, descendants, parse_stat
+from gpuops.agent.processes import Marker, Process, descendants, has_marker, parse_stat
 
 LINUX = pytest.mark.skipif(not processes.PROC, reason="needs /proc")
 
@@ -26,7 +26,7 @@ def scenario(source: str, folder: Path) -> dict[str, object]:
     head = (
         "import json, os, signal, subprocess, sys, time\n"
         "from gpuops.agent import processes as procs\n"
-        "from gpuops.agent.processes import Marker, catches, find, lives, table\n"
+        "from gpuops.agent.processes import Marker, find_process, handles_signal\n"
         "procs.become_subreaper()\n"
         "def until(test):\n"
         "    while not test(): time.sleep(0.01)\n"
@@ -72,22 +72,23 @@ def test_a_zombie_is_not_a_process_unless_threads_go_on() -> None:
 )
 def test_a_marker_is_the_whole_entry(entries: list[str], expected: bool) -> None:
     environment = b"".join(entry.encode() + b"\0" for entry in entries)
-    assert carries(environment, Marker("c-r-0", "/here/stop")) is expected
+    assert has_marker(environment, Marker("c-r-0", "/here/stop")) is expected
 
 
 @LINUX
 def test_helpers_and_what_they_start_are_not_a_runs(tmp_path: Path) -> None:
     told = scenario(
-        "launcher = procs.start([py, '-c', 'import time; time.sleep(60)'])\n"
-        "helper = procs.helper(['sh', '-c', '(sleep 60 & echo $!) ; sleep 60'], stdout=subprocess.PIPE)\n"
+        "launcher = procs.start_child([py, '-c', 'import time; time.sleep(60)'])\n"
+        "helper = procs.start_helper(['sh', '-c', '(sleep 60 & echo $!) ; sleep 60'], stdout=subprocess.PIPE)\n"
         "orphan = int(helper.stdout.readline())\n"
-        "before = procs.of_run([])\n"
+        "before = procs.run_processes([])\n"
         "helper.kill(); helper.wait()\n"
-        "until(lambda: find(orphan).parent == os.getpid())\n"
-        "after = procs.of_run([]); left = procs.end_all(lambda: procs.of_run([])); helpers = procs.helpers()\n"
+        "until(lambda: find_process(orphan).parent == os.getpid())\n"
+        "after = procs.run_processes([]); left = procs.end_all(lambda: procs.run_processes([]))\n"
+        "helpers = procs.helper_processes()\n"
         "print(json.dumps({'before': before == {launcher.pid}, 'after': after == {launcher.pid}, 'left': left,\n"
         "                  'helpers': orphan in helpers}))\n"
-        "procs.end_all(procs.helpers, 0.0)\n",
+        "procs.end_all(procs.helper_processes, 0.0)\n",
         tmp_path,
     )
     assert told == {"before": True, "after": True, "left": 0, "helpers": True}
@@ -99,10 +100,10 @@ def test_orphans_without_an_environment_come_back_and_are_ended(tmp_path: Path) 
         "child = 'import os, signal, subprocess, sys, time; signal.signal(15, signal.SIG_IGN);'\n"
         'child += \'os.setsid(); open("pid", "w").write(str(os.getpid())); os.rename("pid", "note"); time.sleep(60)\'\n'
         "parent = 'import os, subprocess, sys; subprocess.Popen([sys.executable, \"-c\", sys.argv[1]], env={})'\n"
-        "launcher = procs.start([py, '-c', parent, child]); launcher.wait()\n"
+        "launcher = procs.start_child([py, '-c', parent, child]); launcher.wait()\n"
         "until(lambda: os.path.exists('note')); pid = int(open('note').read())\n"
-        "found = procs.of_run([]); left = procs.end_all(lambda: procs.of_run([]), 0.2)\n"
-        "procs.reap()\n"
+        "found = procs.run_processes([]); left = procs.end_all(lambda: procs.run_processes([]), 0.2)\n"
+        "procs.reap_orphans()\n"
         "print(json.dumps({'found': found == {pid}, 'left': left, 'gone': not os.path.exists('/proc/%d' % pid)}))\n",
         tmp_path,
     )
@@ -116,7 +117,8 @@ def test_sigterm_comes_first_and_some_are_ended_last(tmp_path: Path) -> None:
         "deaf = \"trap '' TERM; echo up; while :; do sleep 0.02; done\"\n"
         "recorder = \"trap '' TERM; echo up; read line; echo recorded\"\n"
         "pipes = dict(stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True)\n"
-        "one, two, three = (procs.start(['bash', '-c', script], **pipes) for script in (polite, deaf, recorder))\n"
+        "scripts = (polite, deaf, recorder)\n"
+        "one, two, three = (procs.start_child(['bash', '-c', script], **pipes) for script in scripts)\n"
         "[process.stdout.readline() for process in (one, two, three)]\n"
         "class Clock:\n"  # however slow they are: the polite time is over when the first has followed
         "    sleep = staticmethod(time.sleep)\n"
@@ -125,7 +127,7 @@ def test_sigterm_comes_first_and_some_are_ended_last(tmp_path: Path) -> None:
         "def last():\n"
         "    if two.poll() is not None and not three.stdin.closed: three.stdin.close()\n"
         "    return {three.pid}\n"
-        "left = procs.end_all(lambda: procs.of_run([]), 0.5, recorders=last)\n"
+        "left = procs.end_all(lambda: procs.run_processes([]), 0.5, recorders=last)\n"
         "print(json.dumps({'left': left, 'one': one.wait(), 'two': two.wait(), 'three': three.wait(),\n"
         "                  'said': three.stdout.read()}))\n",
         tmp_path,
@@ -136,8 +138,8 @@ def test_sigterm_comes_first_and_some_are_ended_last(tmp_path: Path) -> None:
 @LINUX
 def test_the_reaper_leaves_exit_codes_to_those_who_wait(tmp_path: Path) -> None:
     told = scenario(
-        "children = [procs.helper(['sh', '-c', 'exit %d' % code]) for code in range(8)]\n"
-        "for _ in range(50): procs.reap(); time.sleep(0.005)\n"
+        "children = [procs.start_helper(['sh', '-c', 'exit %d' % code]) for code in range(8)]\n"
+        "for _ in range(50): procs.reap_orphans(); time.sleep(0.005)\n"
         "print(json.dumps({'codes': [child.wait() for child in children]}))\n",
         tmp_path,
     )
@@ -151,10 +153,10 @@ def test_a_marker_finds_a_process_outside_the_tree(tmp_path: Path) -> None:
     try:
         mine = Marker(env["GPUOPS_RUN"], str(tmp_path))
         deadline = time.monotonic() + 600
-        while processes.marked(processes.table(), [mine]) != {process.pid}:
+        while processes.find_marked(processes.list_processes(), [mine]) != {process.pid}:
             assert time.monotonic() < deadline
             time.sleep(0.01)  # between fork and exec it still has our environment
-        assert processes.marked(processes.table(), [mine._replace(stop_file="/elsewhere")]) == set()
+        assert processes.find_marked(processes.list_processes(), [mine._replace(stop_file="/elsewhere")]) == set()
     finally:
         process.kill()
         process.wait()
@@ -163,21 +165,21 @@ def test_a_marker_finds_a_process_outside_the_tree(tmp_path: Path) -> None:
 @LINUX
 def test_who_catches_a_signal_is_known(tmp_path: Path) -> None:
     told = scenario(
-        "before = catches(os.getpid(), signal.SIGUSR1)\n"
+        "before = handles_signal(os.getpid(), signal.SIGUSR1)\n"
         "signal.signal(signal.SIGUSR1, lambda *_: None)\n"
-        "during = catches(os.getpid(), signal.SIGUSR1)\n"
+        "during = handles_signal(os.getpid(), signal.SIGUSR1)\n"
         "signal.signal(signal.SIGUSR1, signal.SIG_IGN)\n"
-        "print(json.dumps({'states': [before, during, catches(os.getpid(), signal.SIGUSR1)]}))\n",
+        "print(json.dumps({'states': [before, during, handles_signal(os.getpid(), signal.SIGUSR1)]}))\n",
         tmp_path,
     )
     assert told == {"states": [False, True, False]}
 
 
 def test_a_process_is_told_from_a_later_one_with_its_number() -> None:
-    me = processes.find(os.getpid())
+    me = processes.find_process(os.getpid())
     assert me is not None
-    assert processes.lives(me.pid, me.start)
-    assert not processes.lives(me.pid, me.start + "0")
+    assert processes.is_living(me.pid, me.start)
+    assert not processes.is_living(me.pid, me.start + "0")
 
 
 @pytest.mark.skipif(not Path("/bin/ps").exists(), reason="needs ps (package procps)")
@@ -207,13 +209,13 @@ def test_a_run_is_known_by_its_environment_where_ps_tells_it(monkeypatch: pytest
     ps.chmod(0o755)
     monkeypatch.setenv("PATH", f"{tmp_path}:{os.environ['PATH']}")
     monkeypatch.setattr(processes, "PROC", False)
-    assert processes.marked([], [processes.Marker("lab-1-0", "/Users/Jane Doe/stop")]) == {4711}
-    assert processes.marked([], [processes.Marker("lab-1", "/Users/Jane Doe/stop")]) == set()
+    assert processes.find_marked([], [processes.Marker("lab-1-0", "/Users/Jane Doe/stop")]) == {4711}
+    assert processes.find_marked([], [processes.Marker("lab-1", "/Users/Jane Doe/stop")]) == set()
 
 
 def test_reaping_beside_those_who_wait(monkeypatch: pytest.MonkeyPatch) -> None:
     """A child's own waiter may collect it between our two looks: that ends nothing (it once ended the agent)."""
-    child = processes.start([sys.executable, "-c", ""])
+    child = processes.start_child([sys.executable, "-c", ""])
     real = os.waitid
 
     def slow(*args: int) -> object:
@@ -225,5 +227,5 @@ def test_reaping_beside_those_who_wait(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(os, "waitid", slow)
     until_zombie = real(os.P_PID, child.pid, os.WEXITED | os.WNOWAIT)
     assert until_zombie is not None
-    processes.reap()
+    processes.reap_orphans()
     assert child.returncode == 0

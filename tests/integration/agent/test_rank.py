@@ -13,7 +13,7 @@ from typing import Any
 
 import pytest
 
-from gpuops.agent.processes import find
+from gpuops.agent.processes import find_process
 from gpuops.agent.run import rank
 from gpuops.nodes import bootstrap
 
@@ -115,7 +115,7 @@ def test_the_script_dies_with_its_wrapper(run: Path) -> None:
 
 
 def rank_lives(pid: int) -> bool:
-    return find(pid) is not None
+    return find_process(pid) is not None
 
 
 def test_a_script_that_cannot_be_started_says_so(run: Path) -> None:
@@ -134,7 +134,7 @@ def test_torchs_error_file_is_kept(run: Path) -> None:
 def test_a_risen_counter_and_sigkill_mean_out_of_memory(run: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     counts = iter([4, 5])
     monkeypatch.setattr(rank, "oom_kills", lambda: next(counts))
-    noted = rank.run(str(run), ["sh", "-c", "kill -9 $$"], {"RANK": "0"})
+    noted = rank.run_script(str(run), ["sh", "-c", "kill -9 $$"], {"RANK": "0"})
     assert noted["oom"] is True
 
 

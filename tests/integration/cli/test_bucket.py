@@ -11,7 +11,7 @@ from typing import Any
 
 import pytest
 
-from gpuops.agent.presence import open_here
+from gpuops.agent.presence import is_person_logged_in
 from tests.conftest import HANG_S, Shell, until
 from tests.fakes.bucket import KEY, SECRET, FakeBucket
 from tests.files import below, written_in
@@ -73,7 +73,7 @@ def test_no_key_is_on_a_node_and_no_address_anywhere_else(camp: Shell, store: Fa
     assert "uploads" not in json.loads(out)
 
 
-@pytest.mark.skipif(open_here(), reason=WORLD_SEES)
+@pytest.mark.skipif(is_person_logged_in(), reason=WORLD_SEES)
 def test_away_the_nodes_end_and_the_guard_fetches_what_they_kept(camp: Shell, store: FakeBucket) -> None:
     script = "echo $GPUOPS_NODE > made.pt; echo same > same.pt; echo done"
     detach(camp, *SINK, "--nodes", "2", "--all-nodes", script=script)
@@ -91,7 +91,7 @@ def test_away_the_nodes_end_and_the_guard_fetches_what_they_kept(camp: Shell, st
     camp.expect_clean()
 
 
-@pytest.mark.skipif(open_here(), reason=WORLD_SEES)
+@pytest.mark.skipif(is_person_logged_in(), reason=WORLD_SEES)
 def test_what_could_not_be_fetched_then_is_fetched_by_hand(camp: Shell, store: FakeBucket) -> None:
     detach(camp, *SINK, script="echo made > made.pt; echo line; exit 3")
     until(lambda: not tents(camp), "the node has ended itself")
@@ -124,7 +124,7 @@ def test_what_could_not_be_fetched_then_is_fetched_by_hand(camp: Shell, store: F
     assert "made" in again.stdout + again.stderr
 
 
-@pytest.mark.skipif(open_here(), reason=WORLD_SEES)
+@pytest.mark.skipif(is_person_logged_in(), reason=WORLD_SEES)
 def test_by_hand_with_the_profile_of_then(camp: Shell, store: FakeBucket) -> None:
     """What is exported weeks later, and the default profile, are another account's."""
     keys = f"aws_access_key_id = {KEY}\naws_secret_access_key = {SECRET}\n"

@@ -9,7 +9,7 @@ from typing import Any
 
 import pytest
 
-from gpuops.agent.presence import open_here
+from gpuops.agent.presence import is_person_logged_in
 from tests.conftest import Shell, until
 from tests.files import change
 from tests.integration.cli.heard import at_terminal
@@ -111,7 +111,7 @@ def test_results_wait_for_the_computer_longer_than_a_node_stands_idle(camp: Shel
     camp.expect_clean()
 
 
-@pytest.mark.skipif(open_here(), reason=WORLD_SEES)
+@pytest.mark.skipif(is_person_logged_in(), reason=WORLD_SEES)
 def test_a_wait_ends_too(camp: Shell) -> None:
     detach(camp, "--grace", "0.0005", "--idle", "60")
     until(lambda: not tents(camp), "the node has ended itself")
@@ -147,7 +147,7 @@ def test_with_this_computer_on_results_come_home_as_usual_and_are_kept_as_well(c
     camp.expect_clean()
 
 
-@pytest.mark.skipif(open_here(), reason=WORLD_SEES)
+@pytest.mark.skipif(is_person_logged_in(), reason=WORLD_SEES)
 def test_away_the_nodes_keep_the_results_and_end_themselves(camp: Shell, chest: Path) -> None:
     """The machines go with their disks long before anybody is back."""
     said = detach(camp, *SINK, "--nodes", "2", "--all-nodes", script="echo $GPUOPS_NODE > made.pt; echo done")

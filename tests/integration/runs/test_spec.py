@@ -42,10 +42,12 @@ def start(spec: Mapping[str, Any], program: list[str], folder: Path, tree: Path)
     """What the agent does with a spec."""
     (folder / "ranks").mkdir(parents=True)
     (folder / "spec.json").write_text(json.dumps(spec))
-    tokens = launcher.tokens(program, str(folder))
-    environment = launcher.environment({**os.environ, "PET_NNODES": "9", "RANK": "5"}, spec, {}, tokens, {})
+    tokens = launcher.token_values(program, str(folder))
+    environment = launcher.launch_environment({**os.environ, "PET_NNODES": "9", "RANK": "5"}, spec, {}, tokens, {})
     with (folder / "launcher.err").open("wb") as errors:
-        return subprocess.Popen(launcher.command(spec, tokens), cwd=tree, env=environment, stdout=errors, stderr=errors)
+        return subprocess.Popen(
+            launcher.launch_command(spec, tokens), cwd=tree, env=environment, stdout=errors, stderr=errors
+        )
 
 
 def test_two_nodes_of_two_ranks_get_every_argument_byte_for_byte(tmp_path: Path) -> None:

@@ -8,21 +8,21 @@ from typing import Any
 import pytest
 
 from gpuops.agent.run import launcher, result
-from gpuops.agent.run.result import Step, Stop, decide, ladder
+from gpuops.agent.run.result import Step, Stop, decide_outcome, stop_steps
 
 TOKENS = {"{python}": "/py", "{agent}": "/a.pyz", "{run}": "/node/runs/r-1"}
 
 
 def test_tokens_are_ours_only_before_the_dashes() -> None:
     argv = ["/venv/python", "--log-dir={run}/t", "{python}", "{agent}", "--", "{run}", "--", "x"]
-    assert launcher.command({"kind": "torchrun", "argv": argv}, TOKENS) == [
+    assert launcher.launch_command({"kind": "torchrun", "argv": argv}, TOKENS) == [
         *["/venv/python", "--log-dir=/node/runs/r-1/t", "/py", "/a.pyz", "--", "{run}", "--", "x"]
     ]
 
 
 def test_a_users_command_is_left_alone() -> None:
     argv = ["echo", "{run}", "{python}"]
-    assert launcher.command({"kind": "command", "argv": argv}, TOKENS) == argv
+    assert launcher.launch_command({"kind": "command", "argv": argv}, TOKENS) == argv
 
 
 def test_a_prelude_never_quotes_the_command() -> None:
@@ -36,20 +36,22 @@ def test_a_prelude_never_quotes_the_command() -> None:
     [("PET_NNODES", True), ("PET", False), ("RANK", True), ("RANKS", False), ("XPET_A", False)],
 )
 def test_scrubbing_is_by_name_or_prefix(name: str, gone: bool) -> None:
-    env = launcher.environment({name: "1"}, {"scrub": ["PET_", "RANK"]}, {}, TOKENS, {})
+    env = launcher.launch_environment({name: "1"}, {"scrub": ["PET_", "RANK"]}, {}, TOKENS, {})
     assert (name not in env) is gone
 
 
 def test_later_sources_win() -> None:
     spec = {"env": {"A": "spec", "B": "spec", "DIR": "{run}/x"}}
-    env = launcher.environment({"A": "base", "PATH": "/bin"}, spec, {"B": "secret"}, TOKENS, {"GPUOPS_RUN": "mark"})
+    env = launcher.launch_environment(
+        {"A": "base", "PATH": "/bin"}, spec, {"B": "secret"}, TOKENS, {"GPUOPS_RUN": "mark"}
+    )
     ours = {"A": "spec", "B": "secret", "DIR": "/node/runs/r-1/x", "GPUOPS_RUN": "mark", "PATH": "/bin"}
     assert env == ours
 
 
 def test_the_ladder() -> None:
-    assert ladder("graceful", 10.0) == [Step(0.0, "ask"), Step(10.0, "term"), Step(20.0, "kill")]
-    assert ladder("now", 10.0) == [Step(0.0, "term"), Step(2.0, "kill")]
+    assert stop_steps("graceful", 10.0) == [Step(0.0, "ask"), Step(10.0, "term"), Step(20.0, "kill")]
+    assert stop_steps("now", 10.0) == [Step(0.0, "term"), Step(2.0, "kill")]
 
 
 STOP = Stop("stopped", {"kind": "stop", "say": "enough"})
@@ -86,7 +88,7 @@ def record(rank: int, ended: float | None, code: int | None = 0, signal: int | N
 def test_how_a_run_ended(
     kind: str, returncode: int | None, records: list[dict[str, Any]], stop: Stop | None, expected: tuple[str, str, str]
 ) -> None:
-    found, reason = decide(kind, returncode, records, stop, 100.0 if stop else math.inf)
+    found, reason = decide_outcome(kind, returncode, records, stop, 100.0 if stop else math.inf)
     assert (found, reason["kind"], reason["say"]) == expected
 
 

@@ -13,62 +13,62 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from gpuops.agent import lease
-from gpuops.agent.lease import Now, Quiet, first, next_end, renewed
+from gpuops.agent.lease import ClockReading, IdleTimer, first_lease, next_end, renewed_lease
 from gpuops.agent.node import Node
 
-START = Now(wall=1_000_000.0, mono=500.0, boot_id="b1")
+START = ClockReading(wall=1_000_000.0, mono=500.0, boot_id="b1")
 
 
-def after(seconds: float, *, wall_jump: float = 0.0, reboot: bool = False) -> Now:
+def after(seconds: float, *, wall_jump: float = 0.0, reboot: bool = False) -> ClockReading:
     """The clocks `seconds` later; the wall clock may have been set, the machine restarted."""
     mono = 10.0 if reboot else START.mono + seconds
-    return Now(START.wall + seconds + wall_jump, mono, "b2" if reboot else "b1")
+    return ClockReading(START.wall + seconds + wall_jump, mono, "b2" if reboot else "b1")
 
 
-def left(noted: dict[str, Any], now: Now, quiet_s: float = 0.0, live: bool = False) -> float | None:
+def left(noted: dict[str, Any], now: ClockReading, quiet_s: float = 0.0, live: bool = False) -> float | None:
     end = next_end(noted, now, quiet_s, live)
     return None if end is None else end.left_s
 
 
 def test_without_ends_there_is_none() -> None:
-    assert left(renewed(START, None, None), after(1e9)) is None
+    assert left(renewed_lease(START, None, None), after(1e9)) is None
     assert left({}, after(1e9)) is None
 
 
 def test_a_hard_end_comes_with_the_clocks() -> None:
-    noted = renewed(START, 100.0, None)
+    noted = renewed_lease(START, 100.0, None)
     assert left(noted, after(60)) == 40
     assert left(noted, after(160)) == -60
 
 
 def test_a_wall_clock_set_back_lengthens_nothing() -> None:
-    assert left(renewed(START, 100.0, None), after(90, wall_jump=-5000)) == 10
+    assert left(renewed_lease(START, 100.0, None), after(90, wall_jump=-5000)) == 10
 
 
 def test_a_wall_clock_set_forward_ends_it() -> None:
-    assert left(renewed(START, 100.0, None), after(10, wall_jump=5000)) == -4910
+    assert left(renewed_lease(START, 100.0, None), after(10, wall_jump=5000)) == -4910
 
 
 def test_after_a_reboot_only_the_wall_counts() -> None:
-    assert left(renewed(START, 100.0, None), after(90, reboot=True)) == 10
+    assert left(renewed_lease(START, 100.0, None), after(90, reboot=True)) == 10
 
 
 @given(seconds=st.floats(0, 1e6), jump=st.floats(-1e6, 1e6), ends_in=st.floats(0, 1e6))
 def test_nothing_moves_a_hard_end_back(seconds: float, jump: float, ends_in: float) -> None:
-    remaining = left(renewed(START, ends_in, None), after(seconds, wall_jump=jump))
+    remaining = left(renewed_lease(START, ends_in, None), after(seconds, wall_jump=jump))
     assert remaining is not None
     assert remaining <= ends_in - seconds + 1e-6
 
 
 def test_the_boot_lease_holds_until_a_client_sends_another() -> None:
-    noted = first(START, 60.0, None, None)
+    noted = first_lease(START, 60.0, None, None)
     end = next_end(noted, after(61), 0.0, False)
     assert end == (-1.0, "no client took it over in time after it started")
-    assert left(renewed(after(30), 1000.0, None), after(61)) == 969
+    assert left(renewed_lease(after(30), 1000.0, None), after(61)) == 969
 
 
 def test_idleness_ends_only_a_node_without_a_run() -> None:
-    noted = renewed(START, None, 1800.0)
+    noted = renewed_lease(START, None, 1800.0)
     assert left(noted, after(0), quiet_s=1801) == -1
     assert left(noted, after(0), quiet_s=1801, live=True) is None
     end = next_end(noted, after(0), 1801, False)
@@ -77,7 +77,7 @@ def test_idleness_ends_only_a_node_without_a_run() -> None:
 
 
 def test_what_nobody_has_fetched_takes_the_place_of_the_idle_end() -> None:
-    noted = renewed(START, 9000.0, 1800.0)
+    noted = renewed_lease(START, 9000.0, 1800.0)
     assert next_end(noted, START, 1801.0, False, 7200.0) == (
         5399.0,
         "no client downloaded the results of its run for 120 min",
@@ -86,7 +86,9 @@ def test_what_nobody_has_fetched_takes_the_place_of_the_idle_end() -> None:
     assert left(noted, START, live=True) == 9000.0, "no end of that kind while a run is on"
     held = next_end(noted, after(8000), 0.0, False, 7200.0)
     assert held == (1000.0, "its lease ended"), "never beyond the hard end"
-    assert next_end(renewed(START, None, None), after(1e9), 1e9, False, 60.0) is None, "no idle end, no other either"
+    assert next_end(renewed_lease(START, None, None), after(1e9), 1e9, False, 60.0) is None, (
+        "no idle end, no other either"
+    )
 
 
 def test_the_machines_own_watchdog_is_told_of_a_lease(tmp_path: Path) -> None:
@@ -115,28 +117,28 @@ def test_two_who_extend_it_at_once(tmp_path: Path, monkeypatch: pytest.MonkeyPat
             other = threading.Thread(target=lease.lease, args=(node, {"ends_in": ends.pop()}, None))
             other.start()
             other.join(60)
-            assert lease.read(node)["hard_wall"] > time.time() + 150
+            assert lease.read_lease(node)["hard_wall"] > time.time() + 150
         real(source, target)
 
     monkeypatch.setattr(os, "replace", replace)
     lease.lease(node, {"ends_in": 100.0}, None)
-    assert time.time() < lease.read(node)["hard_wall"] < time.time() + 150
+    assert time.time() < lease.read_lease(node)["hard_wall"] < time.time() + 150
     assert {path.name for path in tmp_path.iterdir()} == {"activity", "lease.json"}
 
 
 def test_the_first_end_wins() -> None:
-    noted = {**first(START, 50.0, 100.0, 10.0)}
+    noted = {**first_lease(START, 50.0, 100.0, 10.0)}
     assert left(noted, START) == 10
     assert left(noted, START, live=True) == 50
 
 
 @pytest.mark.parametrize(("seconds", "words"), [(1.0, "1 s"), (119, "119 s"), (120, "2 min"), (1800, "30 min")])
 def test_times_are_spoken(seconds: float, words: str) -> None:
-    assert lease.spoken(seconds) == words
+    assert lease.format_duration(seconds) == words
 
 
 def test_quiet_counts_from_the_last_touch_not_from_a_jumping_clock() -> None:
-    quiet = Quiet()
+    quiet = IdleTimer()
     assert quiet.seconds(START.wall - 5, START) == 5
     assert quiet.seconds(START.wall - 5, after(2, wall_jump=90_000)) == 7
     assert quiet.seconds(START.wall + 90_003, after(4, wall_jump=90_000)) == 0
@@ -144,4 +146,4 @@ def test_quiet_counts_from_the_last_touch_not_from_a_jumping_clock() -> None:
 
 
 def test_a_touch_in_the_future_is_not_negative_quiet() -> None:
-    assert Quiet().seconds(START.wall + 100, START) == 0
+    assert IdleTimer().seconds(START.wall + 100, START) == 0

@@ -34,7 +34,7 @@ def disk(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
 def born(folder: Path, disk: Path | None, **settings: object) -> Node:
     node = Node(str(folder))
     said = {"owner": "o", "cluster": "lab", "index": 0, "scratch": str(disk) if disk else None, **settings}
-    init.prepare(node, said, {"boot_in": 60.0})
+    init.prepare_node(node, said, {"boot_in": 60.0})
     return node
 
 

@@ -6,7 +6,7 @@ import json
 from pathlib import Path
 from typing import Any
 
-from gpuops.agent.run_files import Times
+from gpuops.agent.run_files import OutputTimes
 
 
 class Clock:
@@ -23,7 +23,7 @@ def written(run: Path) -> list[Any]:
 
 def test_each_look_notes_what_has_grown(tmp_path: Path) -> None:
     clock = Clock()
-    times = Times(str(tmp_path), clock)
+    times = OutputTimes(str(tmp_path), clock)
     (tmp_path / "ranks").mkdir()
     (tmp_path / "ranks" / "3.out").write_text("one\n")
     (tmp_path / "events.jsonl").write_text("{}\n")
@@ -46,7 +46,7 @@ def test_each_look_notes_what_has_grown(tmp_path: Path) -> None:
 
 def test_a_long_run_is_noted_more_coarsely(tmp_path: Path) -> None:
     clock = Clock()
-    times = Times(str(tmp_path), clock)
+    times = OutputTimes(str(tmp_path), clock)
     with (tmp_path / "launcher.out").open("w", buffering=1) as file:
         for _ in range(24 * 3600):
             clock.now += 1
@@ -60,7 +60,7 @@ def test_a_long_run_is_noted_more_coarsely(tmp_path: Path) -> None:
 
 def test_a_clock_that_was_set_back_does_not_end_it(tmp_path: Path) -> None:
     clock = Clock()
-    times = Times(str(tmp_path), clock)
+    times = OutputTimes(str(tmp_path), clock)
     (tmp_path / "launcher.out").write_text("x")
     clock.now -= 500
     times.check()
@@ -70,4 +70,4 @@ def test_a_clock_that_was_set_back_does_not_end_it(tmp_path: Path) -> None:
 def test_a_full_disk_ends_nothing(tmp_path: Path) -> None:
     (tmp_path / "launcher.out").write_text("x")
     (tmp_path / "times.jsonl").symlink_to("/dev/full")
-    Times(str(tmp_path)).check(last=True)
+    OutputTimes(str(tmp_path)).check(last=True)

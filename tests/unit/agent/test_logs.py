@@ -38,7 +38,7 @@ def collect(node: Node, offsets: dict[str, int]) -> dict[str, bytes]:
 def test_streams_are_named_and_ordered(node: Node) -> None:
     for name in ["launcher.out", "ranks/10.err", "ranks/2.out", "ranks/2.json", "ranks/x.out", "events.jsonl", "stop"]:
         Path(node.run("r-1"), name).write_bytes(b"x")
-    assert list(run_files.streams(node.run("r-1"))) == ["launcher.out", "events.jsonl", "rank2.out", "rank10.err"]
+    assert list(run_files.list_streams(node.run("r-1"))) == ["launcher.out", "events.jsonl", "rank2.out", "rank10.err"]
 
 
 @settings(max_examples=30, deadline=None)
@@ -54,7 +54,7 @@ def test_long_files_come_in_pieces(node: Node) -> None:
     content = os.urandom(3 * logs.CHUNK_BYTES + 1)
     Path(node.run("r-1"), "ranks", "0.out").write_bytes(content)
     assert collect(node, {}) == {"rank0.out": content}
-    assert len(list(logs.pieces(node.run("r-1"), {}))) == 4
+    assert len(list(logs.read_pieces(node.run("r-1"), {}))) == 4
 
 
 def test_the_result_is_the_last_word(node: Node) -> None:
@@ -91,4 +91,4 @@ def test_a_run_that_never_was_is_refused(node: Node) -> None:
 )
 def test_last_lines_are_bounded(tmp_path: Path, content: bytes, expected: str) -> None:
     (tmp_path / "f").write_bytes(content)
-    assert run_files.last_lines(str(tmp_path / "f")) == expected
+    assert run_files.read_last_lines(str(tmp_path / "f")) == expected

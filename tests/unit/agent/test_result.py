@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 
 from gpuops.agent import run_files
-from gpuops.agent.run.result import OUT_CHARACTERS, last_out, rank_result, result
+from gpuops.agent.run.result import OUT_CHARACTERS, rank_document, read_last_output, result_document
 
 
 def lines(count: int) -> str:
@@ -26,28 +26,30 @@ def lines(count: int) -> str:
 )
 def test_the_last_of_what_was_printed(tmp_path: Path, printed: str, told: str) -> None:
     (tmp_path / "0.out").write_text(printed)
-    assert last_out(str(tmp_path / "0.out")) == told
+    assert read_last_output(str(tmp_path / "0.out")) == told
 
 
 def test_nothing_was_printed_where_there_is_no_file(tmp_path: Path) -> None:
-    assert last_out(str(tmp_path / "0.out")) == ""
+    assert read_last_output(str(tmp_path / "0.out")) == ""
 
 
 def test_a_rank_is_told_with_both_its_streams(tmp_path: Path) -> None:
     (tmp_path / "ranks").mkdir()
     (tmp_path / "ranks/3.out").write_text("epoch 1\n")
     (tmp_path / "ranks/3.err").write_text("a warning\n")
-    told = rank_result(str(tmp_path), 3, 1, None, 0.0, None)
+    told = rank_document(str(tmp_path), 3, 1, None, 0.0, None)
     assert (told["out"], told["tail"]) == ("epoch 1\n", "a warning\n")
 
 
 def test_a_run_is_told_with_the_room_that_is_left(tmp_path: Path) -> None:
     (tmp_path / "launcher.out").write_text("done\n")
     spec = {"run": "r-1", "node": 0, "kind": "command"}
-    told = result(spec, str(tmp_path), "done", {"kind": "command"}, 1.0, 0, 2.0, lambda _rank: None, 0)
+    told = result_document(spec, str(tmp_path), "done", {"kind": "command"}, 1.0, 0, 2.0, lambda _rank: None, 0)
     assert told["out"] == "done\n"
     assert told["disk_free"] > 0
-    gone = result(spec, str(tmp_path / "gone"), "done", {"kind": "command"}, 1.0, 0, 2.0, lambda _rank: None, 0)
+    gone = result_document(
+        spec, str(tmp_path / "gone"), "done", {"kind": "command"}, 1.0, 0, 2.0, lambda _rank: None, 0
+    )
     assert gone["disk_free"] is None
 
 
@@ -69,8 +71,8 @@ def test_how_far_a_program_says_it_is(tmp_path: Path, written: str, told: dict[s
     """Any script may write it, and anything may be in it."""
     spec = {"run": "r-1", "node": 0, "kind": "command"}
     (tmp_path / "progress.json").write_text(written)
-    ended = result(spec, str(tmp_path), "done", {"kind": "command"}, 1.0, 0, 2.0, lambda _rank: None, 0)
+    ended = result_document(spec, str(tmp_path), "done", {"kind": "command"}, 1.0, 0, 2.0, lambda _rank: None, 0)
     assert ended["progress"] == told
     (tmp_path / "progress.json").unlink()
-    ended = result(spec, str(tmp_path), "done", {"kind": "command"}, 1.0, 0, 2.0, lambda _rank: None, 0)
+    ended = result_document(spec, str(tmp_path), "done", {"kind": "command"}, 1.0, 0, 2.0, lambda _rank: None, 0)
     assert ended["progress"] is None

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from gpuops.agent.presence import WorkSchedule, is_editor, is_used, terminals
+from gpuops.agent.presence import WorkSchedule, has_connection, is_editor, login_terminals
 from gpuops.agent.sockets import parse_connections
 
 SERVER = b"/root/.vscode-server/cli/servers/Stable-e3/server/node\0/root/.vscode-server/out/server-main.js\0--port=0\0"
@@ -30,7 +30,7 @@ SERVER = b"/root/.vscode-server/cli/servers/Stable-e3/server/node\0/root/.vscode
     ],
 )
 def test_a_login_and_its_terminal_are_in_a_title(title: bytes, terminal: bool | None) -> None:
-    assert dict(terminals({7: title})) == ({} if terminal is None else {7: terminal})
+    assert dict(login_terminals({7: title})) == ({} if terminal is None else {7: terminal})
 
 
 @pytest.mark.parametrize(
@@ -74,7 +74,7 @@ LISTENS = row(40000, 0, "0A", 11)
     ids=["connected", "nobody", "left", "it phones home", "another's server", "nothing"],
 )
 def test_a_server_is_used_while_somebody_is_connected_to_it(rows: list[str], used: bool) -> None:
-    assert is_used({"11", "14"}, parse_connections([HEADING, *rows])) is used
+    assert has_connection({"11", "14"}, parse_connections([HEADING, *rows])) is used
 
 
 def test_it_is_looked_seldom_and_never_too_late() -> None:

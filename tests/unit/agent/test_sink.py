@@ -11,24 +11,24 @@ from typing import Any
 import pytest
 
 from gpuops.agent.daemon import watchdog
-from gpuops.agent.lease import Now, next_end, renewed
+from gpuops.agent.lease import ClockReading, next_end, renewed_lease
 from gpuops.agent.node import Node
-from gpuops.agent.presence import heard, silent_s
+from gpuops.agent.presence import note_heard, silent_for_s
 from gpuops.agent.retain import bucket_sink, safe_copy, sink
 from gpuops.agent.retain.end_once_stored import (
     OTHERS_LIMIT_S,
     LastActivity,
     StallTimer,
-    alive,
     all_safe,
     is_attended,
+    last_progress_times,
     may_end,
 )
 from gpuops.agent.retain.multipart_upload import NEVER, Stored
 from gpuops.agent.retain.safe_copy import copy_verified
 from tests.conftest import until
 
-NOW = Now(1_000_000.0, 500.0, "b")
+NOW = ClockReading(1_000_000.0, 500.0, "b")
 
 
 def test_a_file_is_whole_or_not_there(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -121,7 +121,7 @@ def test_who_ends_a_node_says_how_long_it_is_waited_for(monkeypatch: pytest.Monk
 
 
 def test_a_life_that_is_over_ends_at_once_but_under_no_run() -> None:
-    noted = renewed(NOW, 3600.0, None)
+    noted = renewed_lease(NOW, 3600.0, None)
     assert next_end(noted, NOW, 0.0, False, None, "its results are safe") == (0.0, "its results are safe")
     assert next_end(noted, NOW, 0.0, True, None, "its results are safe") == (3600.0, "its lease ended")
 
@@ -143,8 +143,8 @@ def test_a_connection_alone_is_nobody(connected: int, silent_s: float, there: bo
 
 
 def test_who_talks_is_heard_of() -> None:
-    heard()
-    assert silent_s() < 60.0
+    note_heard()
+    assert silent_for_s() < 60.0
 
 
 def test_a_node_that_goes_on_is_not_waited_for_in_vain(tmp_path: Path) -> None:
@@ -152,11 +152,11 @@ def test_a_node_that_goes_on_is_not_waited_for_in_vain(tmp_path: Path) -> None:
     other.parent.mkdir()
     other.touch()
     others = StallTimer()
-    assert others.seconds(alive(str(tmp_path), 2), 100.0) == 0.0
-    assert others.seconds(alive(str(tmp_path), 2), 650.0) == 550.0
+    assert others.seconds(last_progress_times(str(tmp_path), 2), 100.0) == 0.0
+    assert others.seconds(last_progress_times(str(tmp_path), 2), 650.0) == 550.0
     os.utime(other, (1.0, 1.0))
-    assert others.seconds(alive(str(tmp_path), 2), 680.0) == 0.0, "whatever its clock says"
-    assert others.seconds(alive(str(tmp_path), 2), 690.0) == 10.0
+    assert others.seconds(last_progress_times(str(tmp_path), 2), 680.0) == 0.0, "whatever its clock says"
+    assert others.seconds(last_progress_times(str(tmp_path), 2), 690.0) == 10.0
 
 
 def test_a_node_shows_that_it_goes_on_until_it_does_not(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -183,10 +183,10 @@ def test_a_node_shows_that_it_goes_on_until_it_does_not(tmp_path: Path, monkeypa
 
 
 def test_what_an_agent_before_left_is_waited_for_also_before_it_is_begun(tmp_path: Path) -> None:
-    sink.begin()
+    sink.announce_resume()
     waiting = threading.Thread(target=sink.wait_until_stored, daemon=True)
     waiting.start()
     waiting.join(0.2)
     assert waiting.is_alive(), "nobody has looked yet what there is to be done"
-    sink.resume(Node(str(tmp_path)))
+    sink.resume_storing(Node(str(tmp_path)))
     until(lambda: not waiting.is_alive(), "there was nothing")

@@ -11,10 +11,10 @@ from typing import Any
 import pytest
 
 from gpuops.agent import lease
-from gpuops.agent.lease import Now
+from gpuops.agent.lease import ClockReading
 from gpuops.agent.node import Node
 from gpuops.agent.run import snapshot_request
-from gpuops.agent.run.snapshot_request import Plan, SnapshotRequests, plan
+from gpuops.agent.run.snapshot_request import Plan, SnapshotRequests, plan_request
 
 H, M = 3600.0, 60.0
 
@@ -30,13 +30,13 @@ H, M = 3600.0, 60.0
     ],
 )
 def test_ten_minutes_before_the_end_or_halfway(left: float, lead: float) -> None:
-    assert plan(None, left, 500.0) == Plan(500.0 + left, 500.0 + left - lead)
+    assert plan_request(None, left, 500.0) == Plan(500.0 + left, 500.0 + left - lead)
 
 
 @pytest.mark.parametrize("left", [None, 0.0, -3.0])
 def test_without_an_end_or_after_it_nothing_is_asked(left: float | None) -> None:
-    assert plan(None, left, 500.0) is None
-    assert plan(Plan(400.0, 390.0), left, 500.0) is None
+    assert plan_request(None, left, 500.0) is None
+    assert plan_request(Plan(400.0, 390.0), left, 500.0) is None
 
 
 @pytest.mark.parametrize(
@@ -54,7 +54,7 @@ def test_an_end_that_was_moved_is_another_one(moved_by: float, lead: float | Non
     """Six minutes before the one that was asked for."""
     before = Plan(1000.0, math.inf)
     now = 1000.0 - 6 * M
-    after = plan(before, 6 * M + moved_by, now)
+    after = plan_request(before, 6 * M + moved_by, now)
     if lead is None:
         assert after is before
     else:
@@ -68,7 +68,7 @@ class World:
         self.node = Node(str(folder / "lab/n1"))
         self.folder = Path(self.node.run("r-1"))
         self.folder.mkdir(parents=True)
-        self.now = Now(1_000_000.0, 500.0, "b1")
+        self.now = ClockReading(1_000_000.0, 500.0, "b1")
         self.events: list[tuple[str, dict[str, Any]]] = []
         monkeypatch.setattr(snapshot_request, "LEASE_CHECK_INTERVAL_S", 0.0)
         spec = {"run": "r-1", "node": 1}
@@ -77,11 +77,11 @@ class World:
         )
 
     def lease(self, ends_in: float | None) -> None:
-        noted = lease.renewed(self.now, ends_in, 60.0)
+        noted = lease.renewed_lease(self.now, ends_in, 60.0)
         (self.folder.parent.parent / "lease.json").write_text(json.dumps(noted))
 
     def after(self, seconds: float) -> None:
-        self.now = Now(self.now.wall + seconds, self.now.mono + seconds, "b1")
+        self.now = ClockReading(self.now.wall + seconds, self.now.mono + seconds, "b1")
 
     def asked(self) -> dict[str, Any] | None:
         """What the file says."""

@@ -35,7 +35,9 @@ def test_every_stream_of_a_run_is_one_here(tmp_path: Path) -> None:
     (tmp_path / "ranks").mkdir()
     for name in (*run_files._OF_THE_RUN, "ranks/0.out", "ranks/11.err"):
         (tmp_path / name).touch()
-    known = {name: str(Path(path).relative_to(tmp_path)) for name, path in run_files.streams(str(tmp_path)).items()}
+    known = {
+        name: str(Path(path).relative_to(tmp_path)) for name, path in run_files.list_streams(str(tmp_path)).items()
+    }
     assert {name: log_stream_name(path) for name, path in known.items()} == {name: name for name in known}
     assert len(known) == 6
     assert log_stream_name("result.json") == ""
