@@ -7,9 +7,9 @@ from __future__ import annotations
 
 import os.path
 from collections.abc import Iterator, Mapping
-from typing import Any
 
-from gpuops.commands.doctor.report import Checkup, Finding, Rule, apply_rules, error, format_size, note, warning
+from gpuops.commands.doctor.facts import Checkup, DiskFacts
+from gpuops.commands.doctor.report import Finding, Rule, apply_rules, error, format_size, note, warning
 from gpuops.core.format import plural
 
 DISK_FULL_BYTES = 50_000_000
@@ -46,34 +46,37 @@ def host_findings(place: Checkup) -> Iterator[Finding]:
     yield from apply_rules(HOST_RULES, place)
     yield from _check_misspelt_files(place)
     yield from apply_rules(CLOCK_RULES, place)
-    for name, why in (place.facts.get("failed") or {}).items():
+    for name, why in place.facts.failed.items():
         yield note("probe", f"{name} could not be looked at: {why}", "look at it there by hand")
 
 
 def _check_disks(place: Checkup) -> Iterator[Finding]:
     seen: set[str] = set()
-    for disk in place.facts.get("disks") or []:
-        if disk["of"] != "shm":
-            yield from _check_disk(disk, place, new=disk.get("mount", disk["path"]) not in seen)
-            seen.add(disk.get("mount", disk["path"]))
+    for disk in place.facts.disks:
+        if disk.of != "shm":
+            mount = disk.path if disk.mount is None else disk.mount
+            yield from _check_disk(disk, place, new=mount not in seen)
+            seen.add(mount)
 
 
-def _check_disk(disk: Mapping[str, Any], place: Checkup, *, new: bool) -> Iterator[Finding]:
-    called = f"{DISK_NAMES.get(disk['of'], disk['of'])} ({disk['path']})"
-    if disk.get("slow"):
+def _check_disk(disk: DiskFacts, place: Checkup, *, new: bool) -> Iterator[Finding]:
+    """Findings about one folder's disk. `new`: no folder before it was on the same file system."""
+    called = f"{DISK_NAMES.get(disk.of, disk.of)} ({disk.path})"
+    if disk.slow:
         yield error("disk-hangs", f"{called} does not answer", "see whether its file server is there: mount | grep nfs")
         return
-    if not disk.get("there"):
+    if not disk.there:
         return
-    if not disk.get("writable") and disk["of"] != "root":
+    if not disk.writable and disk.of != "root":
         yield error("disk-unwritable", f"{called} cannot be written", "make it writable, or log in as another user")
     if new:
-        yield from _check_space(disk, called, makes=place.python is None and disk["of"] in ("home", "node"))
+        yield from _check_space(disk, called, makes=place.python is None and disk.of in ("home", "node"))
 
 
-def _check_space(disk: Mapping[str, Any], called: str, *, makes: bool) -> Iterator[Finding]:
-    free, total, inodes = int(disk["free"]), int(disk["total"]), int(disk["inodes"])
-    free_up = f"free some space there: du -xh {disk['mount']} | sort -h | tail"
+def _check_space(disk: DiskFacts, called: str, *, makes: bool) -> Iterator[Finding]:
+    """Findings about free space and inodes. `makes`: the first run makes an environment there."""
+    free, total = disk.free, disk.total
+    free_up = f"free some space there: du -xh {disk.mount} | sort -h | tail"
     if free < DISK_FULL_BYTES:
         yield error("disk-full", f"{called} is full: {format_size(free)} of {format_size(total)} are free", free_up)
     elif makes and free < ENVIRONMENT_BYTES:
@@ -82,16 +85,16 @@ def _check_space(disk: Mapping[str, Any], called: str, *, makes: bool) -> Iterat
         yield warning("disk-little", say, free_up)
     elif free < DISK_LOW_BYTES:
         yield warning("disk-little", f"{called} has only {format_size(free)} of {format_size(total)} free", free_up)
-    if inodes and int(disk["inodes_free"]) < INODES_MIN:
+    if disk.inodes and disk.inodes_free < INODES_MIN:
         yield error(
             "inodes",
-            f"{called} has {plural(int(disk['inodes_free']), 'inode')} left: no more files fit, whatever the space",
+            f"{called} has {plural(disk.inodes_free, 'inode')} left: no more files fit, whatever the space",
             "remove folders with many small files: old environments, unpacked data",
         )
 
 
 def _check_misspelt_files(place: Checkup) -> Iterator[Finding]:
-    for name in place.facts.get("misspelt") or []:
+    for name in place.facts.misspelt:
         yield note(
             "misspelt", f"~/.ssh/{name} looks like authorized_keys misspelt", f"mv ~/.ssh/{name} ~/.ssh/authorized_keys"
         )
@@ -99,81 +102,76 @@ def _check_misspelt_files(place: Checkup) -> Iterator[Finding]:
 
 def _small_shared_memory(place: Checkup) -> Words:
     shm = place.disk("shm")
-    if not shm.get("there") or int(shm["total"]) >= SHM_MIN_BYTES:
+    if shm is None or not shm.there or shm.total >= SHM_MIN_BYTES:
         return None
     remount = "sudo mount -o remount,size=16g /dev/shm"
-    container = place.part("machine").get("container")
-    larger = "start the container with --shm-size=16g or --ipc=host" if container else remount
-    return {"size": format_size(int(shm["total"])), "larger": larger}
+    in_container = place.facts.machine.container
+    larger = "start the container with --shm-size=16g or --ipc=host" if in_container else remount
+    return {"size": format_size(shm.total), "larger": larger}
 
 
 def _network_home(place: Checkup) -> Words:
-    kind = place.disk("home").get("kind")
-    return {"kind": kind} if kind in NETWORK_FILE_SYSTEMS else None
+    home = place.disk("home")
+    return {"kind": home.kind} if home and home.kind in NETWORK_FILE_SYSTEMS else None
 
 
 def _few_cores(place: Checkup) -> Words:
-    cores, gpus = int(place.part("machine").get("cores") or 0), len(place.gpus)
+    cores, gpus = place.facts.machine.cores, len(place.gpus)
     return {"cores": plural(cores, "core"), "gpus": plural(gpus, "GPU")} if 0 < cores < gpus else None
 
 
 def _few_open_files(place: Checkup) -> Words:
-    files = place.part("limits").get("files")
+    files = place.facts.limits.files
     return {"files": files} if files is not None and files < OPEN_FILES_MIN else None
 
 
 def _little_locked_memory(place: Checkup) -> Words:
-    adapters, locked = place.facts.get("infiniband") or [], place.part("limits").get("locked")
+    adapters, locked = place.facts.infiniband, place.facts.limits.locked
     if not adapters or locked is None or locked >= LOCKED_MEMORY_MIN_BYTES:
         return None
     return {"adapters": ", ".join(adapters), "locked": format_size(locked)}
 
 
 def _outside_a_job(place: Checkup) -> Words:
-    scheduler = place.part("scheduler")
-    programs = scheduler.get("programs")
-    return {"program": programs[0]} if programs and not scheduler.get("job") else None
+    scheduler = place.facts.scheduler
+    return {"program": scheduler.programs[0]} if scheduler.programs and not scheduler.job else None
 
 
 def _killed_at_logout(place: Checkup) -> Words:
-    logind = place.part("logind")
-    if not (logind.get("runs") and logind.get("kills")) or logind.get("spared") or logind.get("lingers"):
-        return None
-    return {"user": place.part("machine").get("user")}
+    return {"user": place.facts.machine.user} if place.facts.logind.kills_runs else None
 
 
 def _other_shell(place: Checkup) -> Words:
-    shell = str(place.part("login").get("shell") or "")
+    shell = place.facts.login.shell if place.facts.login else ""
     return {"shell": shell} if os.path.basename(shell) in OTHER_SHELLS else None
 
 
 def _slow_shell(place: Checkup) -> Words:
-    login = place.part("login")
-    return {"shell": login.get("shell") or ""} if login.get("slow") else None
+    login = place.facts.login
+    return {"shell": login.shell} if login and login.slow else None
 
 
 def _printing_shell(place: Checkup) -> Words:
-    login = place.part("login")
-    said = str(login.get("said") or "").strip()
-    return {"line": said.splitlines()[0][:60]} if said and not login.get("slow") else None
+    login = place.facts.login
+    greeting = login.said.strip() if login and not login.slow else ""
+    return {"line": greeting.splitlines()[0][:60]} if greeting else None
 
 
 def _unknown_name(place: Checkup) -> Words:
-    name = place.part("name")
-    return {"name": name.get("name")} if place.reached and name and not name.get("addresses") else None
+    name = place.facts.name
+    return {"name": name.name} if place.reached and name and not name.addresses else None
 
 
 def _loopback_name(place: Checkup) -> Words:
-    name = place.part("name")
-    addresses = name.get("addresses") or []
-    if not place.reached or not addresses:
+    name = place.facts.name
+    if not place.reached or name is None or not name.addresses:
         return None
-    loopback = all(address.startswith("127.") or address == "::1" for address in addresses)
-    return {"name": name.get("name"), "address": addresses[0]} if loopback else None
+    loopback = all(address.startswith("127.") or address == "::1" for address in name.addresses)
+    return {"name": name.name, "address": name.addresses[0]} if loopback else None
 
 
 def _torchrun_variables(place: Checkup) -> Words:
-    names = place.part("variables").get("torchrun")
+    names = place.facts.variables.torchrun
     if not names:
         return None
     are, them = ("are", "them") if len(names) > 1 else ("is", "it")

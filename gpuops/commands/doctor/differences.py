@@ -5,7 +5,8 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator, Sequence
 
 from gpuops.commands.doctor.checks_host import NETWORK_FILE_SYSTEMS
-from gpuops.commands.doctor.report import Checkup, Finding, error, format_size, note, warning
+from gpuops.commands.doctor.facts import Checkup
+from gpuops.commands.doctor.report import Finding, error, format_size, note, warning
 from gpuops.core.format import first_few, listed, plural
 
 BETWEEN = "between them"
@@ -31,11 +32,11 @@ def _software(places: Sequence[Checkup]) -> Iterator[Finding]:
     same = "name one that is the same on all nodes with --python PATH, or install the same torch"
     if unlike := _unlike(places, _torch):
         yield error("torch-differs", f"torch differs: {unlike}; they cannot train together", same)
-    elif unlike := _unlike(places, lambda place: f"CUDA {(place.python or {}).get('cuda') or 'none'}"):
+    elif unlike := _unlike(places, _cuda):
         yield error("torch-differs", f"torch is built for different CUDA: {unlike}", same)
     if unlike := _unlike(places, _python):
         yield warning("python-differs", f"Python differs: {unlike}; what one pickles the other may not read", same)
-    if unlike := _unlike(places, lambda place: f"driver {place.gpus[0]['driver']}" if place.gpus else ""):
+    if unlike := _unlike(places, lambda place: f"driver {place.gpus[0].driver}" if place.gpus else ""):
         yield note("driver-differs", f"NVIDIA's driver differs: {unlike}", "nothing, as long as torch runs with both")
     if unlike := _unlike(places, lambda place: place.artefact):
         yield note(
@@ -46,18 +47,21 @@ def _software(places: Sequence[Checkup]) -> Iterator[Finding]:
 
 
 def _torch(place: Checkup) -> str:
-    python = place.python
-    return f"torch {python['torch']}" if python and python.get("torch") else "no torch"
+    return f"torch {place.python.torch}" if place.python and place.python.torch else "no torch"
+
+
+def _cuda(place: Checkup) -> str:
+    return f"CUDA {place.python.cuda if place.python and place.python.cuda else 'none'}"
 
 
 def _python(place: Checkup) -> str:
-    version = (place.python or place.part("pythons").get("agent") or {}).get("version") or []
-    return f"Python {'.'.join(str(part) for part in version[:2])}" if version else ""
+    python = place.python or (place.facts.pythons and place.facts.pythons.agent)
+    return f"Python {'.'.join(map(str, python.version[:2]))}" if python and python.version else ""
 
 
 def _hardware(places: Sequence[Checkup]) -> Iterator[Finding]:
     alike = "train on nodes that are alike, or give every rank less to do than its GPU can"
-    if unlike := _unlike(places, lambda place: ", ".join(sorted({str(gpu.get("name")) for gpu in place.gpus}))):
+    if unlike := _unlike(places, lambda place: ", ".join(sorted({gpu.name for gpu in place.gpus}))):
         yield warning(
             "gpu-kind-differs", f"the GPUs are of different kinds: {unlike}; the slowest sets the pace", alike
         )
@@ -67,13 +71,13 @@ def _hardware(places: Sequence[Checkup]) -> Iterator[Finding]:
             f"the number of GPUs differs: {unlike}; a script that takes all nodes for alike may fail",
             "run as many ranks on each: --gpus",
         )
-    if unlike := _unlike(places, lambda place: plural(int(place.part("machine").get("cores") or 0), "core")):
+    if unlike := _unlike(places, lambda place: plural(place.facts.machine.cores, "core")):
         yield note(
             "cores-differ", f"the number of cores differs: {unlike}", "nothing; reading data may be slower on some"
         )
-    amounts = [int(place.part("machine").get("memory") or 0) for place in places]
+    amounts = [place.facts.machine.memory for place in places]
     if min(amounts) and max(amounts) > min(amounts) * (1 + MEMORY_DIFFERENCE_MAX):
-        unlike = _unlike(places, lambda place: format_size(int(place.part("machine").get("memory") or 0)))
+        unlike = _unlike(places, lambda place: format_size(place.facts.machine.memory))
         yield note("memory-differs", f"memory differs: {unlike}", "what fits the smallest fits all")
 
 
@@ -82,13 +86,13 @@ def _clocks(places: Sequence[Checkup]) -> Iterator[Finding]:
     timed = [(place.where, *place.clock) for place in places if place.clock is not None]
     if len(timed) < 2:
         return
-    slow = max(timed, key=lambda one: one[1])
-    fast = min(timed, key=lambda one: one[2])
-    by = slow[1] - fast[2]
-    if by > CLOCK_DIFFERENCE_MAX_S:
+    slow, slow_low, _ = max(timed, key=lambda clock: clock[1])
+    fast, _, fast_high = min(timed, key=lambda clock: clock[2])
+    apart_s = slow_low - fast_high
+    if apart_s > CLOCK_DIFFERENCE_MAX_S:
         yield warning(
             "clock-differs",
-            f"the clock of {slow[0]} is {by:.1f} s behind that of {fast[0]}: times in their logs do not compare",
+            f"the clock of {slow} is {apart_s:.1f} s behind that of {fast}: times in their logs do not compare",
             "turn NTP on where it is off: sudo timedatectl set-ntp true",
         )
 
@@ -97,8 +101,8 @@ def _shared(places: Sequence[Checkup]) -> Iterator[Finding]:
     homes: dict[tuple[str, str], list[str]] = {}
     for place in places:
         home = place.disk("home")
-        if home.get("kind") in NETWORK_FILE_SYSTEMS:
-            homes.setdefault((str(home["source"]), str(home["path"])), []).append(place.where)
+        if home and home.kind in NETWORK_FILE_SYSTEMS:
+            homes.setdefault((home.source, home.path), []).append(place.where)
     for (source, _), names in homes.items():
         if len(names) > 1:
             yield note(

@@ -1,4 +1,4 @@
-"""What doctor works with: the facts of a checkup, the rules that judge them, their findings, and the report."""
+"""What doctor makes of facts: findings, the rules that yield them, the line that sums up a place, and the report."""
 
 from __future__ import annotations
 
@@ -7,6 +7,7 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, Generic, Literal, TypeVar
 
+from gpuops.commands.doctor.facts import Checkup
 from gpuops.core.errors import NodeError, ProviderError, worst_exit_code
 from gpuops.core.format import listed, plural
 
@@ -44,46 +45,6 @@ def note(what: str, say: str, hint: str) -> Finding:
 
 
 @dataclass(frozen=True)
-class Checkup:
-    """One place, and the facts that the agent's mode `checkup` reported there."""
-
-    where: str
-    facts: Mapping[str, Any]
-    reached: bool = False
-    """Whether gpuops logged in there; otherwise it is this computer."""
-    clock: tuple[float, float] | None = None
-    """Lower and upper bound of the seconds to add to its clock to get ours; None where the clock is ours."""
-    artefact: str = ""
-    """Hash of the agent that its node runs; empty where there is none."""
-
-    def part(self, name: str) -> Mapping[str, Any]:
-        """One part of the facts; empty where its probe failed."""
-        return self.facts.get(name) or {}
-
-    def disk(self, of: str) -> Mapping[str, Any]:
-        """Facts about the disk of one folder: `home`, `root`, `tmp`, `shm` or `node`."""
-        disks: Sequence[Mapping[str, Any]] = self.facts.get("disks") or []
-        return next((disk for disk in disks if disk["of"] == of), {})
-
-    @property
-    def gpus(self) -> list[dict[str, Any]]:
-        """The GPUs as in an agent's `hello`, with what only a checkup asks."""
-        return [
-            {**gpu, "driver": gpu.get("driver_version", ""), "memory_mb": megabytes(gpu.get("memory.total"))}
-            for gpu in self.part("nvidia").get("gpus") or []
-        ]
-
-    @property
-    def python(self) -> Mapping[str, Any] | None:
-        """The Python that a run would use: the one asked for, otherwise the first with torch."""
-        pythons = self.part("pythons")
-        found: Sequence[Mapping[str, Any]] = pythons.get("found") or []
-        if pythons.get("asked"):
-            return found[0] if found else None
-        return next((one for one in found if one.get("torch")), None)
-
-
-@dataclass(frozen=True)
 class Rule(Generic[T]):
     """One row of a table of checks. `T`: what is judged, one checkup or all that are compared."""
 
@@ -100,12 +61,6 @@ def apply_rules(rules: Sequence[Rule[T]], judged: T) -> Iterator[Finding]:
         if words is not None:
             say, hint = rule.finding.say.format(**words), rule.finding.hint.format(**words)
             yield dataclasses.replace(rule.finding, say=say, hint=hint)
-
-
-def megabytes(text: object) -> int:
-    """A number as nvidia-smi prints it; 0 for `[N/A]`."""
-    number = str(text or "").partition(".")[0]
-    return int(number) if number.isdigit() else 0
 
 
 def format_size(count: float) -> str:
@@ -167,17 +122,21 @@ class Report:
 
 def summarize(place: Checkup) -> Finding:
     """One line on what a place has: Python, GPUs, cores, memory, disk."""
-    machine, python, home = place.part("machine"), place.python, place.disk("home")
-    parts = []
-    if python:
-        parts.append(f"torch {python['torch']} ({python['path']})" if python.get("torch") else str(python["path"]))
-    elif agent := place.part("pythons").get("agent"):
-        parts.append(f"Python {'.'.join(str(part) for part in agent['version'])}")
-    names = [str(gpu.get("name")) for gpu in place.gpus]
+    machine, home = place.facts.machine, place.disk("home")
+    names = [gpu.name for gpu in place.gpus]
+    parts = [_summarize_python(place)]
     parts += [f"{names.count(name)} x {name}" for name in dict.fromkeys(names)] or ["no GPU"]
-    parts += [f"driver {place.gpus[0]['driver']}"] if names else []
-    parts += [plural(int(machine["cores"]), "core")] if machine.get("cores") else []
-    parts += [f"{format_size(int(machine['memory']))} of memory"] if machine.get("memory") else []
-    parts += [f"{format_size(int(home['free']))} of disk free"] if home.get("there") else []
-    host = f"{machine['hostname']}: " if place.reached and machine.get("hostname") else ""
-    return Finding("ok", "place", host + ", ".join(parts), where=place.where)
+    parts += [f"driver {place.gpus[0].driver}"] if names else []
+    parts += [plural(machine.cores, "core")] if machine.cores else []
+    parts += [f"{format_size(machine.memory)} of memory"] if machine.memory else []
+    parts += [f"{format_size(home.free)} of disk free"] if home and home.there else []
+    host = f"{machine.hostname}: " if place.reached and machine.hostname else ""
+    return Finding("ok", "place", host + ", ".join(filter(None, parts)), where=place.where)
+
+
+def _summarize_python(place: Checkup) -> str:
+    """The Python that a run would use, with its torch; otherwise the agent's; empty where none is known."""
+    if place.python:
+        return f"torch {place.python.torch} ({place.python.path})" if place.python.torch else place.python.path
+    agent = place.facts.pythons.agent if place.facts.pythons else None
+    return f"Python {'.'.join(map(str, agent.version))}" if agent else ""

@@ -17,7 +17,7 @@ import pytest
 
 from gpuops.clusters import recovery
 from gpuops.clusters.node_traces import MTIME_MAX_NS, Traces, is_valid_spec
-from gpuops.commands.doctor.doctor import _parse_facts
+from gpuops.commands.doctor.examine import read_document
 from gpuops.core.errors import ConnectionLost, MalformedAnswer
 from gpuops.core.safe_folder import may_come
 from gpuops.nodes import bootstrap
@@ -249,7 +249,7 @@ def test_a_member_of_a_run_does_not_fill_node_0s_memory(monkeypatch: pytest.Monk
 
 @pytest.mark.parametrize("said", [b'{"schema": 1, "disk": 1e999}', b'{"schema": 1, "x": Infinity}'])
 def test_a_checkup_has_no_number_without_end(said: bytes) -> None:
-    facts = _parse_facts(said, "node0")
+    facts = read_document(said, "node0")
     assert not [one for one in facts.values() if one == math.inf]
 
 

@@ -11,7 +11,8 @@ from typing import Any
 
 from gpuops.commands.doctor.checks_gpu import gpu_findings
 from gpuops.commands.doctor.checks_host import host_findings
-from gpuops.commands.doctor.report import Checkup, Finding
+from gpuops.commands.doctor.facts import Checkup, parse_facts
+from gpuops.commands.doctor.report import Finding
 
 GB = 2**20
 """In kB, as df counts."""
@@ -138,7 +139,7 @@ class Patient:
         return facts
 
     def examined(self, where: str = "node0") -> Checkup:
-        return Checkup(where, self.facts(), self.reached, self.clock)
+        return Checkup(where, parse_facts(self.facts()), self.reached, self.clock)
 
 
 def judged(place: Checkup) -> list[Finding]:

@@ -9,8 +9,9 @@ import pytest
 from gpuops.commands.doctor.checks_gpu import gpu_findings
 from gpuops.commands.doctor.checks_host import host_findings
 from gpuops.commands.doctor.differences import differences
-from gpuops.commands.doctor.doctor import _judge_place, _judge_safely
-from gpuops.commands.doctor.report import SETUP, Checkup, Finding, Report, summarize
+from gpuops.commands.doctor.examine import judge_place, judge_safely
+from gpuops.commands.doctor.facts import Checkup, parse_facts
+from gpuops.commands.doctor.report import SETUP, Finding, Report, summarize
 
 A100 = {"name": "NVIDIA A100-SXM4-80GB", "driver_version": "580.1", "compute_cap": "8.0", "memory.total": "81920"}
 
@@ -27,7 +28,7 @@ def place(where: str = "node0", **parts: Any) -> Checkup:
         "disks": [{"of": "home", "path": "/home/a", "kind": "ext4", "source": "/dev/a", "there": False}],
         **parts,
     }
-    return Checkup(where, facts, True, clock, artefact)
+    return Checkup(where, parse_facts(facts), True, clock, artefact)
 
 
 def nvidia(*gpus: dict[str, str]) -> dict[str, Any]:
@@ -143,12 +144,12 @@ def test_little_disk_matters_more_where_an_environment_must_be_made() -> None:
     ],
 )
 def test_whatever_a_place_answers_is_no_traceback(facts: dict[str, Any]) -> None:
-    found = _judge_safely("node0", lambda: _judge_place(Checkup("node0", facts)))
+    found = judge_safely("node0", lambda: judge_place(Checkup("node0", parse_facts(facts))))
     assert {finding.what for finding in found} & {"nonsense", "place"}
 
 
 def test_a_hosts_words_are_one_line() -> None:
-    found = _judge_safely("node0", lambda: _judge_place(place(misspelt=["a\n  error: reboot", "b"], disks=[])))
+    found = judge_safely("node0", lambda: judge_place(place(misspelt=["a\n  error: reboot", "b"], disks=[])))
     assert len([one for one in found if one.what == "misspelt"]) == 2
     assert not [one for one in found if "\n" in one.say + one.hint]
 
@@ -164,7 +165,7 @@ def test_what_is_well_is_one_line() -> None:
         summarize(place()).say
         == "node0: torch 2.8.0+cu128 (/p), 2 x NVIDIA A100-SXM4-80GB, driver 580.1, 16 cores, 64 GB of memory"
     )
-    assert summarize(Checkup("this computer", {})).say == "no GPU"
+    assert summarize(Checkup("this computer", parse_facts({}))).say == "no GPU"
 
 
 @pytest.mark.parametrize(
