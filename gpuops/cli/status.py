@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 from typing import Annotated
 
 import typer
@@ -22,19 +23,16 @@ def status(
     cloud: Annotated[bool, typer.Option("--cloud", help="Ask the providers what is really there.")] = False,
     as_json: Json = False,
 ) -> None:
-
     ctx, _ = make_context(as_json=as_json)
     width = ctx.out.columns(ctx.out.out)
     if cloud:
-        from gpuops.commands.status import cloud_lines
-        from gpuops.commands.status import list_cloud as look_outside
+        from gpuops.commands.status import cloud_lines, list_cloud
 
-        documents, unasked, idle = look_outside(ctx)
-        for one in unasked:
-            ctx.out.say(f"note: {one}")
-        answer = {"resources": documents, "unasked": [one.say for one in unasked], "not_set_up": list(map(str, idle))}
-        ctx.out.result("cloud", answer, cloud_lines(documents, width, unasked, idle))
-        if unasked:
+        report = list_cloud(ctx)
+        for unchecked in report.unchecked:
+            ctx.out.say(f"note: {unchecked}")
+        ctx.out.result("cloud", report.document(), cloud_lines(report, width))
+        if report.unchecked:
             raise typer.Exit(StillBilling.exit_code)
         return
     report_news(ctx)
@@ -44,9 +42,10 @@ def status(
     from gpuops.commands.status import cluster_lines, describe_clusters
     from gpuops.guard import heartbeat
 
-    found = describe_clusters(ctx)
-    refusing = heartbeat.read_refusals(ctx.home, ctx.ledger.guarded())
-    for provider, told in refusing.items():
-        ctx.out.say(f"note: the guard cannot end what is rented at {provider}: {told['say']}")
-        ctx.out.say(f"hint: {told['hint']}; then type `gpuops status` again: the guard takes over new ones")
-    ctx.out.result("status", {"clusters": found, "guard_refused": refusing}, cluster_lines(found, width))
+    clusters = describe_clusters(ctx)
+    refusals = heartbeat.read_refusals(ctx.home, ctx.ledger.guarded())
+    for provider, refusal in refusals.items():
+        ctx.out.say(f"note: the guard cannot end what is rented at {provider}: {refusal['say']}")
+        ctx.out.say(f"hint: {refusal['hint']}; then type `gpuops status` again: the guard takes over new ones")
+    document = {"clusters": [dataclasses.asdict(cluster) for cluster in clusters], "guard_refused": refusals}
+    ctx.out.result("status", document, cluster_lines(clusters, width))

@@ -1,10 +1,12 @@
-"""`gpuops status`: live clusters by the ledger, or resources by the providers (`--cloud`): documents and tables."""
+"""`gpuops status`: live clusters by the ledger, or resources by the providers (`--cloud`): reports and tables."""
 
 from __future__ import annotations
 
-import time
+import dataclasses
 from collections.abc import Iterator, Sequence
-from typing import TYPE_CHECKING, Any
+from dataclasses import dataclass
+from enum import StrEnum
+from typing import TYPE_CHECKING
 
 from gpuops.core.context import Context
 from gpuops.core.errors import GpuopsError
@@ -23,58 +25,126 @@ NARROW_DROPS = ("$/H", "PROVIDER", "AGE")
 """Columns that a narrow terminal leaves out, in this order; names are typed again, so they are never cut."""
 NARROW_DROPS_CLOUD = ("$/H", "KIND", "PROVIDER", "STATE")
 """The same for `--cloud`."""
+NODE_STATE_NOTES = {
+    "unknown": "does not answer",
+    "ended": "has ended",
+    "starting": "is starting",
+    "leaving": "shuts down",
+}
+"""What is said of a node that is not running, by the state of its machine."""
 
 
-def describe_clusters(ctx: Context) -> list[dict[str, Any]]:
-    """One document per live cluster: the ledger's facts, and the state of its machines by their provider."""
+class ClusterState(StrEnum):
+    """State of a cluster: the ledger's, corrected by the states of its machines."""
+
+    CREATING = "creating"
+    UP = "up"
+    PARTLY_UP = "partly up"
+    OUT_OF_REACH = "out of reach"
+    """The provider describes none of its machines."""
+    ENDED = "ended"
+    """Every machine has ended; the ledger does not know that yet."""
+    ENDING = "ending"
+    GONE = "gone"
+
+
+@dataclass(frozen=True)
+class LiveRun:
+    """A run that is being prepared or is running."""
+
+    run: str
+    state: str
+    """`starting` or `running`."""
+    ranks: int | None
+    """None before they are counted, and for a run without torchrun."""
+    for_s: float
+    silent_s: float | None
+    """Seconds since its last byte was downloaded; None where there was none."""
+
+
+@dataclass(frozen=True)
+class ClusterReport:
+    """One live cluster. `dataclasses.asdict` of it is the document that `--json` prints."""
+
+    name: str
+    provider: str
+    state: ClusterState
+    nodes: list[str]
+    """State of the machine of each node, as its provider names it; `unknown` where that does not answer."""
+    virtual: int
+    """How many of the nodes are virtual."""
+    why_ended: dict[str, str]
+    """Why a node has ended, by its name."""
+    urls: dict[str, list[str]]
+    """Addresses that a node's open ports are shown at, by its name."""
+    run: str | None
+    folder: str
+    created: float
+    """UTC seconds."""
+    age_s: float
+    ephemeral: bool
+    """Whether it ends with its run."""
+    per_hour: float
+    """Dollars; 0 where nothing is billed."""
+    spent: float
+    """Dollars, by our own count."""
+    hard_end: float | None
+    """UTC seconds."""
+    idle_s: float | None
+    """Seconds without use after which it ends."""
+    lease: str
+    doing: LiveRun | None
+
+
+def describe_clusters(ctx: Context) -> list[ClusterReport]:
+    """The live clusters: the ledger's facts, and the state of their machines by their provider."""
     with ctx.progress.during("asking the nodes how they are"):
         return [_describe_cluster(ctx, row) for row in ctx.ledger.clusters()]
 
 
-def _describe_cluster(ctx: Context, row: ClusterRow) -> dict[str, Any]:
+def _describe_cluster(ctx: Context, row: ClusterRow) -> ClusterReport:
     machines = [machine for machine in ctx.ledger.resources(row.id) if machine.kind == "machine"]
-    seen = _describe_machines(ctx, row, machines)
-    states = [one.state if one else "unknown" for one in seen]
-    nodes = [states[owner(one, index)] for index, one in enumerate(with_virtual(machines))] if machines else []
+    described = _describe_machines(ctx, row, machines)
+    states = [machine.state if machine else "unknown" for machine in described]
+    nodes = [states[owner(node, index)] for index, node in enumerate(with_virtual(machines))] if machines else []
     runs = [run for run in ctx.ledger.runs(cluster=row.id) if run.state in ("starting", "running")]
-    now = time.time()
+    now = ctx.clock.now()
     per_hour = sum(machine.per_hour for machine in machines if machine.bills)
-    return {
-        "name": row.name,
-        "provider": row.provider,
-        "state": _cluster_state(row, nodes),
-        "nodes": nodes,
-        "virtual": len(nodes) - len(machines),
-        "why_ended": {f"node{index}": say for index, one in enumerate(seen) if one and (say := _why_ended(one))},
-        "urls": {
-            f"node{index}": list(found)
-            for index, one in enumerate(machines)
-            if (found := one.data.get("urls")) and states[index] not in COSTLESS
+    return ClusterReport(
+        name=row.name,
+        provider=row.provider,
+        state=_cluster_state(row.state, nodes),
+        nodes=nodes,
+        virtual=len(nodes) - len(machines),
+        why_ended={f"node{i}": why for i, machine in enumerate(described) if machine and (why := _why_ended(machine))},
+        urls={
+            f"node{index}": list(urls)
+            for index, machine in enumerate(machines)
+            if (urls := machine.data.get("urls")) and states[index] not in COSTLESS
         },
-        "run": runs[-1].name if runs else None,
-        "folder": str(row.folder),
-        "created": row.created,
-        "age_s": now - row.created,
-        "ephemeral": row.ephemeral,
-        "per_hour": per_hour,
-        "spent": money_spent(per_hour, row.created, now),
-        "hard_end": row.lease.end,
-        "idle_s": row.lease.idle_s,
-        "lease": describe_lease(row.lease, now, ephemeral=row.ephemeral),
-        "doing": _describe_run(runs[-1], now) if runs else None,
-    }
+        run=runs[-1].name if runs else None,
+        folder=str(row.folder),
+        created=row.created,
+        age_s=now - row.created,
+        ephemeral=row.ephemeral,
+        per_hour=per_hour,
+        spent=money_spent(per_hour, row.created, now),
+        hard_end=row.lease.end,
+        idle_s=row.lease.idle_s,
+        lease=describe_lease(row.lease, now, ephemeral=row.ephemeral),
+        doing=_describe_run(runs[-1], now) if runs else None,
+    )
 
 
-def _describe_run(run: RunRow, now: float) -> dict[str, Any]:
-    """State of a live run. `silent_s`: seconds since its last byte was downloaded; None where there was none."""
-    heard = last_output_time(run.home)
-    return {
-        "run": run.name,
-        "state": run.state,
-        "ranks": run.facts.get("world") if run.request["kind"] == "torchrun" else None,
-        "for_s": now - (run.started or run.created),
-        "silent_s": None if heard is None else max(0.0, now - heard),
-    }
+def _describe_run(run: RunRow, now: float) -> LiveRun:
+    latest = last_output_time(run.home)
+    return LiveRun(
+        run=run.name,
+        state=run.state,
+        ranks=run.facts.get("world") if run.request["kind"] == "torchrun" else None,
+        for_s=now - (run.started or run.created),
+        silent_s=None if latest is None else max(0.0, now - latest),
+    )
 
 
 def _why_ended(machine: Resource) -> str:
@@ -88,136 +158,158 @@ def _describe_machines(ctx: Context, row: ClusterRow, machines: Sequence[Resourc
     except GpuopsError:  # the package that brings it is no longer installed
         return [None] * len(machines)
 
-    def one(index: int) -> Resource | None:
-        who = f"node{index} of {row.name}"
-        ctx.progress.waits("no answer yet", who)
+    def describe(index: int) -> Resource | None:
+        node = f"node{index} of {row.name}"
+        ctx.progress.waits("no answer yet", node)
         try:
             return provisioner.describe(machines[index])
         except GpuopsError:
             return None
         finally:
-            ctx.progress.waits("", who)
+            ctx.progress.waits("", node)
 
-    return on_each(one, range(len(machines)))
-
-
-def _cluster_state(row: ClusterRow, nodes: list[str]) -> str:
-    """The ledger's state, corrected by the states of the machines."""
-    if row.state == "up" and nodes and all(state in COSTLESS for state in nodes):
-        return "ended"
-    if row.state == "up" and nodes and all(state == "unknown" for state in nodes):
-        return "out of reach"
-    if row.state == "up" and any(state != "running" for state in nodes):
-        return "partly up"
-    return row.state
+    return on_each(describe, range(len(machines)))
 
 
-def cluster_lines(documents: list[dict[str, Any]], width: int | None = None) -> list[str]:
+def _cluster_state(recorded: str, nodes: Sequence[str]) -> ClusterState:
+    """The state by the ledger, corrected by the states of the nodes' machines."""
+    if recorded != "up" or not nodes:
+        return ClusterState(recorded)
+    if all(state in COSTLESS for state in nodes):
+        return ClusterState.ENDED
+    if all(state == "unknown" for state in nodes):
+        return ClusterState.OUT_OF_REACH
+    return ClusterState.UP if all(state == "running" for state in nodes) else ClusterState.PARTLY_UP
+
+
+def cluster_lines(clusters: Sequence[ClusterReport], width: int | None = None) -> list[str]:
     """One table, and below it the live runs and the nodes that are not running; one sentence where nothing is up."""
-    if not documents:
+    if not clusters:
         return ["nothing is up"]
-    rows = [_table_row(one) for one in documents]
-    notes = [f"{one['name']}: {note}" for one in documents for note in _format_notes(one)]
-    shown = [heading for heading in rows[0] if heading != "$/H" or any(one["per_hour"] for one in documents)]
-    return [*table([shown, *([row[heading] for heading in shown] for row in rows)], width, spare=NARROW_DROPS), *notes]
+    rows = [_table_row(cluster) for cluster in clusters]
+    notes = [f"{cluster.name}: {note}" for cluster in clusters for note in _format_notes(cluster)]
+    headings = [heading for heading in rows[0] if heading != "$/H" or any(cluster.per_hour for cluster in clusters)]
+    cells = [[row[heading] for heading in headings] for row in rows]
+    return [*table([headings, *cells], width, spare=NARROW_DROPS), *notes]
 
 
-def _table_row(document: dict[str, Any]) -> dict[str, str]:
+def _table_row(cluster: ClusterReport) -> dict[str, str]:
     """One cluster's cells, by their headings."""
-    per_hour = document["per_hour"]
     return {
-        "NAME": document["name"],
-        "PROVIDER": document["provider"],
-        "NODES": str(len(document["nodes"])),
-        "STATE": document["state"],
-        "AGE": span(document["age_s"]),
-        "$/H": money(per_hour) if per_hour else "-",
-        "COST": money(document["spent"]) if per_hour else "free",
-        "ENDS": _format_end(document),
+        "NAME": cluster.name,
+        "PROVIDER": cluster.provider,
+        "NODES": str(len(cluster.nodes)),
+        "STATE": cluster.state,
+        "AGE": span(cluster.age_s),
+        "$/H": money(cluster.per_hour) if cluster.per_hour else "-",
+        "COST": money(cluster.spent) if cluster.per_hour else "free",
+        "ENDS": _format_end(cluster),
     }
 
 
-def _format_end(document: dict[str, Any]) -> str:
+def _format_end(cluster: ClusterReport) -> str:
     """The next certain end, in a few words."""
-    if document["hard_end"] is not None:
-        return f"in {span(document['hard_end'] - document['created'] - document['age_s'])}"
-    if document["idle_s"]:
-        return f"{span(document['idle_s'])} idle"
-    return "with its run" if document["ephemeral"] else "by hand"
+    if cluster.hard_end is not None:
+        return f"in {span(cluster.hard_end - cluster.created - cluster.age_s)}"
+    if cluster.idle_s:
+        return f"{span(cluster.idle_s)} idle"
+    return "with its run" if cluster.ephemeral else "by hand"
 
 
-def _format_notes(document: dict[str, Any]) -> Iterator[str]:
+def _format_notes(cluster: ClusterReport) -> Iterator[str]:
     """`digits-3 runs for 12:00 min on 4 ranks, last line 3 s ago`; `node1 does not answer`."""
-    doing = document["doing"]
-    if doing and doing["state"] == "starting":
-        yield f"{doing['run']} is being prepared for {span(doing['for_s'])}"
-    elif doing:
-        ranks = f" on {plural(doing['ranks'], 'rank')}" if doing["ranks"] else ""
-        silent = doing["silent_s"]
-        last = "no line yet" if silent is None else f"last line {span(silent)} ago"
-        yield f"{doing['run']} runs for {span(doing['for_s'])}{ranks}, {last}"
-    if document["hard_end"] is not None and document["idle_s"]:
-        yield f"ends after {span(document['idle_s'])} without use, too"
-    if document["virtual"]:
-        count, virtual = len(document["nodes"]), document["virtual"]
-        machines = plural(count - virtual, "machine")
-        yield f"{count} nodes on {machines}, {virtual} of them virtual"
-    if document["state"] == "partly up":
-        words = {"unknown": "does not answer", "ended": "has ended", "starting": "is starting", "leaving": "shuts down"}
-        nodes = enumerate(document["nodes"])
-        yield ", ".join(f"node{index} {words.get(state, state)}" for index, state in nodes if state != "running")
-    for node, urls in (document.get("urls") or {}).items():
+    if cluster.doing:
+        yield _format_run(cluster.doing)
+    if cluster.hard_end is not None and cluster.idle_s:
+        yield f"ends after {span(cluster.idle_s)} without use, too"
+    if cluster.virtual:
+        count = len(cluster.nodes)
+        yield f"{count} nodes on {plural(count - cluster.virtual, 'machine')}, {cluster.virtual} of them virtual"
+    if cluster.state is ClusterState.PARTLY_UP:
+        nodes = enumerate(cluster.nodes)
+        yield ", ".join(
+            f"node{index} {NODE_STATE_NOTES.get(state, state)}" for index, state in nodes if state != "running"
+        )
+    for node, urls in cluster.urls.items():
         yield from (f"{node} shows {url}" for url in urls)
-    for node, why in (document.get("why_ended") or {}).items():
+    for node, why in cluster.why_ended.items():
         yield f"{node} is gone: {why}"
 
 
-def list_cloud(ctx: Context) -> tuple[list[dict[str, Any]], list[UncheckedProvider], list[UncheckedProvider]]:
-    """Resources that the providers list with our mark, and whether the ledger knows each; providers that could not be
-    asked; and providers that were not asked, being neither set up nor ever used. Works without a ledger."""
+def _format_run(live: LiveRun) -> str:
+    if live.state == "starting":
+        return f"{live.run} is being prepared for {span(live.for_s)}"
+    ranks = f" on {plural(live.ranks, 'rank')}" if live.ranks else ""
+    last = "no line yet" if live.silent_s is None else f"last line {span(live.silent_s)} ago"
+    return f"{live.run} runs for {span(live.for_s)}{ranks}, {last}"
+
+
+@dataclass(frozen=True)
+class CloudResource:
+    """A resource that a provider lists with our tag. `dataclasses.asdict` of it is what `--json` prints."""
+
+    provider: str
+    mark: str
+    """Its tag."""
+    id: str
+    kind: str
+    state: str
+    per_hour: float
+    bills: bool
+    known: bool
+    """Whether the ledger knows it."""
+
+
+@dataclass(frozen=True)
+class CloudReport:
+    resources: list[CloudResource]
+    unchecked: list[UncheckedProvider]
+    """Providers that could not be asked."""
+    idle: list[UncheckedProvider]
+    """Providers that were not asked, being neither set up nor ever used."""
+
+    def document(self) -> dict[str, object]:
+        return {
+            "resources": [dataclasses.asdict(resource) for resource in self.resources],
+            "unasked": [provider.say for provider in self.unchecked],
+            "not_set_up": [str(provider) for provider in self.idle],
+        }
+
+
+def list_cloud(ctx: Context) -> CloudReport:
+    """Ask the providers for resources with our tag. Works without a ledger."""
     from gpuops.clusters.orphans import find_resources, select_orphans
 
     idle: list[UncheckedProvider] = []
-    found, unasked = find_resources(ctx, idle)
-    strays = select_orphans(ctx, found)
-    documents = [
-        {
-            "provider": stray.provider,
-            "mark": stray.resource.name,
-            "id": stray.resource.id,
-            "kind": stray.resource.kind,
-            "state": stray.resource.state,
-            "per_hour": stray.resource.per_hour,
-            "bills": stray.resource.bills,
-            "known": stray not in strays,
-        }
-        for stray in found
-    ]
-    return documents, unasked, idle
-
-
-def cloud_lines(
-    documents: list[dict[str, Any]],
-    width: int | None = None,
-    unasked: Sequence[UncheckedProvider] = (),
-    idle: Sequence[UncheckedProvider] = (),
-) -> list[str]:
-    """A table of the resources; where there is none, a sentence that tells which providers were asked."""
-    if not documents:
-        who = "no provider that is set up here" if idle else "no provider"
-        return [*([] if unasked else [f"{who} lists anything of ours"]), *map(str, idle)]
-    rows = [["MARK", "PROVIDER", "KIND", "STATE", "$/H", "IN THE LEDGER"]]
-    for one in documents:
-        rows.append(
-            [
-                one["mark"],
-                one["provider"],
-                one["kind"],
-                one["state"],
-                money(one["per_hour"]) if one["bills"] else "free",
-                "yes" if one["known"] else "no",
-            ]
+    listed, unchecked = find_resources(ctx, idle)
+    orphans = select_orphans(ctx, listed)
+    resources = [
+        CloudResource(
+            provider=entry.provider,
+            mark=entry.resource.name,
+            id=entry.resource.id,
+            kind=entry.resource.kind,
+            state=entry.resource.state,
+            per_hour=entry.resource.per_hour,
+            bills=entry.resource.bills,
+            known=entry not in orphans,
         )
-    lost = not all(one["known"] for one in documents)
-    listed = table(rows, width, spare=NARROW_DROPS_CLOUD)
-    return [*listed, *(["not in the ledger: `gpuops reap --adopt` takes it back, `gpuops reap` ends it"] * lost)]
+        for entry in listed
+    ]
+    return CloudReport(resources, unchecked, idle)
+
+
+def cloud_lines(report: CloudReport, width: int | None = None) -> list[str]:
+    """A table of the resources; where there is none, a sentence that tells which providers were asked."""
+    if not report.resources:
+        who = "no provider that is set up here" if report.idle else "no provider"
+        return [*([] if report.unchecked else [f"{who} lists anything of ours"]), *map(str, report.idle)]
+    rows = [["MARK", "PROVIDER", "KIND", "STATE", "$/H", "IN THE LEDGER"]]
+    for resource in report.resources:
+        price = money(resource.per_hour) if resource.bills else "free"
+        known = "yes" if resource.known else "no"
+        rows.append([resource.mark, resource.provider, resource.kind, resource.state, price, known])
+    lines = table(rows, width, spare=NARROW_DROPS_CLOUD)
+    if not all(resource.known for resource in report.resources):
+        lines.append("not in the ledger: `gpuops reap --adopt` takes it back, `gpuops reap` ends it")
+    return lines

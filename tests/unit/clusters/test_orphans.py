@@ -76,7 +76,7 @@ def test_the_same_name_at_another_provider_is_another_cluster(there: tuple[Cloud
     row = known(world, "lab")
     world.ledger.set_cluster(row, provider="local")
     assert names(orphans.find_orphans(world)[0]) == ["lab"]
-    assert [one["known"] for one in status.list_cloud(world)[0]] == [False]
+    assert [one.known for one in status.list_cloud(world).resources] == [False]
 
 
 def test_a_provider_that_cannot_be_asked_hides_no_other(there: tuple[Cloud, Context]) -> None:
@@ -191,7 +191,7 @@ def test_a_cluster_whose_package_was_removed(there: tuple[Cloud, Context]) -> No
     closed, unasked = orphans.close_vanished_clusters(world)
     assert closed == []
     assert "there is no provider named 'scripted'" in unasked[0].say
-    assert [one["name"] for one in status.describe_clusters(world)] == ["lab"]
+    assert [cluster.name for cluster in status.describe_clusters(world)] == ["lab"]
 
 
 def test_what_answers_is_ended_and_who_does_not_is_named(there: tuple[Cloud, Context]) -> None:
@@ -202,8 +202,8 @@ def test_what_answers_is_ended_and_who_does_not_is_named(there: tuple[Cloud, Con
     found, unasked = orphans.find_orphans(world)
     assert names(found) == ["lost"]
     assert [one.say for one in unasked] == ["not all of scripted could be asked: the provider said Partial"]
-    documents, asked, _ = status.list_cloud(world)
-    assert ([one["known"] for one in documents], asked) == ([False], [])
+    report = status.list_cloud(world)
+    assert ([one.known for one in report.resources], report.unchecked) == ([False], [])
     with pytest.raises(StillBilling, match="not all of scripted could be asked"):
         orphans.end_orphans(world, found, unasked)
     assert cloud.machines() == []

@@ -189,9 +189,9 @@ def test_status_says_how_a_machine_ended(world: Context) -> None:
 
     row = a_cluster(world, type("Provider", (), {"describe": staticmethod(describe)})())
     world.ledger.ready(row.id, Lease(), 1.0)
-    (document,) = status.describe_clusters(world)
-    assert document["why_ended"] == {"node0": "AWS took it back"}
-    assert status.cluster_lines([document])[-1] == "lab: node0 is gone: AWS took it back"
+    (cluster,) = status.describe_clusters(world)
+    assert cluster.why_ended == {"node0": "AWS took it back"}
+    assert status.cluster_lines([cluster])[-1] == "lab: node0 is gone: AWS took it back"
 
 
 @pytest.mark.parametrize(("state", "shown"), [("running", {"node0": ["https://p1"]}), ("ended", {})])
@@ -202,8 +202,8 @@ def test_status_says_where_open_ports_are(world: Context, state: str, shown: dic
     row = a_cluster(world, type("Provider", (), {"describe": staticmethod(describe)})())
     machine = Resource("machine", "machine-1", "r", "gpuops-0a1b2c3d-lab-machine", True, data={"urls": ["https://p1"]})
     world.ledger.got(row.id, machine)
-    (document,) = status.describe_clusters(world)
-    assert document["urls"] == shown
-    assert [line for line in status.cluster_lines([document]) if "https" in line] == [
+    (cluster,) = status.describe_clusters(world)
+    assert cluster.urls == shown
+    assert [line for line in status.cluster_lines([cluster]) if "https" in line] == [
         "lab: node0 shows https://p1"
     ] * len(shown)

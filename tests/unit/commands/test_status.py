@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from types import SimpleNamespace
+import dataclasses
 from typing import Any
 
 import pytest
@@ -10,12 +10,15 @@ import pytest
 from gpuops.commands import status
 from gpuops.core.format import table
 
+HERE = status.ClusterReport(
+    name="lab", provider="ssh", nodes=["running"], virtual=0, state=status.ClusterState.UP, run=None, age_s=5.0,
+    created=1000.0, per_hour=0.0, spent=0.0, hard_end=None, idle_s=None, lease="no end", ephemeral=False, doing=None,
+    why_ended={}, urls={}, folder="/here",
+)  # fmt: skip
 
-def document(**changed: Any) -> dict[str, Any]:
-    return {"name": "lab", "provider": "ssh", "nodes": ["running"], "virtual": 0, "state": "up", "run": None,
-            "age_s": 5.0, "created": 1000.0, "per_hour": 0.0, "spent": 0.0, "hard_end": None, "idle_s": None,
-            "lease": "no end",
-            "ephemeral": False, "doing": None, **changed}  # fmt: skip
+
+def cluster(**changed: Any) -> status.ClusterReport:
+    return dataclasses.replace(HERE, **changed)
 
 
 @pytest.mark.parametrize(
@@ -30,14 +33,14 @@ def document(**changed: Any) -> dict[str, Any]:
     ],
 )
 def test_what_the_machines_say_of_a_cluster(ledger: str, nodes: list[str], expected: str) -> None:
-    assert status._cluster_state(SimpleNamespace(state=ledger), nodes) == expected  # type: ignore[arg-type]
+    assert status._cluster_state(ledger, nodes) == expected
 
 
 def test_the_table_names_the_node_that_is_missing() -> None:
     assert status.cluster_lines([]) == ["nothing is up"]
-    assert "$" not in status.cluster_lines([document()])[0], "no price where nothing costs"
-    away = document(state="partly up", nodes=["running", "unknown", "ended"])
-    lines = status.cluster_lines([away, document()])
+    assert "$" not in status.cluster_lines([cluster()])[0], "no price where nothing costs"
+    away = cluster(state=status.ClusterState.PARTLY_UP, nodes=["running", "unknown", "ended"])
+    lines = status.cluster_lines([away, cluster()])
     assert [line.split()[0] for line in lines[:3]] == ["NAME", "lab", "lab"]
     assert lines[3:] == ["lab: node1 does not answer, node2 has ended"]
 
@@ -46,8 +49,8 @@ RENTED = {"provider": "runpod", "per_hour": 3.94, "spent": 8.2, "age_s": 7500.0,
 
 
 def test_what_a_rented_cluster_has_cost_and_when_it_ends() -> None:
-    doing = {"run": "digits-3", "state": "running", "ranks": 4, "for_s": 720.0, "silent_s": 3.0}
-    assert status.cluster_lines([document(**RENTED, doing=doing), document(name="here", idle_s=600.0)], 80) == [
+    doing = status.LiveRun(run="digits-3", state="running", ranks=4, for_s=720.0, silent_s=3.0)
+    assert status.cluster_lines([cluster(**RENTED, doing=doing), cluster(name="here", idle_s=600.0)], 80) == [
         "NAME  PROVIDER  NODES  STATE  AGE         $/H    COST   ENDS",
         "lab   runpod    1      up     2 h 05 min  $3.94  $8.20  in 21 h 55 min",
         "here  ssh       1      up     5 s         -      free   10:00 min idle",
@@ -58,7 +61,7 @@ def test_what_a_rented_cluster_has_cost_and_when_it_ends() -> None:
 
 def test_where_its_open_ports_are() -> None:
     urls = {"node0": ["https://p1-6006.example.org", "https://p1-8888.example.org"], "node1": ["https://p2"]}
-    assert status.cluster_lines([document(urls=urls)])[2:] == [
+    assert status.cluster_lines([cluster(urls=urls)])[2:] == [
         "lab: node0 shows https://p1-6006.example.org", "lab: node0 shows https://p1-8888.example.org",
         "lab: node1 shows https://p2",
     ]  # fmt: skip
@@ -66,8 +69,7 @@ def test_where_its_open_ports_are() -> None:
 
 def test_a_cluster_of_a_run_ends_with_it() -> None:
     ends = [
-        status._format_end(document(**lease))
-        for lease in ({}, {"ephemeral": True}, {"ephemeral": True, "idle_s": 60.0})
+        status._format_end(cluster(**lease)) for lease in ({}, {"ephemeral": True}, {"ephemeral": True, "idle_s": 60.0})
     ]
     assert ends == ["by hand", "with its run", "1:00 min idle"]
 
@@ -81,11 +83,11 @@ def test_a_cluster_of_a_run_ends_with_it() -> None:
     ],
 )
 def test_what_a_run_is_at(doing: dict[str, Any], note: str) -> None:
-    assert status.cluster_lines([document(doing={"run": "x-1", "for_s": 70.0, **doing})])[-1] == f"lab: {note}"
+    assert status.cluster_lines([cluster(doing=status.LiveRun(run="x-1", for_s=70.0, **doing))])[-1] == f"lab: {note}"
 
 
 def test_a_narrow_terminal_is_spared_what_it_can_do_without_and_no_name_is_cut() -> None:
-    long = document(name="a-name-of-twenty-4-chars", state="out of reach", **RENTED)
+    long = cluster(name="a-name-of-twenty-4-chars", state=status.ClusterState.OUT_OF_REACH, **RENTED)
     assert len(status.cluster_lines([long])[1]) > 90
     assert status.cluster_lines([long], 80)[:2] == [
         "NAME                      NODES  STATE         AGE         COST   ENDS",
@@ -107,7 +109,13 @@ def test_a_table_is_cut_in_one_column_alone() -> None:
 
 
 def test_what_providers_list_on_a_narrow_terminal() -> None:
-    one = {"mark": "gpuops-me-lab-0", "provider": "ssh", "kind": "machine", "state": "running", "per_hour": 0.0,
-           "bills": False, "known": True}  # fmt: skip
-    assert status.cloud_lines([one], 40) == ["MARK             STATE    IN THE LEDGER", "gpuops-me-lab-0  running  yes"]
-    assert len(status.cloud_lines([one])[1]) > 40
+    one = status.CloudResource(
+        provider="ssh", mark="gpuops-me-lab-0", id="lab-0", kind="machine", state="running", per_hour=0.0, bills=False,
+        known=True,
+    )  # fmt: skip
+    report = status.CloudReport([one], [], [])
+    assert status.cloud_lines(report, 40) == [
+        "MARK             STATE    IN THE LEDGER",
+        "gpuops-me-lab-0  running  yes",
+    ]
+    assert len(status.cloud_lines(report)[1]) > 40
