@@ -75,7 +75,7 @@ def reap(
     chosen = {fate: [one for one, given in zip(clusters, fates, strict=True) if given == fate] for fate in ANSWERS}
     back, failed = adopt_all(ctx, chosen["adopt"], complete=not unasked)
     ended = [stray for stray in found if any(stray.resource in one.resources for one in chosen["end"])]
-    adopted_lines = [line for one in back for line in one.say]
+    adopted_lines = [line for one in back for line in one.describe(ctx.clock.now())]
     try:
         orphans.end_orphans(ctx, ended, unasked, failed)
     except GpuopsError:

@@ -7,7 +7,6 @@ lease. They are read by programs, so that a node whose agent has ended is taken 
 from __future__ import annotations
 
 import dataclasses
-import time
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
@@ -67,10 +66,10 @@ class Adopted:
     runs: Sequence[RunRow]
     notes: Sequence[str] = ()
 
-    @property
-    def say(self) -> list[str]:
+    def describe(self, now: float) -> list[str]:
+        """Sentences for people. `now`: UTC seconds."""
         count = plural(self.nodes, "node")
-        until = leases.describe_lease(self.row.lease, time.time())
+        until = leases.describe_lease(self.row.lease, now)
         return [f"{self.row.name} is back: {count} on {self.row.provider}; {until}", *map(_describe_run, self.runs)]
 
 
@@ -149,7 +148,7 @@ def adopt(ctx: Context, lost: LostCluster, *, complete: bool = True) -> Adopted:
         lease = usual
     elif rented and usual.hard_end is not None:  # what a node says does not make it live for ever
         lease = dataclasses.replace(lease, hard_end=min(lease.hard_end or usual.hard_end, usual.hard_end))
-    runs, notes = _rebuild_runs(draft, machines, nodes, complete=complete)
+    runs, notes = _rebuild_runs(draft, machines, nodes, now, complete=complete)
     rest = [one for one in lost.resources if one.kind != "machine"]
     machines = folded(machines)
     row = dataclasses.replace(
@@ -256,11 +255,11 @@ def _send_lease(ctx: Context, row: ClusterRow, lease: Lease) -> list[str]:
 
 
 def _rebuild_runs(
-    draft: ClusterRow, machines: Sequence[Resource], nodes: Sequence[_Node], *, complete: bool
+    draft: ClusterRow, machines: Sequence[Resource], nodes: Sequence[_Node], now: float, *, complete: bool
 ) -> tuple[list[RunRow], list[str]]:
     """The runs that the nodes remember, oldest first, and what cannot be taken back. Raises NodeError where a node
     is missing that may be on a machine that does not answer now."""
-    names = sorted({name for node in nodes for name in node.runs}, key=lambda name: _start_time(nodes, name))
+    names = sorted({name for node in nodes for name in node.runs}, key=lambda name: _start_time(nodes, name, now))
     runs, notes = [], []
     for name in names:
         spec = next(node.runs[name].spec for node in nodes if name in node.runs)
@@ -269,22 +268,28 @@ def _rebuild_runs(
         if spec["nodes"] > len(machines):
             notes.append(f"{name} ran on {spec['nodes']} nodes, of which {len(machines)} are left: it is left out")
         else:
-            runs.append(_rebuild_run(draft, machines, nodes, name, spec))
+            runs.append(_rebuild_run(draft, machines, nodes, name, spec, now))
     return runs, notes
 
 
-def _start_time(nodes: Sequence[_Node], name: str) -> float:
-    """By our clock, in UTC seconds; a node's word, and what it has cost is reckoned from it."""
+def _start_time(nodes: Sequence[_Node], name: str, now: float) -> float:
+    """When a run started, by our clock (UTC seconds). Its cost is counted from it, so that what nodes say is limited to
+    the last `RUN_AGE_MAX_S` before `now`."""
     began = min(node.runs[name].began + node.skew for node in nodes if name in node.runs)
-    return min(max(began, time.time() - RUN_AGE_MAX_S), time.time())
+    return min(max(began, now - RUN_AGE_MAX_S), now)
 
 
 def _rebuild_run(
-    draft: ClusterRow, machines: Sequence[Resource], nodes: Sequence[_Node], name: str, spec: Mapping[str, Any]
+    draft: ClusterRow,
+    machines: Sequence[Resource],
+    nodes: Sequence[_Node],
+    name: str,
+    spec: Mapping[str, Any],
+    now: float,
 ) -> RunRow:
     events = {index: node.runs[name].events for index, node in enumerate(nodes) if name in node.runs}
     home = find_run_home(draft.folder, name, draft.name, events)
-    began = _start_time(nodes, name)
+    began = _start_time(nodes, name, now)
     record = read_json(home / "run.json") if _is_over(nodes, name) else {}
     verdict = _read_verdict(record)
     facts = {

@@ -9,9 +9,11 @@ Resources that still shut down then are left to the guard (`clear_leftovers`).
 
 from __future__ import annotations
 
-import time
+import math
 from collections.abc import Collection, Mapping, Sequence
 from contextlib import suppress
+from dataclasses import dataclass
+from itertools import islice
 from typing import Any
 
 from gpuops.core.context import Context
@@ -48,7 +50,7 @@ def tear_down(ctx: Context, cluster: int, why: str, *, force: bool = False, noti
     is left for the next command to show.
     A ledger that cannot be written (a full disk) does not keep anything alive: its error is raised afterwards.
     """
-    began = time.monotonic()
+    began = ctx.clock.monotonic()
     row = ctx.ledger.cluster(cluster)
     if row.state == "gone" and not ctx.ledger.resources(cluster):
         return
@@ -61,8 +63,8 @@ def tear_down(ctx: Context, cluster: int, why: str, *, force: bool = False, noti
         left = destroy_cluster(ctx, provisioner, row, force=force)
     forget_cluster(ctx, row)
     bucket.abort_cluster_uploads(ctx, cluster)
-    said = f"{why} (took {span(time.monotonic() - began)})" if notice else ""
-    ctx.ledger.gone(cluster, ctx.clock.now(), why, notice=said, left=left)
+    message = f"{why} (took {span(ctx.clock.monotonic() - began)})" if notice else ""
+    ctx.ledger.gone(cluster, ctx.clock.now(), why, notice=message, left=left)
     if left:
         with suppress(OSError):  # the next command starts one
             ctx.ensure_guard(row)
@@ -91,53 +93,139 @@ def forget_cluster(ctx: Context, row: ClusterRow) -> None:
         ssh.remove_config(ctx.home / "ssh", row.name)
 
 
+@dataclass(frozen=True)
+class Listing:
+    """What one attempt of a teardown knows."""
+
+    remaining: Sequence[Resource]
+    """What is still there of the cluster, as far as the provider answers."""
+    is_settled: bool
+    """An empty list can be believed: nothing that was created can still be missing from it."""
+    was_created: bool = True
+    """The provider was ever asked to create something."""
+    permanent_errors: int = 0
+    """How many attempts failed with one of `PERMANENT_ERRORS`."""
+
+
+@dataclass(frozen=True)
+class Done:
+    """Nothing of the cluster costs money; `remaining` still shuts down."""
+
+    remaining: Sequence[Resource]
+
+
+@dataclass(frozen=True)
+class Destroy:
+    resources: Sequence[Resource]
+
+
+@dataclass(frozen=True)
+class Wait:
+    """Another attempt follows. `retry_after_s`: the pause before it, as the provider asks for it."""
+
+    retry_after_s: float | None = None
+
+
+@dataclass(frozen=True)
+class GiveUp:
+    """Another attempt would hardly change what is refused."""
+
+
+def next_step(listing: Listing, error: ProviderError | None) -> Done | Destroy | Wait | GiveUp:
+    """What a teardown does after an attempt to list, or to destroy what was listed (`error`: how that failed). Pure."""
+    if error is not None:
+        if not listing.was_created:
+            return Done([])
+        if listing.permanent_errors >= PERMANENT_ERRORS_MAX:
+            return GiveUp()
+        return Wait(error.retry_after if isinstance(error, RateLimited) else None)
+    if listing.is_settled and (not listing.remaining or is_costless(listing.remaining)):
+        return Done(listing.remaining)
+    return Destroy(listing.remaining) if listing.remaining else Wait()
+
+
 def destroy_cluster(
     ctx: Context, provisioner: Provisioner, row: ClusterRow, *, force: bool = False
 ) -> Sequence[Resource]:
-    """Destroy what carries a cluster's mark until nothing of it costs money, within `gone_s`. Returns what is still
+    """Destroy what has a cluster's tag until nothing of it costs money, within `gone_s`. Returns what is still
     there, and costs nothing. Raises StillBilling."""
-    force = force and not is_rented(provisioner)
-    given_up: set[str] = set()
-    began = ctx.clock.monotonic()
-    finals, seen, trouble = 0, set[str](), ""
-    last: ProviderError | None = None
-    left: Sequence[Resource] = ctx.ledger.resources(row.id)
-    poller = Poller(ctx.clock, began + max(provisioner.gone_s, provisioner.settle_s), POLL_S, POLL_SLOW_S)
+    teardown = _Teardown(ctx, provisioner, row, force=force and not is_rented(provisioner))
+    error: ProviderError | None = None
+    deadline = teardown.began + max(provisioner.gone_s, provisioner.settle_s)
+    poller = Poller(ctx.clock, deadline, POLL_S, POLL_SLOW_S)
     for attempt in poller:
-        listed = False
-        try:
-            left = list_remaining(ctx, provisioner, row, given_up)
-            listed = True
-            seen |= {one.id for one in left}
-            settled = _is_settled(ctx, row, seen) or attempt.started - began >= provisioner.settle_s
-            if settled and (not left or is_costless(left)):
-                return left
-            if left:
-                provisioner.destroy(left)
-            trouble, last = "", None
-        except ProviderError as error:
-            if not ctx.ledger.regions(row.id):
-                return []  # nothing was ever asked for, so that nobody need be asked what is left
-            trouble, last = error.say, error
-            finals += isinstance(error, PERMANENT_ERRORS)
-            if isinstance(error, RateLimited):
-                poller.retry_after(error.retry_after)
-            if not listed:
-                _destroy_unlisted(ctx, provisioner, row)
-            if not isinstance(error, RateLimited) and (force or len(ctx.ledger.regions(row.id)) > 1):
-                left, silent = _destroy_reachable(ctx, provisioner, row, given_up)
-                for region, say in silent.items() if force else ():
-                    given_up.add(region)
-                    ctx.out.say(f"note: {say}; what is there of {row.name} is given up: gpuops reap asks it again")
-        lists = f"still lists {len(left)} of it" if left else "lists nothing of it, and may lag"
-        ctx.progress.waits(trouble or f"{provisioner.name} {lists}")
-        if finals == PERMANENT_ERRORS_MAX:
+        listing, error = teardown.list_remaining(attempt.started)
+        step = next_step(listing, error)
+        if isinstance(step, Destroy):
+            listing, error = teardown.destroy(listing)
+            step = next_step(listing, error) if error else Wait()
+        if isinstance(step, Done):
+            return step.remaining
+        ctx.progress.waits(error.say if error else teardown.describe_wait())
+        if isinstance(step, GiveUp):
             break
-    left = [] if is_costless(left) else [one for one in left if one.state not in COSTLESS]
-    offer = row.offer if left or ctx.ledger.unanswered(row.id) else {}
-    raise still_billing_error(
-        left, offer, trouble, row.name, suggest_command(f"gpuops down {row.name}", last)
-    ) from last
+        if isinstance(step, Wait):
+            poller.retry_after(step.retry_after_s)
+    remaining = teardown.remaining
+    remaining = [] if is_costless(remaining) else [one for one in remaining if one.state not in COSTLESS]
+    offer = row.offer if remaining or ctx.ledger.unanswered(row.id) else {}
+    command = suggest_command(f"gpuops down {row.name}", error)
+    raise still_billing_error(remaining, offer, error.say if error else "", row.name, command) from error
+
+
+class _Teardown:
+    """The calls of one `destroy_cluster` to a provider, and what they have shown so far."""
+
+    def __init__(self, ctx: Context, provisioner: Provisioner, row: ClusterRow, *, force: bool) -> None:
+        self.began = ctx.clock.monotonic()
+        self.remaining: Sequence[Resource] = ctx.ledger.resources(row.id)
+        self._ctx = ctx
+        self._provisioner = provisioner
+        self._row = row
+        self._force = force
+        """Regions that do not answer are given up."""
+        self._given_up: set[str] = set()
+        self._listed_ids: set[str] = set()
+        self._permanent_errors = 0
+
+    def list_remaining(self, started: float) -> tuple[Listing, ProviderError | None]:
+        """`started`: when the attempt began (monotonic). Where the list fails, the rest is destroyed without it."""
+        try:
+            self.remaining = list_remaining(self._ctx, self._provisioner, self._row, self._given_up)
+        except ProviderError as error:
+            if self._ctx.ledger.regions(self._row.id):
+                _destroy_unlisted(self._ctx, self._provisioner, self._row)
+            return self._note(error, is_settled=False), error
+        self._listed_ids |= {resource.id for resource in self.remaining}
+        is_settled = _is_settled(self._ctx, self._row, self._listed_ids)
+        return Listing(self.remaining, is_settled or started - self.began >= self._provisioner.settle_s), None
+
+    def destroy(self, listing: Listing) -> tuple[Listing, ProviderError | None]:
+        try:
+            self._provisioner.destroy(listing.remaining)
+        except ProviderError as error:
+            return self._note(error, is_settled=listing.is_settled), error
+        return listing, None
+
+    def describe_wait(self) -> str:
+        count = len(self.remaining)
+        return f"{self._provisioner.name} " + (
+            f"still lists {count} of it" if count else "lists nothing of it, and may lag"
+        )
+
+    def _note(self, error: ProviderError, *, is_settled: bool) -> Listing:
+        """Count an error, and end what can be ended in spite of it."""
+        regions = self._ctx.ledger.regions(self._row.id)
+        self._permanent_errors += isinstance(error, PERMANENT_ERRORS)
+        if regions and not isinstance(error, RateLimited) and (self._force or len(regions) > 1):
+            self._destroy_reachable()
+        return Listing(self.remaining, is_settled, bool(regions), self._permanent_errors)
+
+    def _destroy_reachable(self) -> None:
+        self.remaining, unreachable = _destroy_reachable(self._ctx, self._provisioner, self._row, self._given_up)
+        for region, why in unreachable.items() if self._force else ():
+            self._given_up.add(region)
+            self._ctx.out.say(f"note: {why}; what is there of {self._row.name} is given up: gpuops reap asks it again")
 
 
 def _destroy_unlisted(ctx: Context, provisioner: Provisioner, row: ClusterRow) -> None:
@@ -145,10 +233,8 @@ def _destroy_unlisted(ctx: Context, provisioner: Provisioner, row: ClusterRow) -
     known = ctx.ledger.resources(row.id)
     if not known or not is_rented(provisioner):
         return
-    try:
+    with suppress(ProviderError):  # the next attempt retries
         provisioner.destroy(known)
-    except ProviderError:
-        pass  # the next attempt retries
 
 
 def _is_settled(ctx: Context, row: ClusterRow, seen: set[str]) -> bool:
@@ -314,8 +400,9 @@ def is_leftover_of(row: ClusterRow, known: Sequence[Resource], one: Resource) ->
 
 def clear_leftovers(ctx: Context, row: ClusterRow) -> None:
     """Rounds with growing pauses until nothing is left. Raises the error of the last of too many failed rounds."""
-    failures, pause = 0, LEFTOVER_PAUSE_MIN_S
-    for _ in range(LEFTOVER_CHECKS_MAX):
+    failures = 0
+    poller = Poller(ctx.clock, math.inf, LEFTOVER_PAUSE_MIN_S, LEFTOVER_PAUSE_MAX_S)
+    for _ in islice(poller, LEFTOVER_CHECKS_MAX):
         try:
             if not clear_leftovers_once(ctx, row):
                 return
@@ -324,8 +411,6 @@ def clear_leftovers(ctx: Context, row: ClusterRow) -> None:
             failures += 1
             if failures == LEFTOVER_FAILURES_MAX:
                 raise
-        ctx.clock.pause(pause, ctx.clock.monotonic() + pause)
-        pause = min(pause * 1.5, LEFTOVER_PAUSE_MAX_S)
 
 
 def describe_leftovers(row: ClusterRow, left: Sequence[Resource]) -> str:

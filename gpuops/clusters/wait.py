@@ -1,7 +1,12 @@
-"""From a machine that was created to a node that answers: one loop and one deadline for every provider."""
+"""Waiting until the machines of a new cluster are nodes that answer.
+
+`wait_ready` is one loop with one deadline for every provider: describe the machines, take over those that are no nodes
+yet, connect to all. What cannot become ready (an ended machine, a refused login that lasts) raises before the deadline.
+"""
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable, Sequence
 from functools import partial
 from typing import TYPE_CHECKING
@@ -21,6 +26,7 @@ from gpuops.core.errors import (
 from gpuops.core.format import amount, money, span
 from gpuops.core.models import COSTLESS, MachineStatus, Request, Resource
 from gpuops.core.parallel import on_each
+from gpuops.core.polling import Poller
 from gpuops.core.provider import Provisioner, is_rented
 from gpuops.ledger.store import ClusterRow
 from gpuops.nodes import bootstrap, host_key_handover
@@ -52,67 +58,100 @@ def wait_ready(
     request: Request,
     check: Callable[[Sequence[Resource]], None] = lambda _: None,
 ) -> ClusterSession:
-    """One loop, one deadline: described, addressed, connected, answering. Raises NodeError, ProviderError.
+    """Wait until every machine is described, has an address, is connected and answers as a node.
 
-    `check`: hears of the machines whenever they were looked at, and raises where they are not to be waited for.
+    `check` is called with the machines after each description, and raises where they are not worth waiting for. Raises
+    NodeError (past the deadline too), ProviderError, MachineGone, Interrupted.
     """
     clock = ctx.clock
     started = clock.monotonic()
     deadline = started + min(request.timeout_min * 60, row.boot_deadline - clock.now())
-    longer = "raise --timeout if it only needs longer"
-    if deadline < started + request.timeout_min * 60:
-        longer = "raise --max-cost if it only needs longer"
-    rented = is_rented(provisioner)
-    borne_until: float | None = None
-    seen: set[str] = set()
-    machines = ctx.ledger.resources(row.id)
-    while True:
-        eager = clock.monotonic() - started < FAST_POLL_PERIOD_S
-        wait = (POLL_RENTED_S if rented else POLL_S) if eager else POLL_SLOW_S
-        settled = clock.monotonic() - started >= provisioner.settle_s  # before it is asked: an answer may come late
+    is_timeout_shorter = deadline >= started + request.timeout_min * 60
+    readiness = _Readiness(ctx, provisioner, row, request.nodes, check)
+    poller = Poller.every(clock, POLL_SLOW_S, deadline)
+    for attempt in poller:
+        if attempt.started - started < FAST_POLL_PERIOD_S:
+            poller.retry_after(POLL_RENTED_S if is_rented(provisioner) else POLL_S)
         try:
-            there, late = _find_machines(ctx, provisioner, row, request.nodes, machines)
-            machines = on_each(partial(_describe_machine, provisioner), there)
-            seen |= {machine.id for machine in machines if machine.state != "ended"}
-            check(machines)
-            why = _why_not_ready(provisioner, machines, seen, settled=settled)
-            why = f"{provisioner.name} has not numbered its machines yet" if late else why
-            if not why:
-                machines = _take_over_machines(ctx, provisioner, row, machines)
-                live = contact_cluster(row, machines)
-                write_ssh_names(ctx, row, machines)
-                for machine in machines:
-                    ctx.ledger.update_resource(row.id, machine)
-                if said := describe_local_disks(live.hellos):
-                    ctx.out.say(said)
-                return live
+            is_settled = attempt.started - started >= provisioner.settle_s
+            session, why = readiness.attempt(is_settled=is_settled)
+            if session:
+                return session
         except RateLimited as error:
-            why, wait = error.say, error.retry_after or wait
+            why = error.say
+            if error.retry_after:
+                poller.retry_after(error.retry_after)
         except (Unknown, ConnectionLost) as error:
             why = error.say
-        except NodeRefused as refusal:
-            if refusal.kind not in BOOTING_REFUSALS:
-                raise
-            why = refusal.say
         except MachineGone as error:
             _raise_if_ending(ctx, row, error)
             error.cluster = row.id
             raise
         except NodeError as error:
-            if not _is_transient(provisioner, error):
-                raise
-            borne_until = borne_until or clock.monotonic() + LOGIN_REFUSED_LIMIT_S
-            if clock.monotonic() >= borne_until:
-                raise _explain_refusal(machines, error) from error
+            readiness.tolerate(error)
             why = error.say
-        ctx.progress.waits(why + _cost_so_far(ctx, row, machines))
-        if clock.monotonic() >= deadline:
-            words = _quote_machine_log(provisioner, machines_of(ctx, row) or machines)
-            raise NodeError(
-                f"{row.name} was not ready after {span(clock.monotonic() - started)}: {why}{words}",
-                longer,
-            )
-        clock.pause(wait, deadline)
+        ctx.progress.waits(why + _cost_so_far(ctx, row, readiness.machines))
+    machine_log = _quote_machine_log(provisioner, machines_of(ctx, row) or readiness.machines)
+    flag = "--timeout" if is_timeout_shorter else "--max-cost"
+    raise NodeError(
+        f"{row.name} was not ready after {span(clock.monotonic() - started)}: {why}{machine_log}",
+        f"raise {flag} if it only needs longer",
+    )
+
+
+class _Readiness:
+    """What the attempts of one `wait_ready` have shown so far."""
+
+    def __init__(
+        self,
+        ctx: Context,
+        provisioner: Provisioner,
+        row: ClusterRow,
+        nodes: int,
+        check: Callable[[Sequence[Resource]], None],
+    ) -> None:
+        self.machines: Sequence[Resource] = ctx.ledger.resources(row.id)
+        self._ctx = ctx
+        self._provisioner = provisioner
+        self._row = row
+        self._nodes = nodes
+        self._check = check
+        self._known_ids: set[str] = set()
+        """Machines that their provider has known."""
+        self._refused_until = math.inf
+        """Until when a refused login may still be transient (monotonic); set by the first refusal."""
+
+    def attempt(self, *, is_settled: bool) -> tuple[ClusterSession | None, str]:
+        """The session, or why there is none yet. `is_settled`: the provider lists all that it created by now."""
+        ctx, provisioner, row = self._ctx, self._provisioner, self._row
+        machines, is_unnumbered = _find_machines(ctx, provisioner, row, self._nodes, self.machines)
+        self.machines = on_each(partial(_describe_machine, provisioner), machines)
+        self._known_ids |= {machine.id for machine in self.machines if machine.state != "ended"}
+        self._check(self.machines)
+        why = _why_not_ready(provisioner, self.machines, self._known_ids, settled=is_settled)
+        if is_unnumbered:
+            why = f"{provisioner.name} has not numbered its machines yet"
+        if why:
+            return None, why
+        self.machines = _take_over_machines(ctx, provisioner, row, self.machines)
+        session = contact_cluster(row, self.machines)
+        write_ssh_names(ctx, row, self.machines)
+        for machine in self.machines:
+            ctx.ledger.update_resource(row.id, machine)
+        if local_disks := describe_local_disks(session.hellos):
+            ctx.out.say(local_disks)
+        return session, ""
+
+    def tolerate(self, error: NodeError) -> None:
+        """Raise an error that another attempt does not change, or that has lasted for `LOGIN_REFUSED_LIMIT_S`."""
+        if isinstance(error, NodeRefused) and error.kind in BOOTING_REFUSALS:
+            return
+        if not _is_transient(self._provisioner, error):
+            raise error
+        now = self._ctx.clock.monotonic()
+        self._refused_until = min(self._refused_until, now + LOGIN_REFUSED_LIMIT_S)
+        if now >= self._refused_until:
+            raise _explain_refusal(self.machines, error) from error
 
 
 def _find_machines(

@@ -193,7 +193,7 @@ def _run_on(
         ctx.out.say(f"note: {said}")
     if job.detach:
         return _detach(ctx, live, row, ours)
-    tail = HomeTail(RunHome(row.home), make_merger(ctx, row, Filter()), TracebackFilter(TRACEBACK_HOLD_S))
+    tail = HomeTail(RunHome(row.home), make_merger(ctx, row, Filter()), TracebackFilter(TRACEBACK_HOLD_S, ctx.clock))
     while True:
         following = show_run(ctx, live, row, tail)
         if (

@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import math
 import time
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass
+from typing import Self
 
 LONGEST_S = 120.0
 """The longest single pause, whatever a provider asks for."""
@@ -24,9 +26,9 @@ class Clock:
     def sleep(self, seconds: float) -> None:
         time.sleep(seconds)
 
-    def pause(self, wanted: float, deadline: float) -> None:
-        """Sleep as long as wanted, but neither beyond `deadline` (monotonic) nor absurdly long."""
-        self.sleep(max(0.0, min(wanted, deadline - self.monotonic(), LONGEST_S)))
+    def pause(self, wanted: float, deadline: float, wait: Callable[[float], object] | None = None) -> None:
+        """Sleep as long as wanted, but neither beyond `deadline` (monotonic) nor absurdly long. `wait`: see Poller."""
+        (wait or self.sleep)(max(0.0, min(wanted, deadline - self.monotonic(), LONGEST_S)))
 
 
 @dataclass(frozen=True)
@@ -41,17 +43,38 @@ class Attempt:
 
 class Poller:
     """Attempts until a deadline, with pauses that grow: `for attempt in poller: …`. The last attempt starts at the
-    deadline or later, however long an answer before it took; after that one the loop ends."""
+    deadline or later, however long an answer before it took; after that one the loop ends.
+
+    `wait`: waits for an event for that many seconds at most (`Event.wait`, `Thread.join`), instead of a plain sleep.
+    """
 
     def __init__(
-        self, clock: Clock, deadline: float, first_pause_s: float, longest_pause_s: float, factor: float = 1.5
+        self,
+        clock: Clock,
+        deadline: float,
+        first_pause_s: float,
+        longest_pause_s: float,
+        factor: float = 1.5,
+        wait: Callable[[float], object] | None = None,
     ) -> None:
         self._clock = clock
         self._deadline = deadline
         self._pause_s = first_pause_s
         self._longest_pause_s = longest_pause_s
         self._factor = factor
+        self._wait = wait
         self._asked_s: float | None = None
+
+    @classmethod
+    def every(
+        cls,
+        clock: Clock,
+        interval_s: float,
+        deadline: float = math.inf,
+        wait: Callable[[float], object] | None = None,
+    ) -> Self:
+        """Attempts at one interval; without a deadline until the loop is left."""
+        return cls(clock, deadline, interval_s, interval_s, 1.0, wait)
 
     def retry_after(self, seconds: float | None) -> None:
         """The next pause alone, as a provider asks for it; None or 0: as it would be."""
@@ -65,5 +88,5 @@ class Poller:
             yield attempt
             if attempt.is_last:
                 return
-            self._clock.pause(self._asked_s or self._pause_s, self._deadline)
+            self._clock.pause(self._asked_s or self._pause_s, self._deadline, self._wait)
             self._pause_s = min(self._pause_s * self._factor, self._longest_pause_s)

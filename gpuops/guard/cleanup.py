@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 import math
-import time
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import suppress
+from itertools import islice
 
 from gpuops.clusters.teardown import tear_down
 from gpuops.core.context import Context
 from gpuops.core.errors import ConnectionLost, GpuopsError, MalformedAnswer, NodeError
+from gpuops.core.polling import Poller
 from gpuops.core.provider import has_capability, is_rented
 from gpuops.core.reporting import Silent
 from gpuops.ledger.store import ClusterRow, LedgerUnwritable, RowGone, RunRow
@@ -157,9 +158,9 @@ def _stop_owned_runs(ctx: Context, row: ClusterRow, runs: list[RunRow]) -> None:
         return
     finally:
         live.close()
-    deadline = time.monotonic() + RESULTS_TIMEOUT_S
-    while any(ctx.ledger.run(run.id).state != "home" for run in runs) and time.monotonic() < deadline:
-        time.sleep(POLL_INTERVAL_S)
+    for _ in Poller.every(ctx.clock, POLL_INTERVAL_S, ctx.clock.monotonic() + RESULTS_TIMEOUT_S):
+        if all(ctx.ledger.run(run.id).state == "home" for run in runs):
+            return
 
 
 def _take_run(ctx: Context, run: RunRow) -> bool:
@@ -198,11 +199,11 @@ def _finish_run(
 
 def _open_session(ctx: Context, row: ClusterRow) -> ClusterSession:
     """Raises NodeError; MalformedAnswer where retries did not help."""
-    for _ in range(NONSENSE_ATTEMPTS_MAX - 1):
+    for _ in islice(Poller.every(ctx.clock, POLL_INTERVAL_S), NONSENSE_ATTEMPTS_MAX - 1):
         try:
             return open_session(ctx, row, some=True)
         except MalformedAnswer:
-            time.sleep(POLL_INTERVAL_S)
+            continue
     return open_session(ctx, row, some=True)
 
 
@@ -212,19 +213,21 @@ def _follow(ctx: Context, live: ClusterSession, run: RunRow, stop_s: float | Non
         stop_nodes(live, run.name, "graceful", STOP_REASON, kind="lease")
     following = make_follower(ctx, live, run, lambda *_: None, Silent().say)
     following.start()
-    fetching, renewal = LiveFetch(live, run), AddressRenewal(ctx, live, run)
-    began = time.monotonic()
-    hurried = False
-    while not following.wait(POLL_INTERVAL_S):
+    fetching, renewal = LiveFetch(live, run, ctx.clock), AddressRenewal(ctx, live, run)
+    deadline = math.inf if stop_s is None else ctx.clock.monotonic() + stop_s
+    is_stopping_now = False
+    for attempt in Poller.every(ctx.clock, POLL_INTERVAL_S, wait=following.wait):
+        if following.has_ended:
+            break
         if ctx.ledger.cluster(live.row.id).state != "up" or ctx.ledger.run(run.id).owner_process != ctx.me:
             following.quit()
             return None
-        if stop_s is not None and time.monotonic() - began > stop_s:
-            if hurried:
+        if stop_s is not None and attempt.started > deadline:
+            if is_stopping_now:
                 following.quit()
                 break
             stop_nodes(live, run.name, "now", STOP_REASON, kind="lease")
-            hurried, began = True, time.monotonic()
+            is_stopping_now, deadline = True, ctx.clock.monotonic() + stop_s
         fetching.poll()
         renewal.poll()
     return dict(following.reports)  # a copy: a thread may still add one
@@ -298,7 +301,7 @@ def _note_given_up(ctx: Context, what: str, error: Exception) -> None:
 
 
 def _record_never_started(ctx: Context, run: RunRow) -> None:
-    ctx.ledger.set_run(run.id, state="home", owner_process=None, ended=time.time())
+    ctx.ledger.set_run(run.id, state="home", owner_process=None, ended=ctx.clock.now())
     ctx.ledger.notice(f"{run.name} was never started: its command died first")
 
 

@@ -26,6 +26,7 @@ from typing import TYPE_CHECKING, Any, Protocol
 
 from gpuops.core.errors import AuthFailed, GpuopsError
 from gpuops.core.platform import HERE
+from gpuops.core.polling import Clock, Poller
 from gpuops.guard import heartbeat
 from gpuops.guard.ensure import command, ensure
 
@@ -175,10 +176,17 @@ def start_child(home: Path, cluster: int, job: Job, failures: int) -> Child:
 class Guard:
     """Rounds over one cluster: each reads the ledger, starts an attempt where one is needed, and writes a heartbeat."""
 
-    def __init__(self, home: Path, cluster: int, start: Callable[[Path, int, Job, int], Child] = start_child) -> None:
+    def __init__(
+        self,
+        home: Path,
+        cluster: int,
+        start: Callable[[Path, int, Job, int], Child] = start_child,
+        clock: Clock | None = None,
+    ) -> None:
         self._home = home
         self._cluster = cluster
         self._start_child = start
+        self._clock = clock or Clock()
         self._child: Child | None = None
         self._job = Job.TEND
         self._started = -NODE_CHECK_INTERVAL_S
@@ -198,17 +206,19 @@ class Guard:
     def watch(self) -> None:
         """Rounds until the cluster needs no guard. A bug does not end the guard either: nothing else is there."""
         failures = 0
+        poller = Poller.every(self._clock, TICK_S)
         try:
-            while failures < ROUND_FAILURES_MAX:
+            for _ in poller:
                 try:
                     if not self.round():
                         break
                     failures = 0
-                    time.sleep(TICK_S)
                 except Exception:
                     failures += 1
                     _log_failure()
-                    time.sleep(RETRY_S)
+                    poller.retry_after(RETRY_S)
+                if failures == ROUND_FAILURES_MAX:
+                    break
         finally:
             if self._child:
                 self._child.end()
@@ -225,7 +235,7 @@ class Guard:
         elif row and is_left and not self._child and not self._cleared:
             self._cleared = True
             self._start(Job.CLEAR)
-        if self._beat and time.monotonic() - self._beat.at >= heartbeat.BEAT_INTERVAL_S:
+        if self._beat and self._clock.monotonic() - self._beat.at >= heartbeat.BEAT_INTERVAL_S:
             self._beat = heartbeat.beat(self._home, self._cluster, self._beat)
         return (row is not None and is_wanted) or self._finishes()
 
@@ -264,15 +274,15 @@ class Guard:
         self._child = None
         self._failures = self._failures + 1 if status else 0
         self._limit_s = self._limit_s if status else ATTEMPT_S
-        self._retry_at = time.monotonic() + (retry_pause_s(self._failures) if status else 0.0)
+        self._retry_at = self._clock.monotonic() + (retry_pause_s(self._failures) if status else 0.0)
 
     def _tend(self, row: ClusterRow, runs: Sequence[RunRow]) -> None:
-        now, ran_s = time.time(), time.monotonic() - self._started
+        now, ran_s = self._clock.now(), self._clock.monotonic() - self._started
         is_overtime_now = is_overtime(row, now, ran_s, self._limit_s)
         if self._child:
             if is_overtime_now:
                 self._replace(Job.END_AT_ONCE if is_out_of_time(row, now, ran_s) else Job.TEND)
-        elif (is_overtime_now or time.monotonic() >= self._retry_at) and needs_tending(row, runs, now, ran_s):
+        elif (is_overtime_now or self._clock.monotonic() >= self._retry_at) and needs_tending(row, runs, now, ran_s):
             self._start(Job.TEND)
 
     def _replace(self, job: Job) -> None:
@@ -286,13 +296,13 @@ class Guard:
 
     def _start(self, job: Job) -> None:
         self._child, self._job = self._start_child(self._home, self._cluster, job, self._failures), job
-        self._started = time.monotonic()
+        self._started = self._clock.monotonic()
 
     def _finishes(self) -> bool:
         """Whether the child is waited for although its cluster is gone: it clears, or has a last word to say."""
         if not self._child:
             return False
-        now = time.monotonic()
+        now = self._clock.monotonic()
         self._over_since = now if self._over_since is None else self._over_since
         return self._job is Job.CLEAR or now - self._over_since <= CHILD_EXIT_TIMEOUT_S
 

@@ -8,7 +8,6 @@ bucket could not be asked.
 from __future__ import annotations
 
 import dataclasses
-import time
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from typing import Any
@@ -157,7 +156,7 @@ def record(ctx: Context, row: RunRow, verdict: Verdict, missing: str, ended_at: 
     """
     cluster = ctx.ledger.cluster(row.cluster)
     started = row.started or ended_at
-    until = cluster.ended or time.time()
+    until = cluster.ended or ctx.clock.now()
     since = cluster.created if cluster.ephemeral else row.created
     return {
         "schema": SCHEMA,

@@ -6,7 +6,6 @@
 from __future__ import annotations
 
 import threading
-import time
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
@@ -14,6 +13,7 @@ from gpuops.core.context import Context
 from gpuops.core.errors import ConnectionLost, GpuopsError, MalformedAnswer, NodeError, NodeRefused
 from gpuops.core.format import span
 from gpuops.core.models import Resource
+from gpuops.core.polling import Clock
 from gpuops.core.provider import Provisioner
 from gpuops.ledger.store import ClusterRow, RunRow
 from gpuops.nodes.session import ClusterSession, end_reason, readmit_this_computer, virtual_node_ended
@@ -62,6 +62,7 @@ class Follower:
         *,
         on_bytes: OnBytes,
         say: Callable[[str], None],
+        clock: Clock,
         gone: Callable[[int], bool],
         how_ended: Callable[[int], Mapping[str, Any]] = lambda _: {},
         admit: Callable[[], object] = lambda: None,
@@ -73,6 +74,7 @@ class Follower:
         self._nodes = nodes
         self._on_bytes = on_bytes
         self._say = say
+        self._clock = clock
         self._gone = gone
         self._how_ended = how_ended
         self._admit = admit
@@ -104,18 +106,20 @@ class Follower:
     def wait(self, timeout: float) -> bool:
         """Whether every node has ended, after at most `timeout` seconds."""
         with self._changed:
-            return self._changed.wait_for(self._all_ended, timeout)
+            return self._changed.wait_for(lambda: self.has_ended, timeout)
 
     def watch(self, timeout: float) -> bool:
         """As `wait`, but returns earlier when bytes have come."""
         with self._changed:
-            self._changed.wait_for(lambda: self._news or self._all_ended(), timeout)
+            self._changed.wait_for(lambda: self._news or self.has_ended, timeout)
             news, self._news = self._news, False
         if news:
-            time.sleep(GATHER_INTERVAL_S)
-        return self._all_ended()
+            self._clock.sleep(GATHER_INTERVAL_S)
+        return self.has_ended
 
-    def _all_ended(self) -> bool:
+    @property
+    def has_ended(self) -> bool:
+        """Whether every node has a report."""
         return len(self.reports) == self._nodes
 
     def _hear(self, index: int, stream: str, offset: int, data: bytes) -> None:
@@ -149,7 +153,7 @@ class Follower:
                 trouble = error
             if self._quit.is_set():
                 return None
-            since = self._unreachable.setdefault(index, time.monotonic())
+            since = self._unreachable.setdefault(index, self._clock.monotonic())
             if report := self._given_up(index, since, trouble) or self._reconnect(index, since, trouble):
                 return self._ended(index, report)
         return None
@@ -157,7 +161,7 @@ class Follower:
     def _given_up(self, index: int, since: float, trouble: GpuopsError) -> NodeReport | None:
         if final := self._final(index, trouble):
             return final
-        now = time.monotonic()
+        now = self._clock.monotonic()
         away = now - since
         others_ended = len(self.reports) == self._nodes - 1 and self._nodes > 1
         if away > 2 * RECONNECT_INTERVAL_S and self._gone(index):
@@ -200,7 +204,7 @@ class Follower:
 
     def _reconnect(self, index: int, since: float, trouble: GpuopsError) -> NodeReport | None:
         """Wait, and reconnect. Returns the node's report where the reconnection shows that it has none to give."""
-        away = time.monotonic() - since
+        away = self._clock.monotonic() - since
         self._remind(index, away, trouble)
         self._quit.wait(RECONNECT_INTERVAL_S if away < SLOW_RECONNECT_INTERVAL_S else SLOW_RECONNECT_INTERVAL_S)
         if not isinstance(trouble, NodeError):
@@ -214,7 +218,7 @@ class Follower:
         return None
 
     def _remind(self, index: int, away: float, trouble: GpuopsError) -> None:
-        now = time.monotonic()
+        now = self._clock.monotonic()
         if (
             away > SLOW_RECONNECT_INTERVAL_S
             and now - self._reminded.get(index, -REMINDER_INTERVAL_S) >= REMINDER_INTERVAL_S
@@ -237,7 +241,7 @@ class Follower:
         with self._changed:
             if index not in self.reports:
                 self.reports[index] = report
-                self._ended_at = time.monotonic()
+                self._ended_at = self._clock.monotonic()
             self._unreachable.pop(index, None)
             self._changed.notify_all()
 
@@ -262,6 +266,7 @@ def make_follower(
         request_of(row).nodes,
         on_bytes=on_bytes,
         say=say,
+        clock=ctx.clock,
         gone=gone,
         how_ended=lambda index: _how_ended(provider, live.machines[index]),
         admit=_Admission(ctx, live.row, ctx.ledger.resources(live.row.id)),
@@ -283,10 +288,11 @@ class _Admission:
         self._ctx, self._row = ctx, row
         self._resources = resources  # read beforehand: a ledger belongs to one thread
         self._lock = threading.Lock()
-        self._asked_at = 0.0
+        self._asked_at: float | None = None
 
     def __call__(self) -> None:
         with self._lock:
-            if not self._asked_at or time.monotonic() - self._asked_at > ADMISSION_INTERVAL_S:
+            now = self._ctx.clock.monotonic()
+            if self._asked_at is None or now - self._asked_at > ADMISSION_INTERVAL_S:
                 readmit_this_computer(self._ctx, self._row, self._resources)
-                self._asked_at = time.monotonic()
+                self._asked_at = self._ctx.clock.monotonic()

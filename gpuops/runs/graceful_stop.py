@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import time
 from collections.abc import Iterator
 from contextlib import contextmanager
 from typing import Literal
@@ -10,6 +9,7 @@ from typing import Literal
 from gpuops.core.context import Context
 from gpuops.core.errors import GpuopsError, NodeError
 from gpuops.core.format import span
+from gpuops.core.polling import Poller
 from gpuops.core.reporting import Progress
 from gpuops.ledger.store import RunRow
 from gpuops.nodes.session import ClusterSession
@@ -50,10 +50,10 @@ def stop_and_wait(ctx: Context, live: ClusterSession, run: RunRow, why: str) -> 
     following = make_follower(ctx, live, run, lambda *_: None, ctx.out.say)
     following.start()
     stop_nodes(live, run.name, "graceful", why)
-    deadline = time.monotonic() + STOP_TIMEOUT_S + 2 * float(run.request.get("grace_s", 10.0))
+    deadline = ctx.clock.monotonic() + STOP_TIMEOUT_S + 2 * float(run.request.get("grace_s", 10.0))
     with show_stopping(ctx.progress, run):
-        while not following.wait(POLL_INTERVAL_S):
-            if time.monotonic() > deadline:
-                following.quit()
-                raise NodeError(f"{run.name} did not stop", f"gpuops down {live.row.name} --force")
-    return dict(following.reports)
+        for _ in Poller.every(ctx.clock, POLL_INTERVAL_S, deadline, wait=following.wait):
+            if following.has_ended:
+                return dict(following.reports)
+    following.quit()
+    raise NodeError(f"{run.name} did not stop", f"gpuops down {live.row.name} --force")

@@ -7,7 +7,6 @@ from __future__ import annotations
 
 import dataclasses
 import secrets
-import time
 from typing import TYPE_CHECKING, Any
 
 from gpuops.core.context import Context
@@ -53,7 +52,7 @@ def _start_nodes(ctx: Context, live: ClusterSession, prepared: Prepared) -> None
     )
     gang_secret = secrets.token_hex(32)
     # Before the first node is asked: killed in between, the run is one that the guard and `gpuops stop` know of.
-    ctx.ledger.set_run(prepared.row.id, state="running", started=time.time())
+    ctx.ledger.set_run(prepared.row.id, state="running", started=ctx.clock.now())
     asked = 1
 
     def start(index: int) -> None:

@@ -6,10 +6,10 @@ files; `attend` shows a run to its end and turns signals into a stop.
 
 from __future__ import annotations
 
+import math
 import os
 import shlex
 import threading
-import time
 from collections.abc import Callable, Iterator
 from contextlib import ExitStack
 from pathlib import Path
@@ -18,6 +18,7 @@ from typing import Literal
 from gpuops.core.context import Context
 from gpuops.core.errors import Interrupted
 from gpuops.core.format import plural, span
+from gpuops.core.polling import Clock, Poller
 from gpuops.core.reporting import Silent
 from gpuops.core.signals import HandOver
 from gpuops.ledger.store import RunRow
@@ -61,21 +62,22 @@ class LiveFetch:
         self,
         live: ClusterSession,
         row: RunRow,
+        clock: Clock,
         every_s: float = LIVE_FETCH_INTERVAL_S,
-        clock: Callable[[], float] = time.monotonic,
     ) -> None:
         self._live = live
         self._row = row
         self._every_s = every_s
         self._clock = clock
-        self._began = clock()
+        self._began = clock.monotonic()
         self._thread: threading.Thread | None = None
 
     def poll(self) -> None:
         """Start a fetch where one is due and none is running; returns at once."""
-        if self._clock() - self._began < self._every_s or (self._thread is not None and self._thread.is_alive()):
+        now = self._clock.monotonic()
+        if now - self._began < self._every_s or (self._thread is not None and self._thread.is_alive()):
             return
-        self._began = self._clock()
+        self._began = now
         self._thread = threading.Thread(target=self._fetch, daemon=True, name=f"fetch {self._row.name}")
         self._thread.start()
 
@@ -95,7 +97,7 @@ class Remarks:
         home: RunHome,
         folder: Path,
         how_to_look: str,
-        clock: Callable[[], float] = time.monotonic,
+        clock: Clock,
     ) -> None:
         self._say = say
         self._home = home
@@ -103,7 +105,7 @@ class Remarks:
         self._how = how_to_look
         self._clock = clock
         self._lock = threading.Lock()
-        self._heard = clock()
+        self._heard = clock.monotonic()
         self._said: float | None = None
         """When silence was last remarked."""
         self._looked = self._heard
@@ -121,7 +123,7 @@ class Remarks:
             self._notices += filter(None, map(self._notice, lines))
         if STREAM.fullmatch(stream):
             with self._lock:
-                self._heard = self._clock()
+                self._heard = self._clock.monotonic()
 
     def _notice(self, line: bytes) -> str:
         say, at = describe_notice(line)
@@ -133,7 +135,7 @@ class Remarks:
 
     def poll(self) -> None:
         self.news()
-        now = self._clock()
+        now = self._clock.monotonic()
         with self._lock:
             silent = now - self._heard
         if silent >= SILENCE_REMARK_S if self._said is None else min(silent, now - self._said) >= SILENCE_REPEAT_S:
@@ -195,7 +197,7 @@ def show_run(ctx: Context, live: ClusterSession, row: RunRow, tail: HomeTail) ->
 
     following, remarks = follow_with_remarks(ctx, live, row)
     try:
-        fetching, renewal = LiveFetch(live, row), AddressRenewal(ctx, live, row)
+        fetching, renewal = LiveFetch(live, row, ctx.clock), AddressRenewal(ctx, live, row)
         with show_waiting(ctx, row) as first:
             while not following.watch(POLL_INTERVAL_S):
                 show(close_at_first_line(first, tail.new()))
@@ -217,13 +219,15 @@ def _stop_run(ctx: Context, live: ClusterSession, row: RunRow, following: Follow
     """Stop a run and wait until every node has ended it; after a second signal, only `HURRIED_STOP_TIMEOUT_S` for nodes
     that are unreachable."""
     _halt_in_background(live, row, "graceful", "interrupted")
-    hurried: float | None = None
-    while not following.wait(POLL_INTERVAL_S):
+    deadline = math.inf
+    for attempt in Poller.every(ctx.clock, POLL_INTERVAL_S, wait=following.wait):
+        if following.has_ended:
+            return
         show()
-        if ctx.signals.hurry and hurried is None:
-            hurried = time.monotonic()
+        if ctx.signals.hurry and deadline == math.inf:
+            deadline = attempt.started + HURRIED_STOP_TIMEOUT_S
             _halt_in_background(live, row, "now", "interrupted twice")
-        if hurried is not None and time.monotonic() - hurried > HURRIED_STOP_TIMEOUT_S:
+        if attempt.started > deadline:
             following.abandon()
 
 
@@ -253,7 +257,7 @@ def close_at_first_line(first: ExitStack, lines: Iterator[str]) -> Iterator[str]
 def follow_with_remarks(ctx: Context, live: ClusterSession, row: RunRow) -> tuple[Follower, Remarks]:
     """Start to follow a run to its end, with remarks about it."""
     look = busy_command(live.row.name, gpus=any(live.gpus()))
-    remarks = Remarks(ctx.out.say, RunHome(row.home), ctx.folder, look)
+    remarks = Remarks(ctx.out.say, RunHome(row.home), ctx.folder, look, ctx.clock)
     following = make_follower(ctx, live, row, remarks.heard, ctx.out.say)
     following.start()
     return following, remarks

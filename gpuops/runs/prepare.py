@@ -7,7 +7,6 @@
 from __future__ import annotations
 
 import dataclasses
-import time
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -20,6 +19,7 @@ from gpuops.core.errors import BUG, GpuopsError, Interrupted, UsageError
 from gpuops.core.format import first_few, plural
 from gpuops.core.models import NodeFacts, RunRequest, Verdict
 from gpuops.core.names import did_you_mean
+from gpuops.core.polling import Poller
 from gpuops.core.provider import has_capability, is_rented
 from gpuops.core.reporting import Progress
 from gpuops.core.settings import Settings, secret_origins, secret_values
@@ -131,7 +131,7 @@ def prepare(
             "skews": live.skews,
         },
         owner_process=ctx.me,
-        now=time.time(),
+        now=ctx.clock.now(),
     )
     ctx.ensure_guard(live.row)
     try:
@@ -149,7 +149,9 @@ def record_not_started(ctx: Context, row: RunRow, error: BaseException) -> None:
     else:
         say = error.say if isinstance(error, GpuopsError) else type(error).__name__
         verdict = Verdict("failed", getattr(error, "exit_code", BUG), f"not started: {say}")
-    ctx.ledger.set_run(row.id, state="home", owner_process=None, ended=time.time(), verdict=dataclasses.asdict(verdict))
+    ctx.ledger.set_run(
+        row.id, state="home", owner_process=None, ended=ctx.clock.now(), verdict=dataclasses.asdict(verdict)
+    )
     for folder in (RunHome(row.home).out, row.home):
         try:
             folder.rmdir()
@@ -178,12 +180,13 @@ def _prepare_nodes(
     alone = shared or not (request.kind == "torchrun" or request.all_nodes)
     with progress.during(f"trying the network between {request.nodes} nodes"):
         meeting = find_rendezvous(ctx, live, request.nodes, alone=alone)
-    began = time.monotonic()
+    began = ctx.clock.monotonic()
     with progress.during("comparing the project with what the nodes have"):
         record = PushRecord(ctx.home, live.row.token, name)
         reports = sync.push_many(clients, name, tree, overwrite=sending.overwrite, progress=progress, record=record)
     if not shared:
-        upload.remember_rate(ctx.home / "cache", sum(one.bytes_sent for one in reports), time.monotonic() - began)
+        took_s = ctx.clock.monotonic() - began
+        upload.remember_rate(ctx.home / "cache", sum(one.bytes_sent for one in reports), took_s)
     _report_kept_edits(ctx, reports)
     places = inputs.push_data(ctx, live, request, allow=sending.send_anyway, overwrite=sending.overwrite)
     if request.resume:
@@ -228,14 +231,16 @@ def _wait_for_turn(ctx: Context, live: ClusterSession, sending: Sending, row: Ru
         return row
     announced = ""
     with ctx.progress.during(f"waiting for {live.row.name}"):
-        while busy := _find_earlier_run(ctx, live, row):
+        for _ in Poller.every(ctx.clock, QUEUE_POLL_INTERVAL_S):
+            busy = _find_earlier_run(ctx, live, row)
+            if not busy:
+                break
             if busy != announced:
                 ctx.out.say(f"waiting for {busy} on {live.row.name}")
                 ctx.progress.waits(f"{busy} goes on")
                 announced = busy
-            time.sleep(QUEUE_POLL_INTERVAL_S)
     if announced:
-        ctx.ledger.set_run(row.id, created=time.time())
+        ctx.ledger.set_run(row.id, created=ctx.clock.now())
     return ctx.ledger.run(row.id)
 
 

@@ -14,6 +14,7 @@ from typing import Any
 from gpuops.core.context import Context
 from gpuops.core.errors import ConnectionLost, GpuopsError, Interrupted, MachineGone, NodeError
 from gpuops.core.format import money, span
+from gpuops.core.polling import Poller
 from gpuops.ledger.store import ClusterRow, RunRow
 from gpuops.nodes.session import ClusterSession
 from gpuops.offers import lease as leases
@@ -33,15 +34,14 @@ RECLAIMED_OUTCOME = "reclaimed"
 
 def find_ended_machine(ctx: Context, live: ClusterSession, error: NodeError) -> MachineGone | None:
     """The machine behind an error, where the provider says that it ended and no command of ours ended it."""
-    clock = ctx.clock
-    deadline = clock.monotonic() + (ENDED_MACHINE_TIMEOUT_S if isinstance(error, ConnectionLost) else 0.0)
-    while True:
+    timeout_s = ENDED_MACHINE_TIMEOUT_S if isinstance(error, ConnectionLost) else 0.0
+    for _ in Poller.every(ctx.clock, ENDED_MACHINE_POLL_INTERVAL_S, ctx.clock.monotonic() + timeout_s):
         if ctx.ledger.cluster(live.row.id).state != "up":
             return None  # another command ends it
         ended = _find_replaceable_machine(ctx, live)
-        if ended or clock.monotonic() >= deadline or ctx.signals.count:
+        if ended or ctx.signals.count:
             return ended
-        clock.pause(ENDED_MACHINE_POLL_INTERVAL_S, deadline)
+    return None
 
 
 def _find_replaceable_machine(ctx: Context, live: ClusterSession) -> MachineGone | None:

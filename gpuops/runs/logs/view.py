@@ -10,15 +10,15 @@ from __future__ import annotations
 import heapq
 import json
 import re
-import time
 from bisect import bisect_left, bisect_right
 from collections import deque
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
 from datetime import datetime
 from pathlib import Path
 
 from gpuops.core.errors import UsageError
+from gpuops.core.polling import Clock
 from gpuops.offers.lease import parse_span
 from gpuops.runs.logs.lines import STREAM, LineMerger
 from gpuops.sync import RunHome
@@ -223,7 +223,7 @@ class TracebackFilter:
 
     TRACEBACK = "Traceback (most recent call last)"
 
-    def __init__(self, hold_s: float, clock: Callable[[], float] = time.monotonic) -> None:
+    def __init__(self, hold_s: float, clock: Clock) -> None:
         self.failed = False
         self._hold_s = hold_s
         self._clock = clock
@@ -238,7 +238,7 @@ class TracebackFilter:
         for line in lines:
             if path in self._suspects or self.TRACEBACK in line:
                 self._suspects.add(path)
-                self._held.append((self._clock() + self._hold_s, line))
+                self._held.append((self._clock.monotonic() + self._hold_s, line))
             elif not self.failed:
                 yield line
 
@@ -246,7 +246,7 @@ class TracebackFilter:
         """Lines that were held for `hold_s` in a run that goes on."""
         if self.failed:
             self._held.clear()
-        while self._held and self._held[0][0] <= self._clock():
+        while self._held and self._held[0][0] <= self._clock.monotonic():
             yield self._held.popleft()[1]
 
     def lifted(self) -> Iterator[str]:

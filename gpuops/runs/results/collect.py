@@ -6,8 +6,8 @@ the bucket stays.
 
 from __future__ import annotations
 
+import math
 import threading
-import time
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass
@@ -18,6 +18,7 @@ from gpuops.core.errors import GpuopsError, Interrupted, MalformedAnswer, NodeEr
 from gpuops.core.format import amount
 from gpuops.core.models import Resource
 from gpuops.core.parallel import on_each
+from gpuops.core.polling import Poller
 from gpuops.core.reporting import Progress
 from gpuops.ledger.store import ClusterRow, RunRow
 from gpuops.nodes.session import ClusterSession, absent_session, end_reason, nodes_of
@@ -57,7 +58,7 @@ class Agents:
 
     def collect(self, ctx: Context, row: RunRow, progress: Progress) -> Evidence:
         """Fetch and verify what is on the nodes, and wait for what they keep elsewhere."""
-        ended_at = row.ended or time.time()
+        ended_at = row.ended or ctx.clock.now()
         nodes = classify_nodes(self.reports)
         asked = [index for index, state in nodes.items() if state.gives_files]
         with progress.during(f"looking at what {row.name} made"):
@@ -180,17 +181,17 @@ def _find_vanished(
     """Nodes whose machines ended while their results were fetched. A machine that is being preempted is waited for."""
     provider, machines = ctx.provisioner_of(live.row), dict(enumerate(live.machines))
     preempted = any(report.kind == ReasonKind.PREEMPTED or report.reason.preempted for report in reports.values())
-    deadline = time.monotonic() + (VANISHING_TIMEOUT_S if preempted else 0.0)
-    while True:
+    deadline = ctx.clock.monotonic() + (VANISHING_TIMEOUT_S if preempted else 0.0)
+    for _ in Poller.every(ctx.clock, VANISHING_POLL_INTERVAL_S, deadline):
         try:
             vanished = [
                 index for index in nodes if index in machines and provider.describe(machines[index]).status.has_ended
             ]
         except GpuopsError:
-            vanished = []
-        if vanished or ctx.signals.hurry or time.monotonic() >= deadline:
+            vanished = []  # a provider that does not answer says nothing about its machines
+        if vanished or ctx.signals.hurry:
             return vanished
-        time.sleep(VANISHING_POLL_INTERVAL_S)
+    return []
 
 
 def _run_final_fetch(
@@ -213,13 +214,14 @@ def _run_final_fetch(
 
     thread = threading.Thread(target=fetch_all, daemon=True, name=f"last fetch {row.name}")
     thread.start()
-    hurried: float | None = None
-    while thread.is_alive():
-        thread.join(POLL_INTERVAL_S)
+    deadline = math.inf
+    for attempt in Poller.every(ctx.clock, POLL_INTERVAL_S, wait=thread.join):
+        if not thread.is_alive():
+            break
         if ctx.signals.hurry:
-            hurried = hurried or time.monotonic()
-            if time.monotonic() - hurried > HURRIED_FETCH_S:
-                return FinalFetch("the last fetch was cut short")
+            deadline = min(deadline, attempt.started + HURRIED_FETCH_S)
+        if attempt.started > deadline:
+            return FinalFetch("the last fetch was cut short")
     for error in failures:
         if not isinstance(error, GpuopsError):
             raise error
@@ -285,7 +287,7 @@ def _sink_states(
     """What each node says of the results that it keeps elsewhere, once that has ended or stalls. All nodes are waited
     for together."""
     states: dict[int, Mapping[str, Any]] = {}
-    deadline = time.monotonic() + max(SINK_TIMEOUT_S, request_of(row).hold_s or 0.0)
+    deadline = ctx.clock.monotonic() + max(SINK_TIMEOUT_S, request_of(row).hold_s or 0.0)
 
     def wait(index: int) -> None:
         with suppress(GpuopsError):
@@ -299,15 +301,14 @@ def _sink_states(
 
 def _wait_for_sink(ctx: Context, client: AgentClient, run: str, deadline: float) -> Mapping[str, Any]:
     latest: Mapping[str, Any] = {}
-    since = time.monotonic()
-    while True:
+    stall_deadline = math.inf
+    for attempt in Poller.every(ctx.clock, POLL_INTERVAL_S, deadline):
         answer: Run = client.call("run", run=run)
         state: Mapping[str, Any] = answer.get("sink") or {}
         if state.get("state") not in ("claimed", "copying"):
             return state
         if state != latest:
-            latest, since = state, time.monotonic()
-        now = time.monotonic()
-        if ctx.signals.hurry or now - since > SINK_STALL_TIMEOUT_S or now > deadline:
-            return {**state, "why": "it was not waited for any longer"}
-        time.sleep(POLL_INTERVAL_S)
+            latest, stall_deadline = state, ctx.clock.monotonic() + SINK_STALL_TIMEOUT_S
+        if ctx.signals.hurry or attempt.started > stall_deadline:
+            break
+    return {**latest, "why": "it was not waited for any longer"}

@@ -7,7 +7,6 @@ dollars, whichever is less, unless `--grace` says otherwise, and never beyond it
 from __future__ import annotations
 
 import dataclasses
-import time
 from contextlib import suppress
 
 from gpuops.core.context import Context
@@ -102,7 +101,7 @@ def confirm_hold(ctx: Context, request: RunRequest, provider: str, per_hour: flo
         ends = object_store.session_end(ctx, request.sink) if sinks.is_bucket(request.sink) else None
         if not ends or (lease.end is not None and ends >= lease.end):
             return
-        opened = f"{clock_time(ends, time.time())} (local time)"
+        opened = f"{clock_time(ends, ctx.clock.now())} (local time)"
     if ctx.out.interactive and not ctx.yes:
         if ctx.out.confirm(detach_question(per_hour, opened)):
             return
@@ -131,11 +130,11 @@ def describe_hold(ctx: Context, live: ClusterSession, row: RunRow, request: RunR
         on = "in" if sinks.is_bucket(request.sink) else "on"
         until = row.facts.bucket_until
         early = until is not None and (row.ended is None) and (live.row.lease.end is None or until < live.row.lease.end)
-        limit = f", if it ends before {clock_time(until, time.time())} (local time)" if early and until else ""
+        limit = f", if it ends before {clock_time(until, ctx.clock.now())} (local time)" if early and until else ""
         return f"results are kept {on} {sinks.describe_place(request, row.name, folder)} as well{limit}"
     if request.hold_s is None or not _can_lose_results(ctx, live.row.provider):
         return ""
-    return loss_warning(request.hold_s, live.row.lease, time.time())
+    return loss_warning(request.hold_s, live.row.lease, ctx.clock.now())
 
 
 def _can_lose_results(ctx: Context, provider: str) -> bool:

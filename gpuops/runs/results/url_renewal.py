@@ -8,8 +8,6 @@ refreshes them by itself while the login lasts.
 from __future__ import annotations
 
 import threading
-import time
-from collections.abc import Callable
 
 from gpuops.core.context import Context
 from gpuops.core.errors import GpuopsError, NodeRefused
@@ -28,13 +26,12 @@ MIN_GAIN_S = 60.0
 
 
 class AddressRenewal:
-    """The renewal for one run: `poll` returns at once, the work is done in a thread. `clock`: UTC seconds."""
+    """The renewal for one run: `poll` returns at once, the work is done in a thread."""
 
-    def __init__(self, ctx: Context, live: ClusterSession, row: RunRow, clock: Callable[[], float] = time.time) -> None:
+    def __init__(self, ctx: Context, live: ClusterSession, row: RunRow) -> None:
         self._ctx = ctx
         self._live = live
         self._row = row
-        self._clock = clock
         self._sink = request_of(row).sink or {}
         facts = ctx.ledger.run(row.id).facts
         self._place = facts.bucket_place
@@ -52,7 +49,7 @@ class AddressRenewal:
                 self._thread = None
                 self._note()
             return
-        now = self._clock()
+        now = self._ctx.clock.now()
         if not self._uploads or self._until - now > RENEW_BEFORE_END_S or now - self._tried < RETRY_INTERVAL_S:
             return
         lease = self._ctx.ledger.cluster(self._live.row.id).lease
@@ -88,7 +85,7 @@ class AddressRenewal:
             self._ctx.ledger.set_run(self._row.id, facts=kept)
         elif outcome is not None and not self._reported:
             self._reported = True
-            until = clock_time(self._until, self._clock())
+            until = clock_time(self._until, self._ctx.clock.now())
             say = f"{self._row.name} can write to its bucket until {until} (local time), and not longer"
             hint = f" ({outcome.hint})" if outcome.hint else ""
             self._ctx.out.say(f"note: {say}: {outcome.say}{hint}")

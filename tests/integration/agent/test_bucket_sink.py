@@ -21,6 +21,7 @@ import pytest
 from gpuops.cli.terminal.output import Output
 from gpuops.core.context import Context
 from gpuops.core.models import Lease, RunRequest
+from gpuops.core.polling import Clock
 from gpuops.core.signals import Signals
 from gpuops.guard.services import SERVICES
 from gpuops.runs.results.url_renewal import AddressRenewal
@@ -29,6 +30,17 @@ from tests.fakes.bucket import KEY, SECRET, Asked, FakeBucket
 from tests.files import change
 from tests.integration.agent.conftest import RealNode, alive, until
 from tests.integration.agent.test_node_preemption import Metadata
+
+
+class At(Clock):
+    """Real time, but for what a calendar shows."""
+
+    def __init__(self, now: float) -> None:
+        self._now = now
+
+    def now(self) -> float:
+        return self._now
+
 
 MAKES = "import os; [open(f'{n}.pt', 'wb').write(os.urandom(9 << 20)) for n in range(3)]"
 
@@ -186,11 +198,13 @@ def test_addresses_are_renewed_before_the_session_that_signed_them_ends(
     client.call("start", spec=spec, secrets={}, gang_secret="", urls=granted.urls[0])
     until(lambda: set(json.loads(node.file("r-1", "parts.json") or b"{}")) >= {"1", "2"}, "two parts are there")
     live: Any = SimpleNamespace(row=cluster, clients=[client])
-    early = AddressRenewal(world, live, row, clock=lambda: began + 60)
+    world.clock = At(began + 60)
+    early = AddressRenewal(world, live, row)
     early.poll()
     assert early._thread is None, "there is time yet"
     session(began + 7200)
-    renewal = AddressRenewal(world, live, row, clock=lambda: began + 3000)
+    world.clock = At(began + 3000)
+    renewal = AddressRenewal(world, live, row)
 
     def renewed() -> bool:
         renewal.poll()

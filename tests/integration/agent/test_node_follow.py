@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING, Any, cast
 import pytest
 
 from gpuops.core.errors import ConnectionLost, NodeRefused
+from gpuops.core.polling import Clock
 from gpuops.runs import follow
 from gpuops.runs.follow import Follower
 from gpuops.runs.outcome.node_report import ReasonKind, parse_report
@@ -52,6 +53,7 @@ def make(node: RealNode, tmp_path: Path) -> Iterator[Callable[..., Follower]]:
     def one(**options: Any) -> Follower:
         live = options.pop("live", None) or OneNode(node)
         defaults: dict[str, Any] = {"on_bytes": lambda *_: None, "say": lambda _: None, "gone": lambda _: False}
+        defaults["clock"] = Clock()
         home = RunHome(tmp_path / "home")
         home.create()
         made.append(

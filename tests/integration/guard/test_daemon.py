@@ -435,7 +435,7 @@ def test_a_ledger_that_cannot_be_read_is_not_waited_for_for_ever(
     _, world = there
     (world.home / "owner").write_text(OWNER + "\n")
     (world.home / "ledger.db").mkdir()
-    monkeypatch.setattr(daemon, "RETRY_S", 0.0)
+    monkeypatch.setattr(daemon, "RETRY_S", 0.001)
     daemon.Guard(world.home, 1).watch()
     assert heartbeat.read(world.home, 1) is None, "no round was completed"
 
@@ -450,7 +450,7 @@ def test_a_bug_does_not_end_the_guard(there: tuple[Cloud, Context], monkeypatch:
             raise RuntimeError("can't start new process")
         return False
 
-    monkeypatch.setattr(daemon, "RETRY_S", 0.0)
+    monkeypatch.setattr(daemon, "RETRY_S", 0.001)
     monkeypatch.setattr(daemon.Guard, "round", round_)
     daemon.Guard(world.home, 1).watch()
     assert rounds == [0, 1]

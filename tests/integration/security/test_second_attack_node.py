@@ -257,7 +257,7 @@ def test_a_checkup_has_no_number_without_end(said: bytes) -> None:
 def test_a_run_that_is_taken_back_began_at_a_time_that_can_be(mtime_ns: int) -> None:
     """What its cluster has cost is reckoned from it."""
     traces = Traces({}, min(mtime_ns, MTIME_MAX_NS) / 1e9, None, b"")
-    began = recovery._start_time([recovery._Node(runs={"r": traces})], "r")
+    began = recovery._start_time([recovery._Node(runs={"r": traces})], "r", time.time())
     assert time.time() - 400 * 86400 < began <= time.time()
 
 

@@ -7,10 +7,21 @@ from pathlib import Path
 import pytest
 
 from gpuops.clusters import orphans, teardown
-from gpuops.clusters.teardown import destroy_cluster, is_costless, tear_down
+from gpuops.clusters.teardown import (
+    PERMANENT_ERRORS_MAX,
+    Destroy,
+    Done,
+    GiveUp,
+    Listing,
+    Wait,
+    destroy_cluster,
+    is_costless,
+    next_step,
+    tear_down,
+)
 from gpuops.commands.down import down
 from gpuops.core.context import Context
-from gpuops.core.errors import AuthFailed, StillBilling
+from gpuops.core.errors import AuthFailed, ProviderError, RateLimited, StillBilling, Unknown
 from gpuops.core.models import Lease, Resource
 from gpuops.core.polling import Clock
 from gpuops.core.reporting import Silent
@@ -197,3 +208,31 @@ def test_a_refusal_is_the_last_word(there: tuple[Cloud, Context], monkeypatch: p
     with pytest.raises(AuthFailed):
         teardown.clear_leftovers(world, row)
     assert left(world, row) == [f"gpuops-{OWNER}-lab-0"]
+
+
+RUNS = Resource("machine", "1", "", "gpuops-o-lab-0", True, state="running")
+LEAVES = Resource("machine", "1", "", "gpuops-o-lab-0", True, state="leaving")
+
+
+@pytest.mark.parametrize(
+    ("listing", "error", "step"),
+    [
+        (Listing([], is_settled=True), None, Done([])),
+        (Listing([], is_settled=False), None, Wait()),
+        (Listing([RUNS], is_settled=True), None, Destroy([RUNS])),
+        (Listing([RUNS], is_settled=False), None, Destroy([RUNS])),
+        (Listing([LEAVES], is_settled=True), None, Done([LEAVES])),
+        (Listing([LEAVES], is_settled=False), None, Destroy([LEAVES])),
+        (Listing([RUNS], is_settled=True), Unknown("no answer"), Wait()),
+        (Listing([], is_settled=True), Unknown("no answer"), Wait()),
+        (Listing([RUNS], is_settled=True), RateLimited("slower", retry_after=7.0), Wait(7.0)),
+        (Listing([RUNS], is_settled=True), RateLimited("slower"), Wait()),
+        (Listing([RUNS], False, permanent_errors=PERMANENT_ERRORS_MAX - 1), AuthFailed("no"), Wait()),
+        (Listing([RUNS], False, permanent_errors=PERMANENT_ERRORS_MAX), AuthFailed("no"), GiveUp()),
+        (Listing([], is_settled=False, was_created=False), AuthFailed("no"), Done([])),
+    ],
+)
+def test_the_next_step_of_a_teardown(
+    listing: Listing, error: ProviderError | None, step: Done | Destroy | Wait | GiveUp
+) -> None:
+    assert next_step(listing, error) == step

@@ -14,6 +14,7 @@ import pytest
 from gpuops.core.context import Context
 from gpuops.core.errors import AuthFailed, ConnectionLost, MalformedAnswer, UsageError
 from gpuops.core.models import Lease, Resource, RunRequest
+from gpuops.core.polling import Clock
 from gpuops.core.processes import Identity
 from gpuops.core.reporting import Silent
 from gpuops.ledger.store import ClusterRow, RunRow
@@ -490,7 +491,7 @@ def test_a_fetch_that_hangs_keeps_nobody_waiting_and_is_never_doubled(world: Con
     cluster = a_cluster(world, created=time.time())
     row = a_run(world, cluster, created=time.time())
     node = Hanging()
-    fetching = LiveFetch(ClusterSession(cluster, [], cast("Any", [node])), row, every_s=0.0)
+    fetching = LiveFetch(ClusterSession(cluster, [], cast("Any", [node])), row, Clock(), every_s=0.0)
     fetching.poll()
     until(lambda: node.asked, "the fetch to begin")
     fetching.poll()

@@ -5,32 +5,33 @@ from __future__ import annotations
 import json
 from pathlib import Path
 
+from gpuops.core import polling
 from gpuops.runs.monitor import Remarks, busy_command, tensorboard_command
 from gpuops.sync import RunHome
 
 
-class Clock:
-    now = 0.0
+class Clock(polling.Clock):
+    seconds = 0.0
 
-    def __call__(self) -> float:
-        return self.now
+    def monotonic(self) -> float:
+        return self.seconds
 
 
 def test_silence_is_remarked_and_again_where_it_lasts(tmp_path: Path) -> None:
     clock, said = Clock(), list[str]()
     remarks = Remarks(said.append, RunHome(tmp_path), tmp_path, busy_command("lab", gpus=True), clock)
-    clock.now = 119
+    clock.seconds = 119
     remarks.poll()
     remarks.heard(0, "rank3.err", 0, b"x")
     remarks.heard(0, "times.jsonl", 0, b"{}")
-    clock.now = 238
+    clock.seconds = 238
     remarks.heard(0, "events.jsonl", 0, b"{}")
     remarks.poll()
     assert said == []
-    for clock.now in (239, 240, 839, 840):
+    for clock.seconds in (239, 240, 839, 840):
         remarks.poll()
     remarks.heard(0, "rank3.err", 0, b"x")
-    for clock.now in (1439, 1440):
+    for clock.seconds in (1439, 1440):
         remarks.poll()
     assert said == [
         f"nothing was printed by any rank for {silent} min; what node0 does: gpuops ssh lab -- nvidia-smi"
@@ -80,15 +81,15 @@ def test_curves_that_have_come_home_are_named_once(tmp_path: Path) -> None:
     clock, said = Clock(), list[str]()
     home = RunHome(tmp_path / "runs" / "a-1")
     remarks = Remarks(said.append, home, tmp_path, "", clock)
-    clock.now = 10
+    clock.seconds = 10
     remarks.poll()
     events = home.out / "my logs" / "v0" / "events.out.tfevents.1.host"
     events.parent.mkdir(parents=True)
     events.touch()
-    clock.now = 12
+    clock.seconds = 12
     remarks.poll()
     assert said == []
-    for clock.now in (15, 20):
+    for clock.seconds in (15, 20):
         remarks.poll()
     assert said == ["curves: tensorboard --load_fast=false --logdir 'runs/a-1/out/my logs/v0'"]
 

@@ -13,6 +13,7 @@ import pytest
 
 from gpuops.core.errors import NodeRefused, RunFailed
 from gpuops.core.models import NodeFacts, RunRequest
+from gpuops.core.polling import Clock
 from gpuops.core.reporting import Silent
 from gpuops.ledger.rows import RunFacts
 from gpuops.nodes.python import PreparedNode, run_setup, setup_command, setup_key
@@ -197,7 +198,7 @@ def launched(refusals: int, times: int = 1) -> list[Agent]:
     facts = [NodeFacts(index, "python", ranks=1, cores=1, address=f"10.0.0.{index}") for index in range(2)]
     row = SimpleNamespace(id=1, name="train-1", tree="project", facts=RunFacts(), request={})
     ledger = SimpleNamespace(set_run=lambda *_args, **_fields: None, run=lambda _id: row)
-    world = SimpleNamespace(ledger=ledger, progress=Silent())
+    world = SimpleNamespace(ledger=ledger, progress=Silent(), clock=Clock())
     prepared = Prepared(cast(Any, row), cast(Any, None), TRAIN, facts, (23456, 23457))
     live = ClusterSession(cast(Any, SimpleNamespace(name="c-1")), [], cast(Any, agents))
     try:

@@ -12,6 +12,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from gpuops.core.errors import UsageError
+from gpuops.core.polling import Clock
 from gpuops.runs.logs.lines import LineMerger
 from gpuops.runs.logs.view import HomeTail, LogTimes, TracebackFilter, parse_moment
 from gpuops.sync import RunHome
@@ -185,8 +186,18 @@ def test_what_is_no_time(text: str) -> None:
 TRACE = "Traceback (most recent call last):\n  File x\nRuntimeError: peer\n"
 
 
+class Moment(Clock):
+    """A clock that shows what its list holds."""
+
+    def __init__(self, now: list[float]) -> None:
+        self._now = now
+
+    def monotonic(self) -> float:
+        return self._now[0]
+
+
 def veiled(home: Path, now: list[float]) -> HomeTail:
-    return HomeTail(RunHome(home), LineMerger(nodes=2, ranks=4), TracebackFilter(5.0, lambda: now[0]))
+    return HomeTail(RunHome(home), LineMerger(nodes=2, ranks=4), TracebackFilter(5.0, Moment(now)))
 
 
 def test_tracebacks_of_a_run_that_fails_stay_in_the_logs(tmp_path: Path) -> None:
