@@ -59,7 +59,8 @@ def launch(typed: CommandLine, make_request: Callable[[MachineFlags], RunRequest
 
     `make_request` gets the machine flags completed from `gpuops.toml`.
     """
-    from gpuops.commands.plan import describe_plan, make_plan
+    from gpuops.commands.dry_run import preview_plan
+    from gpuops.commands.plan import make_plan
     from gpuops.commands.train import execute
 
     ctx, settings = make_context(as_json=typed.as_json, yes=typed.yes, strict=True)
@@ -67,7 +68,8 @@ def launch(typed: CommandLine, make_request: Callable[[MachineFlags], RunRequest
     report_news(ctx)
     plan = make_plan(ctx, job)
     if typed.dry_run:
-        ctx.out.result("plan", *describe_plan(ctx, plan))
+        preview = preview_plan(ctx, plan)
+        ctx.out.result("plan", preview.document(), preview.lines(ctx.out.columns(ctx.out.out)))
         return
     progress = ctx.progress
     try:

@@ -1,6 +1,7 @@
 """One module per command that needs clusters and runs; commands whose work lies in one lower room have none.
 
-- `plan`: what one `run` or `train` will do, decided once as a value; `--dry-run` prints it.
+- `plan`: what one `run` or `train` will do, decided once as a value.
+- `dry_run`: what a plan would create, send and execute, for `--dry-run`.
 - `train`: carries a plan out, from the cluster to the receipt.
 - `logs`: a run's output, from its files here and from its nodes.
 - `stop`: stops one run; also chooses the run that a command means.
