@@ -57,11 +57,9 @@ def push(
     report_news(ctx)
     progress = ctx.progress
     with ctx.signals:
-        document, lines = push_project(
-            ctx, cluster, progress, overwrite=overwrite, allow=send_anyway or [], dry_run=dry_run
-        )
+        outcome = push_project(ctx, cluster, progress, overwrite=overwrite, allow=send_anyway or [], dry_run=dry_run)
     progress.close()
-    ctx.out.result("push", document, lines)
+    ctx.out.result("push", outcome.document(), outcome.lines())
 
 
 def pull(
@@ -81,6 +79,6 @@ def pull(
     report_news(ctx)
     progress = ctx.progress
     with ctx.signals:
-        document, lines = pull_project_edits(ctx, cluster) if edits else pull_results(ctx, run, progress)
+        pulled = pull_project_edits(ctx, cluster) if edits else pull_results(ctx, run, progress)
     progress.close()
-    ctx.out.result("pull", document, lines)
+    ctx.out.result("pull", pulled.document(), pulled.lines())

@@ -51,6 +51,11 @@ def find_only_cluster(live: Sequence[ClusterRow], folder: Path, verb: str) -> Cl
     raise UsageError(f"several clusters are live: {names}", f"name one: {verb} {candidates[0].name}")
 
 
+def pick_cluster(live: Sequence[ClusterRow], folder: Path, name: str | None, verb: str) -> ClusterRow:
+    """The live cluster of that name; without one, the only one that `verb` can mean. Raises UsageError."""
+    return find_by_name(live, name) if name else find_only_cluster(live, folder, verb)
+
+
 def _not_up_error(last: ClusterRow) -> UsageError:
     """Why a run does not quietly go to this machine, where the folder's last cluster was a rented one."""
     state = {"creating": "is being created", "ending": "is being ended"}.get(last.state, "is gone")

@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
-from typing import Any
+from dataclasses import dataclass
 
 from gpuops.clusters import select
 from gpuops.commands.stop import pick_run
@@ -38,15 +38,44 @@ def _partial_error(failed: Mapping[int, NodeError], what: str, command: str) -> 
     return NodeError(f"{what}: {names}", f"what answers is home; try again: {command}")
 
 
-def pull_project_edits(ctx: Context, cluster: str | None) -> tuple[dict[str, Any], list[str]]:
-    """Download the project's files that were edited on the nodes; where the file here was changed as well, theirs
-    is put beside it."""
-    clusters = ctx.ledger.clusters()
-    row = (
-        select.find_by_name(clusters, cluster)
-        if cluster
-        else select.find_only_cluster(clusters, ctx.folder, "gpuops pull --edits --cluster")
-    )
+@dataclass(frozen=True)
+class PulledEdits:
+    """Files of the project that were downloaded since they were edited on nodes."""
+
+    files: Sequence[PulledEdit]
+
+    def document(self) -> dict[str, object]:
+        fields = [
+            {"path": edit.path, "node": edit.node, "at": str(edit.at), "beside": edit.beside} for edit in self.files
+        ]
+        return {"files": fields}
+
+    def lines(self) -> list[str]:
+        return [edit.say for edit in self.files] or ["nothing was edited on the nodes"]
+
+
+@dataclass(frozen=True)
+class PulledResults:
+    """What a run has made and this computer has."""
+
+    run: str
+    home: RunHome
+    files: Sequence[str]
+    """Paths inside of `home.out`."""
+
+    def document(self) -> dict[str, object]:
+        return {"run": self.run, "home": str(self.home.path), "files": self.files}
+
+    def lines(self) -> list[str]:
+        if not self.files:
+            return [f"{self.run} has made no files"]
+        return [f"{plural(len(self.files), 'file')} of {self.run} in {self.home.out}"]
+
+
+def pull_project_edits(ctx: Context, cluster: str | None) -> PulledEdits:
+    """Download the project's files that were edited on the nodes; where the file here was changed as well, the node's
+    is put beside it. Raises UsageError, and NodeError where some of it is missing."""
+    row = select.pick_cluster(ctx.ledger.clusters(), ctx.folder, cluster, "gpuops pull --edits --cluster")
     live = open_session(ctx, row, some=True)
     record = PushRecord(ctx.home, row.token, "project")
     brought: list[PulledEdit] = []
@@ -56,13 +85,13 @@ def pull_project_edits(ctx: Context, cluster: str | None) -> tuple[dict[str, Any
         with ctx.progress.during("looking for what was edited on the nodes"):
             for index, client in enumerate(live.clients):
                 with _collect_failure(failed, index):
-                    if said := pull_edits(client, "project", ctx.folder, record, brought):
-                        refused.append(f"{client.label}: {said}")
+                    if refusal := pull_edits(client, "project", ctx.folder, record, brought):
+                        refused.append(f"{client.label}: {refusal}")
     finally:
         live.close()
     if failed or refused:
-        for one in brought:
-            ctx.out.say(one.say)
+        for edit in brought:
+            ctx.out.say(edit.say)
     if refused:
         for sentence in refused if failed else refused[:-1]:
             ctx.out.say(f"note: not brought home: {sentence}")
@@ -73,10 +102,7 @@ def pull_project_edits(ctx: Context, cluster: str | None) -> tuple[dict[str, Any
             f"not brought home: {refused[-1]}",
             f"if you know what was edited, `gpuops down` saves it in runs/{row.name}-left, beside the project",
         )
-    return (
-        {"files": [{"path": one.path, "node": one.node, "at": str(one.at), "beside": one.beside} for one in brought]},
-        [one.say for one in brought] or ["nothing was edited on the nodes"],
-    )
+    return PulledEdits(brought)
 
 
 def _pull_from_bucket(ctx: Context, row: RunRow, cluster: ClusterRow, progress: Progress) -> bool:
@@ -118,8 +144,8 @@ def _pull_from_nodes(ctx: Context, live: ClusterSession, row: RunRow, progress: 
             fetch_now(live, row, progress, final=len(reports) == len(nodes))
 
 
-def pull_results(ctx: Context, name: str | None, progress: Progress) -> tuple[dict[str, Any], list[str]]:
-    """Bring home what a run has made so far, or, when it has ended, all of it."""
+def pull_results(ctx: Context, name: str | None, progress: Progress) -> PulledResults:
+    """Download what a run has made so far, or, when it has ended, all of it. Raises UsageError and NodeError."""
     row = pick_run(ctx, name, running=False)
     home = RunHome(row.home)
     cluster = ctx.ledger.cluster(row.cluster)
@@ -136,12 +162,11 @@ def pull_results(ctx: Context, name: str | None, progress: Progress) -> tuple[di
             _pull_from_nodes(ctx, live, row, progress)
         finally:
             live.close()
-    places = list_outputs(home)
-    if not places and not home.path.exists():
+    files = list_outputs(home)
+    if not files and not home.path.exists():
         where = "`gpuops runs` lists where each run's results are"
         if row.started is None:
             why = str((row.verdict or {}).get("say") or "never started")
             raise UsageError(f"{row.name} was {why}", where)
         raise UsageError(f"{row.name} left nothing at home", where)
-    say = f"{plural(len(places), 'file')} of {row.name} in {home.out}" if places else f"{row.name} has made no files"
-    return {"run": row.name, "home": str(row.home), "files": places}, [say]
+    return PulledResults(row.name, home, files)

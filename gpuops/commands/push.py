@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
+import dataclasses
 from collections.abc import Sequence
-from typing import Any
+from dataclasses import dataclass
 
 from gpuops import sync
 from gpuops.clusters import select
@@ -16,34 +17,45 @@ from gpuops.sync.project import printable_path
 from gpuops.sync.push_record import PushRecord
 
 
+@dataclass(frozen=True)
+class PushOutcome:
+    """What a push sent, or would send."""
+
+    tree: sync.Tree
+    reports: Sequence[sync.PushReport] | None
+    """One per node; None for a dry run."""
+
+    def document(self) -> dict[str, object]:
+        document: dict[str, object] = {
+            "files": len(self.tree.files),
+            "bytes": self.tree.size,
+            "held": [{"path": held.path, "why": held.why} for held in self.tree.held],
+        }
+        if self.reports is None:
+            return document | {"paths": [entry.path for entry in self.tree.files]}
+        return document | {"nodes": [dataclasses.asdict(report) for report in self.reports]}
+
+    def lines(self) -> list[str]:
+        if self.reports is not None:
+            return [_describe(report) for report in self.reports]
+        first, *more = sync.summary(self.tree)
+        return [f"would send: {first}", *more, *(f"  {printable_path(entry.path)}" for entry in self.tree.files)]
+
+
 def push_project(
     ctx: Context, cluster: str | None, progress: Progress, *, overwrite: bool, allow: Sequence[str], dry_run: bool
-) -> tuple[dict[str, Any], list[str]]:
+) -> PushOutcome:
     """Send what differs to every node. `allow`: files to send although they look like secrets; `dry_run`: list only.
 
-    Returns a document and lines. Raises UsageError and NodeError.
+    Raises UsageError and NodeError.
     """
     tree = inputs.scan_project(ctx, ctx.folder, allow)
-    document: dict[str, Any] = {
-        "files": len(tree.files),
-        "bytes": tree.size,
-        "held": [{"path": held.path, "why": held.why} for held in tree.held],
-    }
-    first, *more = sync.summary(tree)
     if dry_run:
-        return document | {"paths": [entry.path for entry in tree.files]}, [
-            f"would send: {first}",
-            *more,
-            *(f"  {printable_path(entry.path)}" for entry in tree.files),
-        ]
-    clusters = ctx.ledger.clusters()
-    row = (
-        select.find_by_name(clusters, cluster)
-        if cluster
-        else select.find_only_cluster(clusters, ctx.folder, "gpuops push --cluster")
-    )
+        return PushOutcome(tree, None)
+    row = select.pick_cluster(ctx.ledger.clusters(), ctx.folder, cluster, "gpuops push --cluster")
     live = open_session(ctx, row)
     try:
+        first, *more = sync.summary(tree)
         for sentence in (f"code: {first}", *more):
             ctx.out.say(sentence)
         with progress.during("comparing the project with what the nodes have"):
@@ -53,17 +65,7 @@ def push_project(
             )
     finally:
         live.close()
-    nodes: list[dict[str, Any]] = [
-        {
-            "node": report.node,
-            "files_sent": report.files_sent,
-            "bytes_sent": report.bytes_sent,
-            "removed": report.removed,
-            "kept": list(report.kept),
-        }
-        for report in reports
-    ]
-    return document | {"nodes": nodes}, [_describe(report) for report in reports]
+    return PushOutcome(tree, reports)
 
 
 def _describe(report: sync.PushReport) -> str:

@@ -79,7 +79,7 @@ SSH_FAILED = 255
 def pick_node(ctx: Context, name: str | None, node: int, verb: str) -> tuple[ClusterRow, Resource]:
     """The cluster and the machine of one node, which may be virtual. Raises UsageError."""
     live = ctx.ledger.clusters()
-    row = select.find_by_name(live, name) if name else select.find_only_cluster(live, ctx.folder, f"gpuops {verb}")
+    row = select.pick_cluster(live, ctx.folder, name, f"gpuops {verb}")
     machines = nodes_of(ctx, row)
     if not 0 <= node < len(machines):
         raise UsageError(
