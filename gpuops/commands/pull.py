@@ -46,7 +46,7 @@ class PulledEdits:
 
     def document(self) -> dict[str, object]:
         fields = [
-            {"path": edit.path, "node": edit.node, "at": str(edit.at), "beside": edit.beside} for edit in self.files
+            {"path": edit.path, "node": edit.node, "at": str(edit.target), "beside": edit.beside} for edit in self.files
         ]
         return {"files": fields}
 

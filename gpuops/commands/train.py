@@ -21,6 +21,7 @@ from gpuops.core.provider import is_rented
 from gpuops.core.reporting import Progress
 from gpuops.core.settings import Settings
 from gpuops.core.signals import HandOver
+from gpuops.core.sink import BucketSink
 from gpuops.ledger.store import LedgerUnwritable, RunRow
 from gpuops.nodes.session import ClusterSession, open_session
 from gpuops.offers import lease as leases
@@ -75,7 +76,7 @@ def _with_sink(ctx: Context, plan: Plan) -> Plan:
     request, row = plan.job.request, plan.choice.row
     if request.sink and not row:
         sinks.with_volume_option(plan.provider, ctx.provisioner(plan.provider).options, {}, request.sink)
-    if not request.sink or not sinks.is_bucket(request.sink):
+    if not isinstance(request.sink, BucketSink):
         return plan
     options = row.request.get("options") or {} if row else plan.job.machines.options
     request = dataclasses.replace(

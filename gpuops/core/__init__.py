@@ -1,6 +1,7 @@
 """What every other room stands on; it imports no other room.
 
 models       requests, offers, resources, leases and runs as values
+sink         where results are kept besides this computer, as values
 errors       every error that gpuops raises, with its exit code
 provider     the contract that a provisioner fulfils
 context      what a command is given: settings, ledger, clock, signals, reporter

@@ -7,12 +7,15 @@ absolute UTC seconds since the epoch (`float`) unless a name says otherwise.
 
 from __future__ import annotations
 
+import dataclasses
 import re
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from enum import Enum
 from pathlib import Path
 from typing import Any, Literal, Protocol
+
+from gpuops.core.sink import Sink, parse_document
 
 NAME = re.compile(r"[a-z][a-z0-9-]{0,23}")
 """What a cluster, a run and a workload may be called."""
@@ -312,11 +315,17 @@ class RunRequest:
     hold_s: float | None = None
     """How long its nodes wait after its end for somebody to fetch what it made (`--grace`), instead of their idle end;
     None: as long as they may stand idle."""
-    sink: Mapping[str, Any] | None = None
-    """Where else its results are kept: `bucket`, `prefix`, `region` and `profile` (a name in ~/.aws, or empty), or
-    `volume` (its name);
-    once there are nodes also `mount` (where they have it),
-    `end` (whether they end once everything is there) and `id` (fresh for each run, for nobody's folder is taken)."""
+    sink: Sink | None = None
+    """Where else its results are kept."""
+
+    def document(self) -> dict[str, Any]:
+        """The JSON form, as the ledger keeps it."""
+        return {**dataclasses.asdict(self), "sink": self.sink.document() if self.sink else None}
+
+    @classmethod
+    def parse(cls, document: Mapping[str, Any]) -> RunRequest:
+        """The request of a JSON form. Raises TypeError, ValueError for what is none."""
+        return cls(**{**document, "sink": parse_document(document.get("sink"))})
 
 
 @dataclass(frozen=True)

@@ -8,7 +8,7 @@ import sqlite3
 from collections.abc import Mapping
 from dataclasses import dataclass, fields
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 from gpuops.core.models import Lease
 from gpuops.core.processes import Identity
@@ -63,6 +63,13 @@ class ClusterRow(Owned):
         return self.end is not None and now > self.end
 
 
+class MultipartUpload(NamedTuple):
+    """An upload to a bucket that is open: its parts cost money until it is completed or aborted."""
+
+    key: str
+    id: str
+
+
 class RunFacts(dict[str, Any]):
     """What is kept with a run beside its columns: a JSON object, of which keys that this gpuops does not know survive.
 
@@ -100,9 +107,9 @@ class RunFacts(dict[str, Any]):
         return (self.get("bucket") or {}).get("until")
 
     @property
-    def uploads(self) -> list[list[str]]:
-        """Key and id of each multipart upload that is open in the bucket."""
-        return self.get("uploads") or []
+    def uploads(self) -> list[MultipartUpload]:
+        """The multipart uploads that are open in the bucket."""
+        return [MultipartUpload(key, id) for key, id in self.get("uploads") or ()]
 
     @property
     def in_bucket(self) -> list[int]:

@@ -1,4 +1,4 @@
-"""Starting a prepared run: addresses and ports for this attempt, upload addresses of a bucket, one spec to each agent.
+"""Starting a prepared run: addresses and ports for this attempt, presigned URLs of a bucket, one spec to each agent.
 
 Once every agent has its spec the run needs this computer no more. A launch that fails on one node is called off on all.
 """
@@ -13,10 +13,11 @@ from gpuops.core.context import Context
 from gpuops.core.errors import ConnectionLost, GpuopsError, NodeRefused
 from gpuops.core.models import RunRequest
 from gpuops.core.parallel import on_each
+from gpuops.core.sink import BucketSink
 from gpuops.nodes.session import ClusterSession
 from gpuops.runs.prepare import Prepared
 from gpuops.runs.spec import Place, node_specs
-from gpuops.sync import bucket, sinks
+from gpuops.sync import bucket
 
 if TYPE_CHECKING:
     from gpuops.transport.schemas import PortFound
@@ -59,7 +60,7 @@ def _start_nodes(ctx: Context, live: ClusterSession, prepared: Prepared) -> None
         ctx.progress.waits("takes stock of its files", f"node{index}")
         words = {"spec": specs[index], "secrets": dict(prepared.secrets), "gang_secret": gang_secret}
         if granted:
-            words["urls"] = granted.urls[index]
+            words["urls"] = granted.urls[index].document()
         live.clients[index].call("start", timeout=START_TIMEOUT_S, **words)
         ctx.progress.waits("", f"node{index}")
 
@@ -79,19 +80,19 @@ def _start_nodes(ctx: Context, live: ClusterSession, prepared: Prepared) -> None
 def _grant_uploads(
     ctx: Context, live: ClusterSession, prepared: Prepared
 ) -> tuple[RunRequest, bucket.UploadGrant | None]:
-    """Upload addresses of a bucket, fresh for each launch, and the request with their place in it; None without a
-    bucket."""
-    request = prepared.request
-    if not request.sink or not sinks.is_bucket(request.sink):
+    """Presigned URLs of a bucket, fresh for each launch, and the request with the place that they write to; None
+    without a bucket."""
+    request, sink = prepared.request, prepared.request.sink
+    if not isinstance(sink, BucketSink):
         return request, None
     row = ctx.ledger.run(prepared.row.id)
     bucket.abort_uploads(ctx, row)
     lease = ctx.ledger.cluster(live.row.id).lease
-    with ctx.progress.during(f"opening the bucket {request.sink['bucket']} to the nodes"):
-        granted = bucket.create_upload_grant(ctx, request.sink, row.name, len(prepared.nodes), lease.end)
+    with ctx.progress.during(f"opening the bucket {sink.bucket} to the nodes"):
+        granted = bucket.create_upload_grant(ctx, sink, row.name, len(prepared.nodes), lease.end)
     kept = {"bucket": {"place": granted.place, "until": granted.until}, "uploads": granted.uploads}
     ctx.ledger.set_run(row.id, facts={**ctx.ledger.run(row.id).facts, **kept})
-    return dataclasses.replace(request, sink={**request.sink, "place": granted.place}), granted
+    return dataclasses.replace(request, sink=dataclasses.replace(sink, place=granted.place)), granted
 
 
 def _choose_endpoints(live: ClusterSession, prepared: Prepared) -> tuple[Place, Place | None]:

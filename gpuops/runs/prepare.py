@@ -122,7 +122,7 @@ def prepare(
         cluster=live.row.id,
         folder=ctx.folder,
         tree=choose_tree(request, ctx.folder)[0],
-        request=dataclasses.asdict(request),
+        request=request.document(),
         facts={
             "gpuops": __version__,
             "provider": live.row.provider,

@@ -42,8 +42,8 @@ Place = tuple[str, int]
 def request_of(row: RunRow) -> RunRequest:
     """The run's request as the ledger keeps it. Raises RowGone."""
     try:
-        return RunRequest(**row.request)
-    except TypeError as error:
+        return RunRequest.parse(row.request)
+    except (TypeError, ValueError) as error:
         raise RowGone(
             f"what the ledger says of {row.name} cannot be read", f"its results so far are in {row.home}"
         ) from error

@@ -18,6 +18,7 @@ from gpuops.core.errors import GpuopsError, LocalDisk, NodeError
 from gpuops.core.format import amount, first_few, plural
 from gpuops.core.reporting import Progress
 from gpuops.core.safe_folder import DISK_RESERVE_BYTES, Readable, SafeFolder, local_errors, may_come
+from gpuops.core.sink import BucketSink, parse_document
 from gpuops.ledger.store import RunRow
 from gpuops.sync import bucket
 from gpuops.sync.merged_outputs import OutFolder
@@ -154,7 +155,7 @@ class FetchedNode:
 
 def is_kept_in_bucket(row: RunRow) -> bool:
     """Whether a run's nodes keep its results in a bucket."""
-    return bool((row.request.get("sink") or {}).get("bucket") and row.facts.bucket_place)
+    return isinstance(parse_document(row.request.get("sink")), BucketSink) and bool(row.facts.bucket_place)
 
 
 def fetch_archives(
@@ -163,7 +164,9 @@ def fetch_archives(
     """Fetch the archives of those nodes. Returns what came, by node, and the errors of the nodes whose archive is
     damaged, unreadable or too large for this disk; a node without an archive is in neither. Raises LocalDisk.
     """
-    home, sink, place = RunHome(row.home), row.request["sink"], row.facts.bucket_place
+    home, sink, place = RunHome(row.home), parse_document(row.request.get("sink")), row.facts.bucket_place
+    if not isinstance(sink, BucketSink):
+        return {}, []
     home.create()
     out = OutFolder(home)
     out.clear_dead()
@@ -224,7 +227,7 @@ def _progress_callback(
     def advance(_size: int) -> None:
         if ctx.signals.hurry:
             raise NodeError(f"what node{node} kept was not waited for any longer", "`gpuops pull` fetches it")
-        progress.advance(done + archive.at, total, "results")
+        progress.advance(done + archive.position, total, "results")
 
     return advance
 

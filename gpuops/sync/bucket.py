@@ -8,16 +8,20 @@ ends and for seven days at most. `object_store` sends the requests.
 
 from __future__ import annotations
 
-import time
+import dataclasses
 import uuid
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, field
+from itertools import islice
 from typing import Any
 
 from gpuops.core.context import Context
 from gpuops.core.errors import GpuopsError, Unknown, UsageError
 from gpuops.core.format import clock_time
+from gpuops.core.polling import Poller
+from gpuops.core.sink import BucketSink, DotenvPolicy, parse_document
+from gpuops.ledger.rows import MultipartUpload
 from gpuops.ledger.store import RunRow
 from gpuops.sync.object_store import (
     EXPIRED_CODES,
@@ -26,7 +30,6 @@ from gpuops.sync.object_store import (
     Denied,
     call_s3,
     create_client,
-    object_key,
     select_profile,
     session_end,
     translate_error,
@@ -46,28 +49,55 @@ PROBE_OBJECT = ".gpuops"
 
 
 @dataclass(frozen=True)
+class NodeUrls:
+    """One node's presigned URLs, which are secret (docs/protocol.md: Sink)."""
+
+    parts: Sequence[str] = field(repr=False)
+    """To upload one part of its archive each, in order."""
+    complete: str = field(repr=False)
+    """To complete the archive."""
+    head: str = field(repr=False)
+    """To read the size of its archive."""
+    state: str = field(repr=False)
+    """To write its state."""
+    heads: Sequence[str] = field(repr=False)
+    """To read the size of each node's archive."""
+    states: Sequence[str] = field(repr=False)
+    """To read the size of each node's state."""
+    until: float
+    """When all of them expire (UTC seconds)."""
+
+    def document(self) -> dict[str, Any]:
+        """The form in which a node is sent them."""
+        return dataclasses.asdict(self)
+
+
+@dataclass(frozen=True)
 class UploadGrant:
-    """What a run's nodes may do until `until` (UTC seconds). `urls`: presigned URLs per node, which are secret;
-    `uploads`: [key, upload id] per node."""
+    """The permission of a run's nodes to write into the bucket."""
 
     place: str
+    """`s3://BUCKET/KEY`, under which they write."""
     until: float
-    urls: list[dict[str, Any]] = field(repr=False)
-    uploads: list[list[str]] = field(repr=False)
+    """When it expires (UTC seconds)."""
+    urls: Sequence[NodeUrls]
+    """One entry per node."""
+    uploads: Sequence[MultipartUpload]
+    """One entry per node."""
 
 
-def check_bucket(ctx: Context, sink: Mapping[str, Any]) -> dict[str, Any]:
-    """Check that nodes can write to the sink, before anything is rented. Returns the sink with its `region`, and with
-    the `profile` or `dotenv` whose keys were used: a later command fetches the results with the same.
+def check_bucket(ctx: Context, sink: BucketSink) -> BucketSink:
+    """Check that nodes can write to the sink, before anything is rented. Returns the sink with its region, and with
+    the profile or `.env` whose keys were used: a later command fetches the results with the same keys.
 
     Raises UsageError, AuthFailed, Unknown.
     """
-    sink = {**sink, "profile": select_profile(ctx.env, str(sink.get("profile") or "")), "dotenv": False}
-    sink["dotenv"] = uses_dotenv_keys(ctx, sink)
-    with ctx.progress.during(f"asking for the bucket {sink['bucket']}"):
-        checked = {**sink, "region": _bucket_region(ctx, sink)}
+    sink = dataclasses.replace(sink, profile=select_profile(ctx.env, sink.profile), dotenv=DotenvPolicy.IGNORED)
+    sink = dataclasses.replace(sink, dotenv=DotenvPolicy(uses_dotenv_keys(ctx, sink)))
+    with ctx.progress.during(f"asking for the bucket {sink.bucket}"):
+        checked = dataclasses.replace(sink, region=_bucket_region(ctx, sink))
         s3 = create_client(ctx, checked)
-        probe_key = object_key(checked, PROBE_OBJECT)
+        probe_key = checked.key(PROBE_OBJECT)
         call_s3(checked, "s3:PutObject", s3.put_object, Key=probe_key, Body=b"")
         # Not by HEAD: its answer does not say why it is denied.
         call_s3(checked, "s3:GetObject", s3.get_object, Key=probe_key)["Body"].close()
@@ -83,72 +113,71 @@ def check_bucket(ctx: Context, sink: Mapping[str, Any]) -> dict[str, Any]:
                 UploadId=upload["UploadId"],
             )
     if (ends := session_end(ctx, sink)) is not None:
-        say = "until the session of these temporary credentials ends"
-        at = f", at {clock_time(ends, time.time())} (local time)" if ends else ""
-        ctx.out.say(f"note: the nodes can write to the bucket {say}{at}")
+        local_time = f", at {clock_time(ends, ctx.clock.now())} (local time)" if ends else ""
+        ctx.out.say(
+            f"note: the nodes can write to the bucket until the session of these temporary credentials ends{local_time}"
+        )
     return checked
 
 
-def _probe_presigned_url(ctx: Context, s3: Any, sink: Mapping[str, Any], part: Mapping[str, Any]) -> None:
+def _probe_presigned_url(ctx: Context, s3: Any, sink: BucketSink, part: Mapping[str, object]) -> None:
     """Send one byte as a node will: to a presigned URL, without boto3, which follows redirects. Raises Denied.
 
     Another error is only noted: a node's network and certificates may differ from this computer's.
     """
     from gpuops.agent.retain import object_requests  # brings http and ssl, which most commands do without
 
-    url = s3.generate_presigned_url("upload_part", Params={"Bucket": sink["bucket"], **part}, ExpiresIn=600)
+    url = s3.generate_presigned_url("upload_part", Params={"Bucket": sink.bucket, **part}, ExpiresIn=600)
     try:
         object_requests.with_retries(
-            lambda: object_requests.send_request("PUT", url, [b"."], 1), time.time() + URL_PROBE_TIMEOUT_S
+            lambda: object_requests.send_request("PUT", url, [b"."], 1), ctx.clock.now() + URL_PROBE_TIMEOUT_S
         )
     except object_requests.RequestDenied as error:
-        say = f"the bucket {sink['bucket']} takes nothing from its nodes: an address that is signed for them is refused"
+        say = f"the bucket {sink.bucket} takes nothing from its nodes: it refuses their presigned URLs"
         raise Denied(f"{say} ({error.code})", "try again later, or name another bucket with --sink") from error
     except OSError as error:
-        ctx.out.say(f"note: whether nodes can write to the bucket {sink['bucket']} could not be tried: {error}")
+        ctx.out.say(f"note: whether nodes can write to the bucket {sink.bucket} could not be tried: {error}")
 
 
-def create_upload_grant(
-    ctx: Context, sink: Mapping[str, Any], run: str, nodes: int, lease_end: float | None
-) -> UploadGrant:
+def create_upload_grant(ctx: Context, sink: BucketSink, run: str, nodes: int, lease_end: float | None) -> UploadGrant:
     """Begin an upload per node and presign its URLs. `lease_end`: UTC seconds. Raises ProviderError."""
     s3 = create_client(ctx, sink)
-    folder = object_key(sink, run)
+    folder = sink.key(run)
     if _object_size(s3, sink, f"{folder}/node0.json") is not None:  # of an earlier attempt, or of another user
         folder = f"{folder}-{uuid.uuid4().hex[:8]}"
     uploads = []
     for index in range(nodes):
         key = f"{folder}/node{index}.tar"
         upload = call_s3(sink, "s3:PutObject", s3.create_multipart_upload, Key=key)
-        uploads.append([key, upload["UploadId"]])
-    return renew_grant(ctx, sink, f"s3://{sink['bucket']}/{folder}", uploads, lease_end)
+        uploads.append(MultipartUpload(key, upload["UploadId"]))
+    return renew_grant(ctx, sink, f"s3://{sink.bucket}/{folder}", uploads, lease_end)
 
 
 def renew_grant(
-    ctx: Context, sink: Mapping[str, Any], place: str, uploads: list[list[str]], lease_end: float | None
+    ctx: Context, sink: BucketSink, place: str, uploads: Sequence[MultipartUpload], lease_end: float | None
 ) -> UploadGrant:
     """Presign new URLs for the same uploads. Raises UsageError, AuthFailed."""
-    now = time.time()
+    now = ctx.clock.now()
     until = min(desired_grant_end(now, lease_end), session_end(ctx, sink) or now + MAX_SIGNATURE_S)
     s3 = create_client(ctx, sink)
-    folder = place.removeprefix(f"s3://{sink['bucket']}/")
+    folder = sink.key_of(place)
 
-    def signed(operation: str, key: str, **more: Any) -> str:
-        parameters = {"Bucket": sink["bucket"], "Key": key, **more}
+    def presign(operation: str, key: str, **more: object) -> str:
+        parameters = {"Bucket": sink.bucket, "Key": key, **more}
         return str(s3.generate_presigned_url(operation, Params=parameters, ExpiresIn=max(1, int(until - now))))
 
-    heads = [signed("head_object", key) for key, _ in uploads]
-    states = [signed("head_object", f"{folder}/node{index}.json") for index in range(len(uploads))]
+    heads = [presign("head_object", upload.key) for upload in uploads]
+    states = [presign("head_object", f"{folder}/node{index}.json") for index in range(len(uploads))]
     urls = [
-        {
-            "parts": [signed("upload_part", key, UploadId=id, PartNumber=part + 1) for part in range(MAX_PARTS)],
-            "complete": signed("complete_multipart_upload", key, UploadId=id),
-            "head": heads[index],
-            "state": signed("put_object", f"{folder}/node{index}.json"),
-            "heads": heads,
-            "states": states,
-            "until": until,
-        }
+        NodeUrls(
+            parts=[presign("upload_part", key, UploadId=id, PartNumber=part + 1) for part in range(MAX_PARTS)],
+            complete=presign("complete_multipart_upload", key, UploadId=id),
+            head=heads[index],
+            state=presign("put_object", f"{folder}/node{index}.json"),
+            heads=heads,
+            states=states,
+            until=until,
+        )
         for index, (key, id) in enumerate(uploads)
     ]
     return UploadGrant(place, until, urls, uploads)
@@ -161,18 +190,17 @@ def desired_grant_end(now: float, lease_end: float | None) -> float:
 
 def abort_uploads(ctx: Context, row: RunRow) -> None:
     """End a run's uploads that no node has completed: their parts bill until then. A failure is printed."""
-    uploads = row.facts.uploads
-    sink = row.request.get("sink") or {}
-    if not uploads or not sink.get("bucket"):
+    uploads, sink = row.facts.uploads, parse_document(row.request.get("sink"))
+    if not uploads or not isinstance(sink, BucketSink):
         return
     try:
         s3 = create_client(ctx, sink)
-        for key, upload_id in uploads:
+        for upload in uploads:
             with suppress(Absent):
-                call_s3(sink, "s3:AbortMultipartUpload", s3.abort_multipart_upload, Key=key, UploadId=upload_id)
+                call_s3(sink, "s3:AbortMultipartUpload", s3.abort_multipart_upload, Key=upload.key, UploadId=upload.id)
     except GpuopsError as error:
-        name = f"s3://{sink['bucket']}/{uploads[0][0].rpartition('/')[0]}"
-        ctx.out.say(f"note: parts of {row.name} may be left in {name}, and cost there: {error.say}")
+        folder = f"s3://{sink.bucket}/{uploads[0].key.rpartition('/')[0]}"
+        ctx.out.say(f"note: parts of {row.name} may be left in {folder}, and cost there: {error.say}")
         return
     ctx.ledger.set_run(row.id, facts={**ctx.ledger.run(row.id).facts, "uploads": []})
 
@@ -186,11 +214,14 @@ def abort_cluster_uploads(ctx: Context, cluster: int) -> None:
 class ArchiveDownload:
     """One object, read from beginning to end across broken connections. Reading raises Unknown."""
 
-    TRIES = 8
-    STALL_S = 300.0
-    """Reading is given up after this long without a byte: nodes that still live cost money meanwhile."""
+    MAX_TRIES = 8
+    STALL_TIMEOUT_S = 300.0
+    """Reading fails after this long without a byte: nodes that still live cost money meanwhile."""
+    RETRY_PAUSES_S = (0.2, 10.0)
+    """The first and the longest pause between tries; each pause is twice the one before."""
 
-    def __init__(self, ctx: Context, sink: Mapping[str, Any], key: str) -> None:
+    def __init__(self, ctx: Context, sink: BucketSink, key: str) -> None:
+        self._clock = ctx.clock
         self._sink = sink
         self._key = key
         self._s3 = create_client(ctx, sink)
@@ -198,20 +229,25 @@ class ArchiveDownload:
         first = call_s3(sink, "s3:GetObject", self._s3.get_object, Key=key, Range="bytes=0-0")
         first["Body"].close()
         self.size = int(first["ContentRange"].rpartition("/")[2])
-        self._tag = first["ETag"]
-        self.at = 0
+        self._etag = first["ETag"]
+        self.position = 0
+        """How many bytes have been read."""
         self._body: Any = None
 
     def read(self, count: int, /) -> bytes:
-        count = min(count, self.size - self.at)
+        count = min(count, self.size - self.position)
         if count <= 0:
             return b""
-        since = time.monotonic()
-        for attempt in range(self.TRIES):
+        why = ""
+        deadline = self._clock.monotonic() + self.STALL_TIMEOUT_S
+        poller = Poller(self._clock, deadline, *self.RETRY_PAUSES_S, factor=2.0)
+        for attempt in islice(poller, self.MAX_TRIES):
+            if attempt.started > deadline:
+                break
             try:
                 data = self._open().read(count)
                 if data:
-                    self.at += len(data)
+                    self.position += len(data)
                     return bytes(data)
                 why = "it ends early"
             except GpuopsError as error:
@@ -221,21 +257,18 @@ class ArchiveDownload:
             except Exception as error:  # urllib3's and botocore's, of which there are many
                 why = f"{type(error).__name__}: {error}"
             self._body = None
-            if time.monotonic() - since > self.STALL_S:
-                break
-            time.sleep(min(0.2 * 2**attempt, 10.0))
-        raise Unknown(f"s3://{self._sink['bucket']}/{self._key} cannot be read: {why}", "try again: gpuops pull")
+        raise Unknown(f"s3://{self._sink.bucket}/{self._key} cannot be read: {why}", "try again: gpuops pull")
 
     def _open(self) -> Any:
         if self._body is None:
-            where = {"Range": f"bytes={self.at}-", "IfMatch": self._tag}
-            self._body = call_s3(self._sink, "s3:GetObject", self._s3.get_object, Key=self._key, **where)["Body"]
+            rest = {"Range": f"bytes={self.position}-", "IfMatch": self._etag}
+            self._body = call_s3(self._sink, "s3:GetObject", self._s3.get_object, Key=self._key, **rest)["Body"]
         return self._body
 
 
-def open_archive(ctx: Context, sink: Mapping[str, Any], place: str, node: int) -> ArchiveDownload | None:
+def open_archive(ctx: Context, sink: BucketSink, place: str, node: int) -> ArchiveDownload | None:
     """A node's archive; None where it kept none. Raises ProviderError."""
-    key = place.removeprefix(f"s3://{sink['bucket']}/") + f"/node{node}"
+    key = f"{sink.key_of(place)}/node{node}"
     try:
         return ArchiveDownload(ctx, sink, f"{key}.tar")
     except Absent:
@@ -247,25 +280,25 @@ def open_archive(ctx: Context, sink: Mapping[str, Any], place: str, node: int) -
         return None
 
 
-def _object_size(s3: Any, sink: Mapping[str, Any], key: str) -> int | None:
+def _object_size(s3: Any, sink: BucketSink, key: str) -> int | None:
     try:
         return int(call_s3(sink, "s3:GetObject", s3.head_object, Key=key)["ContentLength"])
     except (Absent, Denied):
         return None
 
 
-def _bucket_region(ctx: Context, sink: Mapping[str, Any]) -> str:
+def _bucket_region(ctx: Context, sink: BucketSink) -> str:
     """The bucket's region: S3 returns it even when access is denied. Raises UsageError, ProviderError."""
     from botocore.exceptions import BotoCoreError, ClientError
 
     s3 = create_client(ctx, sink)
     try:
-        answer = s3.head_bucket(Bucket=sink["bucket"])
+        answer = s3.head_bucket(Bucket=sink.bucket)
     except ClientError as error:
         answer = error.response
         if str(answer.get("Error", {}).get("Code")) in ("404", "NoSuchBucket"):
-            hint = f"make it (aws s3 mb s3://{sink['bucket']}), or name another"
-            raise UsageError(f"there is no bucket {sink['bucket']}", hint) from error
+            hint = f"make it (aws s3 mb s3://{sink.bucket}), or name another"
+            raise UsageError(f"there is no bucket {sink.bucket}", hint) from error
         if str(answer.get("Error", {}).get("Code")) in (*WRONG_KEY_CODES, *EXPIRED_CODES):
             raise translate_error(error, sink, "s3:ListBucket") from error
     except BotoCoreError as error:

@@ -1,8 +1,8 @@
-"""Files that were edited or made on nodes come home.
+"""Download of files that were edited or made on nodes.
 
 `pull_edits` (`gpuops pull --edits`) brings edited files into the project: only files that this computer pushed there,
-and never over a file that changed here. `save_cluster_leftovers` saves edited and new files of nodes that are about to
-end, in `runs/<cluster>-left/`.
+and never over a file that changed here. `save_cluster_edits` saves edited and new files of nodes that are about to end,
+in `runs/<cluster>-left/`.
 """
 
 from __future__ import annotations
@@ -45,61 +45,64 @@ if TYPE_CHECKING:
 EDITS_TIMEOUT_S = 600.0
 """How long a node may take to look for edits in a large tree."""
 PLAIN_MODE = 0o644
+"""Permission bits of a file that was pushed as a link."""
 OWNER_MODE = 0o600
 """Permission bits that a node cannot take away: the user reads and writes a file as before."""
 
-Known = Mapping[str, Sequence[FileEntry]]
+PushedFiles = Mapping[str, Sequence[FileEntry]]
+"""The versions of each path that this computer pushed to a node."""
 PROJECT_TREE = "project"
 
 
 @dataclass(frozen=True)
 class PulledEdit:
-    """One edited file that came home to `at`. `beside`: a file here had changed, too, and stays as it is."""
+    """One edited file that was downloaded."""
 
     path: str
     node: str
-    at: Path
+    target: Path
+    """Where it lies here."""
     beside: bool
+    """Whether the file of that path had changed here, too: it stays as it is."""
 
     @property
     def say(self) -> str:
         if self.beside:
-            beside = printable_path(self.at.name)
-            return f"{printable_path(self.path)} changed here and on {self.node}: the node's lies beside it as {beside}"
+            name = printable_path(self.target.name)
+            return f"{printable_path(self.path)} changed here and on {self.node}: the node's lies beside it as {name}"
         return f"{printable_path(self.path)} came home from {self.node}"
 
 
-def pull_edits(client: AgentClient, tree_name: str, folder: Path, record: PushRecord, brought: list[PulledEdit]) -> str:
-    """Fetch the pushed files that were edited on a node; each is appended to `brought` once it lies here. Returns a
+def pull_edits(client: AgentClient, tree_name: str, folder: Path, record: PushRecord, pulled: list[PulledEdit]) -> str:
+    """Fetch the pushed files that were edited on a node; each is appended to `pulled` once it lies here. Returns a
     sentence on refused files, empty without any.
 
     `record`, and not the node, decides what was pushed. A file that is unchanged here since the push is replaced; a
-    changed one stays, and the node's version lies beside it as `<name>.node0`. Equal files are skipped. Raises
+    changed one stays, and the node's version is put beside it as `<name>.node0`. Equal files are skipped. Raises
     NodeRefused, ConnectionLost, NodeError for a malformed answer, and LocalDisk when this computer cannot write.
     """
-    known = record.files(client.label)
-    offered = _list_edits(client, tree_name)
-    wanted = [path for path in offered if path in known]
-    unknown = [path for path in offered if path not in known]
-    bringing = _EditReceiver(client.label, SafeFolder(folder), known, brought)
-    if wanted:
+    pushed = record.files(client.label)
+    edited = _list_edits(client, tree_name)
+    requested = [path for path in edited if path in pushed]
+    receiver = _EditReceiver(client.label, SafeFolder(folder), pushed, pulled)
+    if requested:
         with transfer(client.bulk("send", "--tree", tree_name), client.label) as channel:
-            for member, content in read_files(channel, wanted):
+            for member, content in read_files(channel, requested):
                 with local_errors(folder / member.name):
-                    bringing.bring(member, content)
+                    receiver.receive(member, content)
             finish(channel, client.label)
     refused = {
-        "was not pushed there from this computer": unknown,
-        "is a link that was none, or leads out of the project": bringing.astray,
-        "lies below a link here": bringing.blocked,
+        "was not pushed there from this computer": [path for path in edited if path not in pushed],
+        "is a link that was none, or leads out of the project": receiver.unsafe_links,
+        "lies below a link here": receiver.below_links,
     }
     return "; ".join(_describe_refused(paths, why) for why, paths in refused.items() if paths)
 
 
 def _list_edits(client: AgentClient, tree_name: str) -> list[str]:
     """The paths that a node lists as edited. Raises NodeError."""
-    said: Edits = client.call("edits", timeout=EDITS_TIMEOUT_S, tree=tree_name)
-    return list(dict.fromkeys(file["path"] for file in said["files"] if file["state"] == "changed"))
+    answer: Edits = client.call("edits", timeout=EDITS_TIMEOUT_S, tree=tree_name)
+    return list(dict.fromkeys(file["path"] for file in answer["files"] if file["state"] == "changed"))
 
 
 def _describe_refused(paths: Sequence[str], why: str) -> str:
@@ -110,56 +113,56 @@ def _describe_refused(paths: Sequence[str], why: str) -> str:
 class _EditReceiver:
     """The state of one node's `pull_edits`."""
 
-    def __init__(self, label: str, folder: SafeFolder, known: Known, brought: list[PulledEdit]) -> None:
+    def __init__(self, label: str, folder: SafeFolder, pushed: PushedFiles, pulled: list[PulledEdit]) -> None:
         self._label = label
         self._folder = folder
-        self._known = known
-        self._brought = brought
-        self.astray: list[str] = []
+        self._pushed = pushed
+        self._pulled = pulled
+        self.unsafe_links: list[str] = []
         """Links that were not pushed, or that lead out of the project."""
-        self.blocked: list[str] = []
+        self.below_links: list[str] = []
         """Paths below a link of this computer."""
 
-    def bring(self, member: Member, content: Content) -> None:
+    def receive(self, member: Member, content: Content) -> None:
         """Put one file in its place or beside it, unless an equal one lies here."""
-        path, pushed = member.name, self._known[member.name]
+        path, pushed = member.name, self._pushed[member.name]
         if member.link is not None and not (pushed[0].link and self._folder.stays_inside(path, member.link)):
-            self.astray.append(path)
+            self.unsafe_links.append(path)
             return
-        arrived = self._folder.draft(path)
+        draft = self._folder.draft(path)
         try:
-            sha256 = self._store(arrived, member, content, pushed[0])
-            at = self._place(path, member.link, sha256, pushed)
-            if at is not None:
-                self._folder.move(self._folder, arrived, at)
-                self._brought.append(PulledEdit(path, self._label, self._folder.path / at, at != path))
+            sha256 = self._store_draft(draft, member, content, pushed[0])
+            name = self._choose_name(path, member.link, sha256, pushed)
+            if name is not None:
+                self._folder.move(self._folder, draft, name)
+                self._pulled.append(PulledEdit(path, self._label, self._folder.path / name, beside=name != path))
         except OSError as error:
             if error.errno not in (errno.ELOOP, errno.ENOTDIR):
                 raise
-            self.blocked.append(path)
+            self.below_links.append(path)
         finally:
-            self._folder.remove(arrived)
+            self._folder.remove(draft)
 
-    def _store(self, arrived: str, member: Member, content: Content, pushed: FileEntry) -> str | None:
+    def _store_draft(self, draft: str, member: Member, content: Content, pushed: FileEntry) -> str | None:
         if member.link is not None:
-            self._folder.link(arrived, member.link)
+            self._folder.link(draft, member.link)
             return None
         mode = PLAIN_MODE if pushed.link else pushed.mode & (member.mode | OWNER_MODE)
-        return self._folder.create(arrived, content, member.size, mtime_ns=member.mtime * 1_000_000_000, mode=mode)
+        return self._folder.create(draft, content, member.size, mtime_ns=member.mtime * 1_000_000_000, mode=mode)
 
-    def _place(self, path: str, link: str | None, sha256: str | None, pushed: Sequence[FileEntry]) -> str | None:
+    def _choose_name(self, path: str, link: str | None, sha256: str | None, pushed: Sequence[FileEntry]) -> str | None:
         """`path`, or `train.py.node0` beside it, or that with a number; None where an equal file lies there."""
         here = read_entry(self._folder.path, path)
-        unchanged = here is not None and any(here.wire[1:] == one.wire[1:] for one in pushed)
+        unchanged = here is not None and any(here.wire[1:] == entry.wire[1:] for entry in pushed)
         name, number = path, 0
         while self._folder.look(name) is not None and not (name == path and unchanged):
-            if self._same(name, link, sha256):
+            if self._is_equal(name, link, sha256):
                 return None
             number += 1
             name = f"{path}.{self._label}" + (f"-{number}" if number > 1 else "")
-        return None if self._same(name, link, sha256) else name
+        return None if self._is_equal(name, link, sha256) else name
 
-    def _same(self, path: str, link: str | None, sha256: str | None) -> bool:
+    def _is_equal(self, path: str, link: str | None, sha256: str | None) -> bool:
         return self._folder.target(path) == link if sha256 is None else self._folder.sha256(path) == sha256
 
 
@@ -170,25 +173,25 @@ def save_cluster_edits(ctx: Context, row: ClusterRow, progress: Progress) -> Ite
     Files that the cluster's runs excluded (`--out '!GLOB'`) are skipped. Every node is tried; then the first error is
     raised: NodeError, LocalDisk. A machine that has ended is an error only where all have.
     """
-    failed: GpuopsError | None = None
-    gone: dict[int, GpuopsError] = {}
+    first_error: GpuopsError | None = None
+    ended: dict[int, GpuopsError] = {}
     nodes = nodes_of(ctx, row)
     for index, machine in enumerate(nodes):
         try:
-            said = save_node_edits(ctx, row, machine, index, progress)
+            sentence = save_node_edits(ctx, row, machine, index, progress)
         except GpuopsError as error:
             if isinstance(error, NodeError) and rented_machine_ended(ctx, row, machine):
-                gone[index] = error
+                ended[index] = error
             else:
-                failed = failed or error
+                first_error = first_error or error
             continue
-        if said:
-            yield said
-    if failed is None and len(gone) == len(nodes) and gone:
-        failed = gone[min(gone)]
-    if failed is not None:
-        raise failed
-    for index in gone:
+        if sentence:
+            yield sentence
+    if first_error is None and len(ended) == len(nodes) and ended:
+        first_error = ended[min(ended)]
+    if first_error is not None:
+        raise first_error
+    for index in ended:
         yield f"node{index} has ended: what was edited or made there outside of runs is gone with it"
 
 
@@ -197,16 +200,15 @@ def save_node_edits(ctx: Context, row: ClusterRow, machine: Resource, index: int
     programs = open_programs(row, machine, index)
     try:
         with progress.during(f"looking for what was edited or made on node{index}"):
-            found = _find_unsaved(ctx, row, index, programs)
-            home = find_already_home(
-                programs, PROJECT_TREE, found, SafeFolder(row.folder)
-            )  # `gpuops pull --edits` may have brought it
-            found = [one for one in found if one not in home]
-        if not found:
+            files = _find_unsaved(ctx, row, index, programs)
+            # `gpuops pull --edits` may have downloaded some.
+            home = find_already_home(programs, PROJECT_TREE, files, SafeFolder(row.folder))
+            files = [file for file in files if file not in home]
+        if not files:
             return ""
-        target = _leftovers_folder(row).below(f"node{index}")
-        with progress.during(f"saving what was edited or made on node{index}: {describe_unmatched_files(found)}"):
-            saved = save_unmatched_files(programs, PROJECT_TREE, found, target)
+        target = _cluster_folder(row).below(f"node{index}")
+        with progress.during(f"saving what was edited or made on node{index}: {describe_unmatched_files(files)}"):
+            saved = save_unmatched_files(programs, PROJECT_TREE, files, target)
         if saved.missing:
             raise NodeError(
                 f"node{index} does not give {describe_unmatched_files(saved.missing)}; "
@@ -214,12 +216,12 @@ def save_node_edits(ctx: Context, row: ClusterRow, machine: Resource, index: int
                 "make it readable for the login on the node, or remove it there",
             )
         renamed = "".join(f"; {name} is {path}" for path, name in saved.renamed.items())
-        return f"edited or made on node{index}, saved in {target.path}: {describe_unmatched_files(found)}{renamed}"
+        return f"edited or made on node{index}, saved in {target.path}: {describe_unmatched_files(files)}{renamed}"
     finally:
         programs.connection.close()
 
 
-def _leftovers_folder(row: ClusterRow) -> SafeFolder:
+def _cluster_folder(row: ClusterRow) -> SafeFolder:
     """The folder for files of this cluster: the same at each attempt, and no other cluster's of that name."""
     first = row.folder / "runs" / f"{row.name}-left"
     with local_errors(first):
@@ -235,18 +237,18 @@ def _belongs_to(path: Path, row: ClusterRow) -> bool:
 
 def _find_unsaved(ctx: Context, row: ClusterRow, index: int, programs: Programs) -> list[UnmatchedFile]:
     runs = ctx.ledger.runs(cluster=row.id)
-    given_up = [one for run in runs for one in run.request.get("outs") or () if one.startswith("!")]
+    excluded = [pattern for run in runs for pattern in run.request.get("outs") or () if pattern.startswith("!")]
     try:
-        found = list_unmatched_files({index: programs}, given_up, tree=PROJECT_TREE)
+        files = list_unmatched_files({index: programs}, excluded, tree=PROJECT_TREE)
     except NodeRefused as refusal:
         if refusal.kind == "no-node":
             return []
         raise
-    held = [OutFolder(RunHome(run.home)).memory().held for run in runs]
-    return [one for one in found if not any(_is_home(one, memory) for memory in held)]
+    records = [OutFolder(RunHome(run.home)).memory().held for run in runs]
+    return [file for file in files if not any(_is_fetched(file, held) for held in records)]
 
 
-def _is_home(one: UnmatchedFile, held: Mapping[str, Mapping[int, Held]]) -> bool:
-    """Whether a run of this cluster has fetched exactly this version of the file."""
-    arrived = held.get(one.path, {}).get(one.node)
-    return arrived is not None and arrived.stamp == (one.size, one.mtime_ns)
+def _is_fetched(file: UnmatchedFile, held: Mapping[str, Mapping[int, Held]]) -> bool:
+    """Whether a run has fetched exactly this version of the file."""
+    version = held.get(file.path, {}).get(file.node)
+    return version is not None and version.stamp == (file.size, file.mtime_ns)

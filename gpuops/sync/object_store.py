@@ -5,6 +5,7 @@ It knows nothing of runs: `bucket` decides which objects a run's sink has. boto3
 
 from __future__ import annotations
 
+import dataclasses
 import re
 import shlex
 from collections.abc import Mapping
@@ -18,6 +19,7 @@ from gpuops.core.errors import AuthFailed, GpuopsError, NotSetUp, Unknown, Usage
 from gpuops.core.models import DOTENV
 from gpuops.core.provider import Credential, credential
 from gpuops.core.settings import with_keys
+from gpuops.core.sink import BucketSink, DotenvPolicy
 
 EXPIRATION_VARIABLE = "AWS_CREDENTIAL_EXPIRATION"
 KEY_ID, SECRET, TOKEN = "AWS_ACCESS_KEY_ID", "AWS_SECRET_ACCESS_KEY", "AWS_SESSION_TOKEN"
@@ -56,7 +58,7 @@ def select_profile(env: Mapping[str, str], given: str = "") -> str:
     return "" if env.get("AWS_ACCESS_KEY_ID") else env.get("AWS_PROFILE", "").strip() or given
 
 
-def _session(ctx: Context, sink: Mapping[str, Any]) -> tuple[Any, str]:
+def _session(ctx: Context, sink: BucketSink) -> tuple[Any, str]:
     """A boto3 session and the source of its credentials (`core.provider.credential`): what AWS's own tools find, but
     never this computer's own role. The profile or `.env` that the sink was first used with goes before the environment,
     which may be another command's; a profile that no longer exists is ignored where the environment names another.
@@ -68,9 +70,9 @@ def _session(ctx: Context, sink: Mapping[str, Any]) -> tuple[Any, str]:
         from botocore.exceptions import BotoCoreError, ProfileNotFound
     except ImportError as error:
         raise NotSetUp("--sink s3://… needs the package boto3", "pip install 'gpuops[aws]'") from error
-    dotenv = sink.get("dotenv")  # None: of a version in which `.env` went before AWS's own files
-    env = ctx.env if dotenv is False else with_keys(ctx.env, ctx.dotenv, insist=bool(dotenv))
-    profile = str(sink.get("profile") or "")
+    env, profile = ctx.env, sink.profile
+    if sink.dotenv is not DotenvPolicy.IGNORED:
+        env = with_keys(ctx.env, ctx.dotenv, insist=sink.dotenv is DotenvPolicy.REQUIRED)
 
     session: Any = None
 
@@ -78,99 +80,99 @@ def _session(ctx: Context, sink: Mapping[str, Any]) -> tuple[Any, str]:
         nonlocal session
         session = boto3.Session(profile_name=profile or select_profile(env) or None)
         session._session.get_component("credential_provider").remove("iam-role")
-        there = session.get_credentials() is not None
-        return Credential(session.profile_name, {}) if there or session._session.profile else None
+        has_keys = session.get_credentials() is not None
+        return Credential(session.profile_name, {}) if has_keys or session._session.profile else None
 
     try:
-        found = stored() if profile else credential(env, ctx.dotenv, (KEY_ID, SECRET), stored, (TOKEN,))
-        if found and found.values:
+        keys = stored() if profile else credential(env, ctx.dotenv, (KEY_ID, SECRET), stored, (TOKEN,))
+        if keys and keys.values:
             session = boto3.Session(
-                aws_access_key_id=found.values.get(KEY_ID),
-                aws_secret_access_key=found.values.get(SECRET),
-                aws_session_token=found.values.get(TOKEN),
+                aws_access_key_id=keys.values.get(KEY_ID),
+                aws_secret_access_key=keys.values.get(SECRET),
+                aws_session_token=keys.values.get(TOKEN),
             )
-        there = found is not None and session.get_credentials() is not None
+        has_keys = keys is not None and session.get_credentials() is not None
     except ProfileNotFound as error:
         if profile and (env.get("AWS_ACCESS_KEY_ID") or select_profile(env) not in ("", profile)):
-            return _session(ctx, {**sink, "profile": ""})
+            return _session(ctx, dataclasses.replace(sink, profile=""))
         raise UsageError(str(error), "`aws configure list-profiles` shows what there is") from error
     except BotoCoreError as error:
         raise _credentials_error(error, sink) from error
-    if found is None or not there:
+    if keys is None or not has_keys:
         raise NotSetUp(
             "no AWS credentials are known, and --sink s3://… needs some",
             "export AWS_ACCESS_KEY_ID and AWS_SECRET_ACCESS_KEY, or name a profile with AWS_PROFILE",
         )
-    return session, found.source
+    return session, keys.source
 
 
-def uses_dotenv_keys(ctx: Context, sink: Mapping[str, Any]) -> bool:
+def uses_dotenv_keys(ctx: Context, sink: BucketSink) -> bool:
     """Whether the keys come from the project's `.env`. Raises NotSetUp, UsageError, AuthFailed."""
     return _session(ctx, sink)[1] == DOTENV
 
 
-def session_end(ctx: Context, sink: Mapping[str, Any]) -> float | None:
+def session_end(ctx: Context, sink: BucketSink) -> float | None:
     """When temporary credentials expire (UTC seconds); 0.0 where that is unknown, None for permanent ones.
 
     Raises NotSetUp, UsageError, AuthFailed.
     """
-    found = _session(ctx, sink)[0].get_credentials()
+    credentials = _session(ctx, sink)[0].get_credentials()
     from botocore.exceptions import BotoCoreError
 
     try:
-        token = found.get_frozen_credentials().token  # some are loaded, and know their end, only when they are used
+        token = credentials.get_frozen_credentials().token  # some know their end only once they have been used
     except BotoCoreError as error:
         raise _credentials_error(error, sink) from error
-    ends = getattr(found, "_expiry_time", None)
-    if ends is not None:
-        return float(ends.timestamp())
-    if token and ctx.env.get(KEY_ID) == found.access_key:
+    expiry = getattr(credentials, "_expiry_time", None)
+    if expiry is not None:
+        return float(expiry.timestamp())
+    if token and ctx.env.get(KEY_ID) == credentials.access_key:
         with suppress(ValueError):  # what `aws configure export-credentials --format env` writes, too
             return datetime.fromisoformat(ctx.env.get(EXPIRATION_VARIABLE, "")).timestamp()
     return 0.0 if token else None
 
 
-def create_client(ctx: Context, sink: Mapping[str, Any]) -> Any:
+def create_client(ctx: Context, sink: BucketSink) -> Any:
     """An S3 client for the bucket's region. Raises NotSetUp, UsageError, AuthFailed."""
     session, _ = _session(ctx, sink)
     from botocore.config import Config
     from botocore.exceptions import BotoCoreError
 
-    common: dict[str, Any] = {"signature_version": "s3v4", "connect_timeout": 10, "read_timeout": 60}
-    common["retries"] = {"mode": "standard", "max_attempts": 4}
     # Nodes that use a presigned URL send no checksums.
-    sums = {"request_checksum_calculation": "when_required", "response_checksum_validation": "when_required"}
+    checksums = {"request_checksum_calculation": "when_required", "response_checksum_validation": "when_required"}
     endpoint = ctx.env.get("AWS_ENDPOINT_URL") or None
-    region = sink.get("region") or session.region_name or "us-east-1"
+    region = sink.region or session.region_name or "us-east-1"
 
-    def made(**more: Any) -> Any:
+    def client(**options: Any) -> Any:
+        options |= {"signature_version": "s3v4", "connect_timeout": 10, "read_timeout": 60}
+        options |= {"retries": {"mode": "standard", "max_attempts": 4}}
         try:
-            config = Config(**common, **sums, **more)
+            config = Config(**options, **checksums)
         except TypeError:
-            config = Config(**common, **more)  # before 1.36 there were none
+            config = Config(**options)  # botocore before 1.36 does not know these
         return session.client("s3", region_name=region, endpoint_url=endpoint, config=config)
 
     try:
-        found = made(s3=REGIONAL_ADDRESSING)
-        host = urlsplit(found.meta.endpoint_url).hostname or ""
-        return found if host.endswith(AMAZON_HOSTS) else made()  # another service may have no host name per bucket
-    except (BotoCoreError, ValueError) as error:  # a malformed address or file of certificates
+        regional = client(s3=REGIONAL_ADDRESSING)
+        host = urlsplit(regional.meta.endpoint_url).hostname or ""
+        return regional if host.endswith(AMAZON_HOSTS) else client()  # another service may have no host per bucket
+    except (BotoCoreError, ValueError) as error:  # a malformed endpoint or file of certificates
         raise UsageError(f"S3 cannot be asked: {error}", "check AWS_ENDPOINT_URL, and what AWS_… says else") from error
 
 
-def call_s3(sink: Mapping[str, Any], action: str, call: Any, **parameters: Any) -> Any:
+def call_s3(sink: BucketSink, action: str, call: Any, **parameters: Any) -> Any:
     """Send one request about the sink's bucket; `action` names it in errors (`s3:GetObject`). Raises GpuopsError."""
     from botocore.exceptions import BotoCoreError, ClientError
 
     try:
-        return call(Bucket=sink["bucket"], **parameters)
+        return call(Bucket=sink.bucket, **parameters)
     except (BotoCoreError, ClientError) as error:
         raise translate_error(error, sink, action) from error
 
 
-def translate_error(error: Exception, sink: Mapping[str, Any], action: str) -> GpuopsError:
+def translate_error(error: Exception, sink: BucketSink, action: str) -> GpuopsError:
     """The gpuops error for an error of botocore."""
-    bucket = sink["bucket"]
+    bucket = sink.bucket
     response = getattr(error, "response", None) or {}
     code = str(response.get("Error", {}).get("Code", ""))
     if code == "NoSuchBucket":
@@ -184,7 +186,7 @@ def translate_error(error: Exception, sink: Mapping[str, Any], action: str) -> G
                 f"the bucket {bucket} is encrypted with a key that may not be used here ({key[0].split()[0]})",
                 f"whoever administers the key allows {actions} on {arn}",
             )
-        where = f"arn:*:s3:::{bucket}/{object_key(sink, '*')}"
+        where = f"arn:*:s3:::{bucket}/{sink.key('*')}"
         return Denied(f"the bucket {bucket} denies {action}", f"allow {', '.join(NEEDED_ACTIONS)} on {where}")
     if code in EXPIRED_CODES:
         return AuthFailed("the session of these AWS credentials has ended", _login_hint(sink))
@@ -197,23 +199,18 @@ def translate_error(error: Exception, sink: Mapping[str, Any], action: str) -> G
     return Unknown(f"the bucket {bucket} cannot be asked: {error}", "check the network, then try again")
 
 
-def _credentials_error(error: Exception, sink: Mapping[str, Any]) -> AuthFailed:
+def _credentials_error(error: Exception, sink: BucketSink) -> AuthFailed:
     """The error for credentials that cannot sign a request."""
     if _class_names(error) & EXPIRED_LOGIN_ERRORS:
         return AuthFailed(f"the login at AWS is over: {error}", _login_hint(sink))
     return AuthFailed(f"AWS's credentials cannot be read: {error}", "see ~/.aws, or `aws sts get-caller-identity`")
 
 
-def _login_hint(sink: Mapping[str, Any]) -> str:
+def _login_hint(sink: BucketSink) -> str:
     """The hint with AWS's own login command."""
-    profile = str(sink.get("profile") or "")
-    return f"sign in again ({shlex.join(['aws', 'sso', 'login', *(['--profile', profile] if profile else [])])})"
+    profile = ["--profile", sink.profile] if sink.profile else []
+    return f"sign in again ({shlex.join(['aws', 'sso', 'login', *profile])})"
 
 
 def _class_names(error: Exception) -> set[str]:
     return {kind.__name__ for kind in type(error).__mro__}
-
-
-def object_key(sink: Mapping[str, Any], name: str) -> str:
-    """The key of an object under the sink's prefix."""
-    return f"{sink['prefix']}/{name}" if sink.get("prefix") else name

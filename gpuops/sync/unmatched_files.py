@@ -1,7 +1,7 @@
-"""Files on a node that no `--out` pattern names: they are downloaded before the node ends.
+"""Files on a node that no `--out` pattern matches: listed, selected and saved before the node ends.
 
 A result is easily written under an unexpected name, and a file that was edited on a node is a person's work.
-`--out '!GLOB'` says that such files may be lost.
+`--out '!GLOB'` allows such files to be lost.
 """
 
 from __future__ import annotations
@@ -10,7 +10,7 @@ import glob
 import json
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 from gpuops.core.format import amount, first_few
 from gpuops.core.parallel import on_each
@@ -27,7 +27,7 @@ if TYPE_CHECKING:
 MAX_UNASKED_BYTES = 100_000_000
 """Larger files of a node that stays are only named: most results that are no snapshots are far smaller."""
 MAX_UNASKED_FILES = 1000
-"""More files are a data set or a cache: of these only edited ones come home unasked."""
+"""More files are a data set or a cache: of these only edited ones are downloaded unasked."""
 LIST_TIMEOUT_S = 600.0
 """How long a node may take to list a large tree."""
 BLOCK_BYTES = 1 << 20
@@ -40,71 +40,68 @@ class UnmatchedFile:
     node: int
     path: str
     size: int
+    """In bytes."""
     mtime_ns: int
     edited: bool
 
 
-def list_unmatched_files(nodes: Mapping[int, Programs], patterns: Sequence[str], **which: str) -> list[UnmatchedFile]:
-    """List the leftovers of several nodes; `which` is `run` or `tree`.
+def list_unmatched_files(nodes: Mapping[int, Programs], patterns: Sequence[str], **root: str) -> list[UnmatchedFile]:
+    """List the unmatched files of several nodes; `root` is `run=NAME` or `tree=NAME`.
 
     Raises NodeRefused, ConnectionLost, MalformedAnswer.
     """
 
-    def one(node: int) -> list[UnmatchedFile]:
-        listed = _request_listing(nodes[node], {"patterns": list(patterns), **which})["files"]
-        return [UnmatchedFile(node, *row) for row in listed if may_come(row[0])]  # our agent lists nothing else
+    def list_node(node: int) -> list[UnmatchedFile]:
+        rows = _request_listing(nodes[node], patterns, root)["files"]
+        return [UnmatchedFile(node, *row) for row in rows if may_come(row[0])]  # our agent lists nothing else
 
-    return [one for found in on_each(one, list(nodes)) for one in found]
+    return [file for files in on_each(list_node, list(nodes)) for file in files]
 
 
-def _request_listing(programs: Programs, question: Mapping[str, Any]) -> schemas.Left:
+def _request_listing(client: Programs, patterns: Sequence[str], root: Mapping[str, str]) -> schemas.Left:
     from gpuops.transport import schemas
 
-    said = exchange(programs.bulk("left"), programs.label, json.dumps(question).encode(), LIST_TIMEOUT_S)
-    listed: schemas.Left = schemas.document(programs.label, "what is on it", said, schemas.Left)
-    return listed
+    question = json.dumps({"patterns": list(patterns), **root}).encode()
+    answer = exchange(client.bulk("left"), client.label, question, LIST_TIMEOUT_S)
+    listing: schemas.Left = schemas.document(client.label, "what is on it", answer, schemas.Left)
+    return listing
 
 
-def choose_unasked(found: Sequence[UnmatchedFile]) -> tuple[list[UnmatchedFile], list[UnmatchedFile]]:
-    """Split the leftovers of nodes that stay: those that come home unasked, and those that are only named."""
-    small = [leftover for leftover in found if leftover.size <= MAX_UNASKED_BYTES]
+def choose_unasked(files: Sequence[UnmatchedFile]) -> tuple[list[UnmatchedFile], list[UnmatchedFile]]:
+    """Split the unmatched files of nodes that stay: those to download unasked, and those that are only named."""
+    small = [file for file in files if file.size <= MAX_UNASKED_BYTES]
     if len(small) > MAX_UNASKED_FILES:
-        small = [leftover for leftover in small if leftover.edited][:MAX_UNASKED_FILES]
+        small = [file for file in small if file.edited][:MAX_UNASKED_FILES]
     chosen = set(small)
-    return small, [leftover for leftover in found if leftover not in chosen]
+    return small, [file for file in files if file not in chosen]
 
 
-def exact_patterns(found: Sequence[UnmatchedFile]) -> list[str]:
+def exact_patterns(files: Sequence[UnmatchedFile]) -> list[str]:
     """Patterns that match exactly these files."""
-    return sorted({"./" + glob.escape(leftover.path) for leftover in found})
+    return sorted({"./" + glob.escape(file.path) for file in files})
 
 
-def describe_unmatched_files(found: Sequence[UnmatchedFile]) -> str:
+def describe_unmatched_files(files: Sequence[UnmatchedFile]) -> str:
     """`data/cache.bin (1.2 GB, node0) and 3 more`; empty without files."""
-    named = [f"{printable_path(leftover.path)} ({amount(leftover.size)}, node{leftover.node})" for leftover in found]
-    return first_few(named, 3)
+    return first_few([f"{printable_path(file.path)} ({amount(file.size)}, node{file.node})" for file in files], 3)
 
 
 def find_already_home(
-    client: Programs, tree: str, found: Sequence[UnmatchedFile], folder: SafeFolder
+    client: Programs, tree: str, files: Sequence[UnmatchedFile], folder: SafeFolder
 ) -> list[UnmatchedFile]:
-    """Those that lie in `folder` under the same path with the same bytes. Raises NodeRefused, ConnectionLost."""
-    alike = [
-        leftover
-        for leftover in found
-        if _can_lie(folder, leftover.path) and folder.size(leftover.path) == leftover.size
-    ]
+    """The files that `folder` has under the same path with the same bytes. Raises NodeRefused, ConnectionLost."""
+    candidates = [file for file in files if _can_store_name(folder, file.path) and folder.size(file.path) == file.size]
     same: set[str] = set()
-    if alike:
+    if candidates:
         with transfer(client.bulk("send", "--tree", tree), client.label) as channel:
-            for member, content in read_files(channel, [leftover.path for leftover in alike]):
+            for member, content in read_files(channel, [file.path for file in candidates]):
                 if member.link is None and _has_content(folder, member.name, content):
                     same.add(member.name)
             finish(channel, client.label)
-    return [leftover for leftover in alike if leftover.path in same]
+    return [file for file in candidates if file.path in same]
 
 
-def _can_lie(folder: SafeFolder, path: str) -> bool:
+def _can_store_name(folder: SafeFolder, path: str) -> bool:
     """Whether this computer's disk can have a file of exactly that name."""
     return folder.system.stored(path) == path
 
@@ -123,27 +120,28 @@ def _has_content(folder: SafeFolder, path: str, content: Readable) -> bool:
 
 @dataclass(frozen=True)
 class SavedFiles:
-    """The result of `save_leftovers`. `renamed`: node's path to the name that this disk can have; `missing`: files that
-    the node did not send, since they are gone or unreadable."""
+    """The result of `save_unmatched_files`."""
 
     renamed: Mapping[str, str]
+    """Path on the node -> name here, where this disk cannot have the path itself."""
     missing: Sequence[UnmatchedFile]
+    """Files that the node did not send, since they are gone or unreadable."""
 
 
 def save_unmatched_files(
-    client: Programs, tree: str, found: Sequence[UnmatchedFile], target: SafeFolder, system: System = HERE
+    client: Programs, tree: str, files: Sequence[UnmatchedFile], target: SafeFolder, system: System = HERE
 ) -> SavedFiles:
     """Copy files of one node's tree into `target`, under their paths. Raises NodeRefused, ConnectionLost, LocalDisk."""
-    names = system.names(leftover.path for leftover in found)
-    came: set[str] = set()
+    names = system.names(file.path for file in files)
+    received: set[str] = set()
     with transfer(client.bulk("send", "--tree", tree), client.label) as channel:
-        for member, content in read_files(channel, [leftover.path for leftover in found]):
-            came.add(member.name)
+        for member, content in read_files(channel, [file.path for file in files]):
+            received.add(member.name)
             if member.link is not None:
                 continue  # its target is saved under its own name, or lies outside
-            place = names[member.name]
-            with local_errors(target.path / place):
-                target.write(place, content, member.size, mtime_ns=member.mtime * 1_000_000_000)
+            name = names[member.name]
+            with local_errors(target.path / name):
+                target.write(name, content, member.size, mtime_ns=member.mtime * 1_000_000_000)
         finish(channel, client.label)
     renamed = {path: name for path, name in names.items() if path != name}
-    return SavedFiles(renamed, [leftover for leftover in found if leftover.path not in came])
+    return SavedFiles(renamed, [file for file in files if file.path not in received])

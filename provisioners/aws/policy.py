@@ -53,7 +53,7 @@ OWN = (
     "ec2:DeleteNetworkInterface",
 )
 KEEP = ("s3:PutObject", "s3:GetObject", "s3:AbortMultipartUpload", "s3:ListMultipartUploadParts")
-"""A multipart upload by presigned addresses, and fetching it again."""
+"""A multipart upload with presigned URLs, and fetching the object."""
 IMPLIED = ("ec2:CreateTags", "iam:CreateServiceLinkedRole")
 """What AWS asks for besides, where another call tags what it makes, or is an account's first of its kind."""
 

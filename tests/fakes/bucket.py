@@ -1,6 +1,6 @@
 """A bucket over real HTTP: moto's S3 with a door in front that is as strict as the real one's, and that can fail.
 
-The door checks what moto lets pass: who asks, that a signed address is signed by that key and still holds, Content-MD5.
+The door checks what moto lets pass: who asks, that a presigned URL is signed by that key and still holds, Content-MD5.
 With `certificate` it is a proxy, too, behind which the names of Amazon's own S3 lead here.
 """
 

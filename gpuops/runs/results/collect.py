@@ -20,13 +20,14 @@ from gpuops.core.models import Resource
 from gpuops.core.parallel import on_each
 from gpuops.core.polling import Poller
 from gpuops.core.reporting import Progress
+from gpuops.core.sink import BucketSink
 from gpuops.ledger.store import ClusterRow, RunRow
 from gpuops.nodes.session import ClusterSession, absent_session, end_reason, nodes_of
 from gpuops.runs.outcome.judgement import BucketFetch, Evidence, FinalFetch, classify_nodes, join_sentences
 from gpuops.runs.outcome.node_report import NodeReport, ReasonKind, lost_report
 from gpuops.runs.results.dead_agents import salvage
 from gpuops.runs.spec import request_of
-from gpuops.sync import RunHome, archive, fetch, sinks
+from gpuops.sync import RunHome, archive, fetch
 from gpuops.sync.unmatched_files import choose_unasked, describe_unmatched_files, exact_patterns, list_unmatched_files
 from gpuops.transport.rpc import AgentClient
 
@@ -293,7 +294,7 @@ def _sink_states(
         with suppress(GpuopsError):
             states[index] = _wait_for_sink(ctx, live.clients[index], row.name, deadline)
 
-    elsewhere = "in its bucket" if sinks.is_bucket(request_of(row).sink) else "on its volume"
+    elsewhere = "in its bucket" if isinstance(request_of(row).sink, BucketSink) else "on its volume"
     with progress.during(f"waiting for what {row.name} keeps {elsewhere}"):
         on_each(wait, nodes)
     return states

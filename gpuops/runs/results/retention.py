@@ -14,6 +14,7 @@ from gpuops.core.errors import GpuopsError, UsageError
 from gpuops.core.format import clock_time, money, span
 from gpuops.core.models import Lease, RunRequest
 from gpuops.core.provider import has_capability, is_rented
+from gpuops.core.sink import BucketSink
 from gpuops.ledger.store import RunRow
 from gpuops.nodes.session import ClusterSession, machines_of
 from gpuops.sync import object_store, sinks
@@ -98,7 +99,7 @@ def confirm_hold(ctx: Context, request: RunRequest, provider: str, per_hour: flo
         return
     opened = ""
     if request.sink is not None:
-        ends = object_store.session_end(ctx, request.sink) if sinks.is_bucket(request.sink) else None
+        ends = object_store.session_end(ctx, request.sink) if isinstance(request.sink, BucketSink) else None
         if not ends or (lease.end is not None and ends >= lease.end):
             return
         opened = f"{clock_time(ends, ctx.clock.now())} (local time)"
@@ -127,7 +128,7 @@ def describe_hold(ctx: Context, live: ClusterSession, row: RunRow, request: RunR
         folder = ""
         with suppress(GpuopsError):  # the run goes on without the answer
             folder = (live.clients[0].call("run", run=row.name).get("sink") or {}).get("folder") or ""
-        on = "in" if sinks.is_bucket(request.sink) else "on"
+        on = "in" if isinstance(request.sink, BucketSink) else "on"
         until = row.facts.bucket_until
         early = until is not None and (row.ended is None) and (live.row.lease.end is None or until < live.row.lease.end)
         limit = f", if it ends before {clock_time(until, ctx.clock.now())} (local time)" if early and until else ""

@@ -12,6 +12,7 @@ import threading
 from gpuops.core.context import Context
 from gpuops.core.errors import GpuopsError, NodeRefused
 from gpuops.core.format import clock_time
+from gpuops.core.sink import BucketSink
 from gpuops.ledger.store import RunRow
 from gpuops.nodes.session import ClusterSession
 from gpuops.runs.spec import request_of
@@ -32,7 +33,7 @@ class AddressRenewal:
         self._ctx = ctx
         self._live = live
         self._row = row
-        self._sink = request_of(row).sink or {}
+        self._sink = request_of(row).sink
         facts = ctx.ledger.run(row.id).facts
         self._place = facts.bucket_place
         self._until = facts.bucket_until or 0.0
@@ -61,12 +62,14 @@ class AddressRenewal:
 
     def _renew(self, lease_end: float | None) -> None:
         try:
+            if not isinstance(self._sink, BucketSink):
+                return
             granted = bucket.renew_grant(self._ctx, self._sink, self._place, self._uploads, lease_end)
             if granted.until - self._until < MIN_GAIN_S:
                 return
             for index, urls in enumerate(granted.urls):
                 try:
-                    self._live.clients[index].call("urls", run=self._row.name, urls=urls)
+                    self._live.clients[index].call("urls", run=self._row.name, urls=urls.document())
                 except NodeRefused as refusal:  # a node that has ended needs none
                     if refusal.kind not in ("ended", "no-node", "no-run"):
                         raise

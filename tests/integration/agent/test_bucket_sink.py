@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import dataclasses
 import io
 import json
 import os
@@ -23,6 +22,7 @@ from gpuops.core.context import Context
 from gpuops.core.models import Lease, RunRequest
 from gpuops.core.polling import Clock
 from gpuops.core.signals import Signals
+from gpuops.core.sink import BucketSink, DotenvPolicy
 from gpuops.guard.services import SERVICES
 from gpuops.runs.results.url_renewal import AddressRenewal
 from gpuops.sync import bucket as home
@@ -53,12 +53,10 @@ def fake() -> Iterator[FakeBucket]:
 
 def start(node: RealNode, fake: FakeBucket, tmp_path: Path, source: str, end: bool = False) -> None:
     world = Context(tmp_path, "o", tmp_path, fake.env, Output(), Signals(), SERVICES)
-    granted = home.create_upload_grant(
-        world, {"bucket": fake.name, "prefix": "", "region": "us-east-1"}, "r-1", 1, None
-    )
+    granted = home.create_upload_grant(world, BucketSink(fake.name, region="us-east-1"), "r-1", 1, None)
     spec = node.spec("r-1", [sys.executable, "-c", source], sink={"bucket": granted.place, "end": end}, hold_s=600)
     client = node.client()
-    client.call("start", spec=spec, secrets={}, gang_secret="", urls=granted.urls[0])
+    client.call("start", spec=spec, secrets={}, gang_secret="", urls=granted.urls[0].document())
     client.close()
 
 
@@ -183,19 +181,19 @@ def test_addresses_are_renewed_before_the_session_that_signed_them_ends(
     session(began + 3600)
     env = {"AWS_ENDPOINT_URL": fake.url, "AWS_PROFILE": "sso"}
     world = Context(tmp_path, "o", tmp_path, env, Output(), Signals(), SERVICES)
-    sink = {"bucket": fake.name, "prefix": "", "region": "us-east-1", "profile": "sso", "dotenv": False}
+    sink = BucketSink(fake.name, profile="sso", dotenv=DotenvPolicy.IGNORED, region="us-east-1")
     granted = home.create_upload_grant(world, sink, "r-1", 1, None)
     assert granted.until == began + 3600
     cluster = world.ledger.intend(provider="local", name="lab", folder=tmp_path, ephemeral=False, token="t", request={},
                                   boot_deadline=began, lease=Lease(), owner_process=world.me, now=began)  # fmt: skip
     facts = {"bucket": {"place": granted.place, "until": granted.until}, "uploads": granted.uploads}
-    request = dataclasses.asdict(RunRequest(kind="command", mode="run", nodes=1, gpus=None, sink=sink))
+    request = RunRequest(kind="command", mode="run", nodes=1, gpus=None, sink=sink).document()
     row = world.ledger.add_run(stem="r", cluster=cluster.id, folder=tmp_path, tree="project", request=request,
                                facts=facts, owner_process=world.me, now=began)  # fmt: skip
     fake.play("PUT", "partNumber=3&", "500", times=10_000)
     spec = node.spec("r-1", [sys.executable, "-c", MAKES], sink={"bucket": granted.place, "end": False}, hold_s=600)
     client = node.client()
-    client.call("start", spec=spec, secrets={}, gang_secret="", urls=granted.urls[0])
+    client.call("start", spec=spec, secrets={}, gang_secret="", urls=granted.urls[0].document())
     until(lambda: set(json.loads(node.file("r-1", "parts.json") or b"{}")) >= {"1", "2"}, "two parts are there")
     live: Any = SimpleNamespace(row=cluster, clients=[client])
     world.clock = At(began + 60)
@@ -217,6 +215,6 @@ def test_addresses_are_renewed_before_the_session_that_signed_them_ends(
     fake.faults.clear()
     until(lambda: state(node).get("state") == "safe", "all of it is there")
     until(lambda: "parts" not in json.loads(node.file("r-1", "urls.json")), "what is used up goes")
-    client.call("urls", run="r-1", urls=granted.urls[0])
+    client.call("urls", run="r-1", urls=granted.urls[0].document())
     assert "parts" not in json.loads(node.file("r-1", "urls.json")), "and does not come back"
     client.close()

@@ -21,6 +21,7 @@ from gpuops.agent.retain.virtual_tar import Archive, Item
 from gpuops.cli.terminal.output import Output
 from gpuops.core.context import Context
 from gpuops.core.signals import Signals
+from gpuops.core.sink import BucketSink
 from gpuops.guard.services import SERVICES
 from gpuops.sync import bucket as home
 from tests.conftest import HANG_S, until
@@ -53,10 +54,8 @@ def fake(served: FakeBucket, monkeypatch: pytest.MonkeyPatch) -> FakeBucket:
 @pytest.fixture
 def urls(fake: FakeBucket, tmp_path: Path) -> dict[str, Any]:
     world = Context(tmp_path, "o", tmp_path, fake.env, Output(), Signals(), SERVICES)
-    granted = home.create_upload_grant(
-        world, {"bucket": fake.name, "prefix": "lab", "region": "us-east-1"}, "r-1", 1, None
-    )
-    return granted.urls[0]
+    granted = home.create_upload_grant(world, BucketSink(fake.name, "lab", region="us-east-1"), "r-1", 1, None)
+    return granted.urls[0].document()
 
 
 @pytest.fixture

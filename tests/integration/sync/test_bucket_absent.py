@@ -12,12 +12,13 @@ from gpuops.cli.terminal.output import Output
 from gpuops.core.context import Context
 from gpuops.core.errors import AuthFailed
 from gpuops.core.signals import Signals
+from gpuops.core.sink import BucketSink
 from gpuops.guard.services import SERVICES
 from gpuops.sync import bucket
 from tests.fakes.bucket import FakeBucket
 
 PLACE = "s3://results/lab/r-1"
-SINK = {"bucket": "results", "prefix": "lab", "region": "us-east-1"}
+SINK = BucketSink("results", "lab", region="us-east-1")
 
 
 @pytest.fixture(scope="module")

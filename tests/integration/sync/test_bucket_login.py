@@ -13,6 +13,7 @@ from gpuops.cli.terminal.output import Output
 from gpuops.core.context import Context
 from gpuops.core.errors import AuthFailed
 from gpuops.core.signals import Signals
+from gpuops.core.sink import BucketSink
 from gpuops.guard.services import SERVICES
 from gpuops.sync import bucket, object_store
 
@@ -32,7 +33,7 @@ aws_secret_access_key = secret
 [profile brief]
 credential_process = cat {}/brief.json
 """
-SINK = {"bucket": "results", "prefix": ""}
+SINK = BucketSink("results")
 
 
 @pytest.fixture

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 from collections.abc import Callable, Iterator
 from pathlib import Path
 
@@ -11,11 +12,12 @@ from gpuops.cli.terminal.output import Output
 from gpuops.core.context import Context
 from gpuops.core.errors import AuthFailed, UsageError
 from gpuops.core.signals import Signals
+from gpuops.core.sink import BucketSink, DotenvPolicy
 from gpuops.guard.services import SERVICES
 from gpuops.sync import bucket, object_store
 from tests.fakes.bucket import KEY, SECRET, FakeBucket
 
-SINK = {"bucket": "results", "prefix": "lab"}
+SINK = BucketSink("results", "lab")
 PLACE = "s3://results/lab/r-1"
 KEYS = {"AWS_ACCESS_KEY_ID": KEY, "AWS_SECRET_ACCESS_KEY": SECRET}
 VOID = {"AWS_ACCESS_KEY_ID": "AKIANOBODYS000000000", "AWS_SECRET_ACCESS_KEY": "void"}
@@ -67,15 +69,15 @@ def test_whose_keys(env: dict[str, str], given: str, profile: str) -> None:
 
 
 def test_the_profile_of_the_machines_serves_and_its_name_alone_is_kept(world: Callable[..., Context]) -> None:
-    found = bucket.check_bucket(world(), {**SINK, "profile": "work"})
-    assert found == {**SINK, "profile": "work", "dotenv": False, "region": "us-east-1"}
+    found = bucket.check_bucket(world(), dataclasses.replace(SINK, profile="work"))
+    assert found == BucketSink("results", "lab", "work", DotenvPolicy.IGNORED, "us-east-1")
     with pytest.raises(AuthFailed, match="does not accept these credentials"):
         bucket.check_bucket(world(), SINK)
 
 
 def test_what_is_exported_is_asked_first_and_kept_where_it_is_a_name(world: Callable[..., Context]) -> None:
-    assert bucket.check_bucket(world(AWS_PROFILE="work"), SINK)["profile"] == "work"
-    assert bucket.check_bucket(world(**KEYS), {**SINK, "profile": "other"})["profile"] == ""
+    assert bucket.check_bucket(world(AWS_PROFILE="work"), SINK).profile == "work"
+    assert bucket.check_bucket(world(**KEYS), dataclasses.replace(SINK, profile="other")).profile == ""
 
 
 @pytest.mark.parametrize("later", [{}, {"AWS_PROFILE": "other"}, VOID], ids=["nothing", "another profile", "keys"])
@@ -89,12 +91,12 @@ def test_whoever_comes_later_asks_with_the_same(
     assert archive.read(4) == b"kept"
     assert bucket.create_upload_grant(world(**later), sink, "r-2", 1, None).place == "s3://results/lab/r-2"
     with pytest.raises(AuthFailed):
-        bucket.open_archive(world(**later), {**sink, "profile": ""}, PLACE, 0)
+        bucket.open_archive(world(**later), dataclasses.replace(sink, profile=""), PLACE, 0)
 
 
 def test_a_profile_that_is_no_more(fake: FakeBucket, world: Callable[..., Context], files: Path) -> None:
     """It leaves it to what is exported; where nothing is, it is said."""
-    sink = bucket.check_bucket(world(), {**SINK, "profile": "work"})
+    sink = bucket.check_bucket(world(), dataclasses.replace(SINK, profile="work"))
     files.write_text(files.read_text().replace("[work]", "[moved]"))
     fake.client().put_object(Bucket="results", Key="lab/r-1/node0.tar", Body=b"kept")
     assert bucket.open_archive(world(**KEYS), sink, PLACE, 0)
@@ -113,7 +115,7 @@ def test_a_bucket_of_the_projects_keys_is_asked_with_these_later(
     first = world()
     first.dotenv = KEYS
     sink = bucket.check_bucket(first, SINK)
-    assert sink["dotenv"] is True
+    assert sink.dotenv is DotenvPolicy.REQUIRED
     files.with_name("away").rename(files)
     fake.client().put_object(Bucket="results", Key="lab/r-1/node0.tar", Body=b"kept")
     for env in ({}, VOID):
@@ -124,12 +126,12 @@ def test_a_bucket_of_the_projects_keys_is_asked_with_these_later(
     later.dotenv = KEYS
     with pytest.raises(AuthFailed, match="does not accept these credentials"):
         bucket.check_bucket(later, SINK)  # asked for the first time, `.env` comes last
-    before = {name: value for name, value in sink.items() if name != "dotenv"}
+    before = dataclasses.replace(sink, dotenv=DotenvPolicy.UNDECIDED)
     assert bucket.open_archive(later, before, PLACE, 0), "kept when `.env` came first"
 
 
 def test_a_session_that_is_over_says_which_login(fake: FakeBucket, world: Callable[..., Context]) -> None:
-    sink = bucket.check_bucket(world(), {**SINK, "profile": "work"})
+    sink = bucket.check_bucket(world(), dataclasses.replace(SINK, profile="work"))
     fake.expired = True
     try:
         with pytest.raises(AuthFailed) as caught:

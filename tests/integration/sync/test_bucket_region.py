@@ -1,4 +1,4 @@
-"""A bucket at S3 itself is asked, and its addresses signed, where it is: S3's global address turns nodes away."""
+"""A bucket at S3 itself is asked, and its URLs presigned, where it is: S3's global address turns nodes away."""
 
 from __future__ import annotations
 
@@ -15,12 +15,13 @@ from gpuops.cli.terminal.output import Output
 from gpuops.core.context import Context
 from gpuops.core.errors import AuthFailed, UsageError
 from gpuops.core.signals import Signals
+from gpuops.core.sink import BucketSink
 from gpuops.guard.services import SERVICES
 from gpuops.sync import bucket, object_store
 from tests.certificate import certificate_in
 from tests.fakes.bucket import FakeBucket
 
-SINK = {"bucket": "results", "prefix": "lab"}
+SINK = BucketSink("results", "lab")
 
 
 def world_of(env: dict[str, str], folder: Path) -> Context:
@@ -48,9 +49,9 @@ def at_amazon(fake: FakeBucket, folder: Path) -> Context:
 def test_what_a_node_is_given_serves_it_in_every_region(fake: FakeBucket, tmp_path: Path) -> None:
     world = at_amazon(fake, tmp_path)
     sink = bucket.check_bucket(world, SINK)
-    assert sink["region"] == fake.region
+    assert sink.region == fake.region
     urls = bucket.create_upload_grant(world, sink, "r-1", 1, None).urls[0]
-    answer = with_retries(lambda: send_request("PUT", urls["state"], [b"{}"], 2), time.time() + 60)
+    answer = with_retries(lambda: send_request("PUT", urls.state, [b"{}"], 2), time.time() + 60)
     assert answer.status == 200
     assert fake.names() == ["lab/.gpuops", "lab/r-1/node0.json"]
     assert fake.uploads() == ["lab/r-1/node0.tar"], "that of the check is ended"
@@ -80,9 +81,7 @@ KEYS = {"AWS_ACCESS_KEY_ID": "k", "AWS_SECRET_ACCESS_KEY": "s"}
     ],
 )
 def test_the_host_of_an_address(name: str, region: str, env: dict[str, str], host: str, tmp_path: Path) -> None:
-    client: Any = object_store.create_client(
-        world_of({**KEYS, **env}, tmp_path), {"bucket": name, "prefix": "", "region": region}
-    )
+    client: Any = object_store.create_client(world_of({**KEYS, **env}, tmp_path), BucketSink(name, region=region))
     signed = client.generate_presigned_url("put_object", Params={"Bucket": name, "Key": "k"}, ExpiresIn=60)
     assert urlsplit(signed).hostname == host
 
@@ -90,8 +89,6 @@ def test_the_host_of_an_address(name: str, region: str, env: dict[str, str], hos
 def test_an_endpoint_of_the_configuration_is_left_as_it_is(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """Also where AWS's own variable for S3 alone names it."""
     monkeypatch.setenv("AWS_ENDPOINT_URL_S3", "https://minio.example.com")
-    client = object_store.create_client(
-        world_of(KEYS, tmp_path), {"bucket": "results", "prefix": "", "region": "eu-central-1"}
-    )
+    client = object_store.create_client(world_of(KEYS, tmp_path), BucketSink("results", region="eu-central-1"))
     signed = client.generate_presigned_url("put_object", Params={"Bucket": "results", "Key": "k"}, ExpiresIn=60)
     assert signed.startswith("https://minio.example.com/results/k?")

@@ -1,6 +1,6 @@
 """A whole run on a rented machine, and every byte of the machine while it goes on: keys are where they must be.
 
-The account's keys stay on the laptop. A bucket is opened to a node by signed addresses, which name the key that signed
+The account's keys stay on the laptop. A bucket is opened to a node by presigned URLs, which name the key that signed
 them and, where that is a temporary one, carry its session's token: neither is of use without the secret. The host key
 that travelled through AWS is of no use once somebody has logged in.
 """
@@ -124,7 +124,7 @@ def test_keys_are_where_they_must_be(cloud: FakeAWS, laptop: Laptop) -> None:
     for canary in (cloud.secret, *OTHERS, SESSION, cloud.key):
         assert not [line for line, env in running if canary.encode() in env or canary in line]
 
-    # What a signed address has: the key's name and its session's token, in the one file that only its user reads.
+    # What a presigned URL has: the key's name and its session's token, in the one file that only its user reads.
     signed = disk[addresses].decode()
     assert f"X-Amz-Credential={cloud.key}" in signed
     assert "X-Amz-Security-Token=canary" in signed

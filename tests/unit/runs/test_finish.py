@@ -17,6 +17,7 @@ from gpuops.core.models import Lease, Resource, RunRequest
 from gpuops.core.polling import Clock
 from gpuops.core.processes import Identity
 from gpuops.core.reporting import Silent
+from gpuops.core.sink import BucketSink, FolderSink
 from gpuops.ledger.store import ClusterRow, RunRow
 from gpuops.nodes.session import ClusterSession
 from gpuops.runs import retries
@@ -168,7 +169,7 @@ def test_a_machine_that_goes_while_its_results_are_fetched(
     assert end.verdict.outcome == "reclaimed"
 
 
-BUCKET = {"bucket": "results", "prefix": "lab", "region": "us-east-1", "end": True}
+BUCKET = BucketSink("results", "lab", region="us-east-1", end=True)
 AUTH = AuthFailed("the session of these AWS credentials has ended", "sign in again")
 
 
@@ -178,7 +179,7 @@ def a_reclaimed_run(world: Context) -> tuple[ClusterRow, RunRow, dict[str, Any]]
     row = a_run(world, cluster, created=time.time())
     request = dataclasses.replace(REQUEST, sink=BUCKET)
     facts = {**row.facts, "bucket": {"place": "s3://results/lab/r-1", "until": 0.0}}
-    world.ledger.set_run(row.id, request=dataclasses.asdict(request), facts=facts)
+    world.ledger.set_run(row.id, request=request.document(), facts=facts)
     reason = {"kind": "reclaim", "by": "AWS", "say": "AWS takes node0 back", "at": None, "node": 0}
     return cluster, world.ledger.run(row.id), {**DONE, "outcome": "stopped", "reason": reason}
 
@@ -394,7 +395,7 @@ class Keeping:
         return {"sink": {"state": state, "folder": "/workspace/gpuops/r-1", "why": "it is full"}}
 
 
-SINK = {"volume": "data", "mount": "/workspace", "end": True, "id": "5f0c"}
+SINK = FolderSink("data", "/workspace", True, "5f0c")
 DONE = {
     "node": 0, "outcome": "done", "reason": {"kind": "command", "say": "the command ended well"}, "started": 1.0,
     "ended": 2.0, "launcher": {"code": 0, "signal": None}, "ranks": [], "tail": "", "out": "ok\n",
@@ -404,7 +405,7 @@ DONE = {
 def a_kept_run(world: Context, hold_s: float = 60.0) -> tuple[ClusterRow, RunRow]:
     cluster = a_cluster(world, created=time.time())
     row = a_run(world, cluster, created=time.time())
-    world.ledger.set_run(row.id, request=dataclasses.asdict(dataclasses.replace(REQUEST, sink=SINK, hold_s=hold_s)))
+    world.ledger.set_run(row.id, request=dataclasses.replace(REQUEST, sink=SINK, hold_s=hold_s).document())
     return cluster, world.ledger.run(row.id)
 
 

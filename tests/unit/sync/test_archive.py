@@ -28,11 +28,11 @@ class Kept:
     def __init__(self, data: bytes) -> None:
         self._file = io.BytesIO(data)
         self.size = len(data)
-        self.at = 0
+        self.position = 0
 
     def read(self, count: int) -> bytes:
         data = self._file.read(count)
-        self.at += len(data)
+        self.position += len(data)
         return data
 
 
@@ -119,7 +119,7 @@ def test_a_disk_that_is_too_small_for_all_gets_those_that_fit(tmp_path: Path, mo
     assert sorted(files) == ["out/1.pt", "out/2.pt"]
     room = "17.2 MB are free on this computer's disk"
     assert errors == [f"what node0 (911.4 kB) and node3 (512.0 kB) kept stays in s3://results/r-1: {room}"]
-    assert (kept[0].at, kept[3].at) == (0, 0), "nothing of them was fetched in vain"
+    assert (kept[0].position, kept[3].position) == (0, 0), "nothing of them was fetched in vain"
 
 
 def test_a_disk_that_fills_meanwhile_keeps_what_has_come(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

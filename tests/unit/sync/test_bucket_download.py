@@ -3,17 +3,18 @@
 from __future__ import annotations
 
 import io
-from pathlib import Path
 from types import SimpleNamespace
-from typing import Any
+from typing import Any, cast
 
 import pytest
 
 from gpuops.core.errors import Unknown
+from gpuops.core.polling import Clock
+from gpuops.core.sink import BucketSink
 from gpuops.sync import bucket
 
 DATA = bytes(range(256)) * 40
-SINK = {"bucket": "b"}
+SINK = BucketSink("b")
 
 
 class Torn(io.BytesIO):
@@ -42,17 +43,24 @@ class Store:
         return {"Body": Torn(DATA[at:], self.most), "ContentRange": f"bytes 0-0/{len(DATA)}", "ETag": '"e"'}
 
 
-def opened(monkeypatch: pytest.MonkeyPatch, most: int) -> tuple[bucket.ArchiveDownload, Store, list[float]]:
-    """A download, its store, and how long it has slept."""
-    store, slept = Store(most), [0.0]
+class PassingTime(Clock):
+    """A clock on which only pauses take time."""
 
-    def sleep(seconds: float) -> None:
-        slept[0] += seconds
+    passed_s = 0.0
 
+    def monotonic(self) -> float:
+        return self.passed_s
+
+    def sleep(self, seconds: float) -> None:
+        self.passed_s += seconds
+
+
+def opened(monkeypatch: pytest.MonkeyPatch, most: int) -> tuple[bucket.ArchiveDownload, Store, PassingTime]:
+    """A download, its store and its clock."""
+    store, clock = Store(most), PassingTime()
     monkeypatch.setattr(bucket, "create_client", lambda *_: store)
     monkeypatch.setattr(bucket, "call_s3", lambda _sink, _action, call, **parameters: call(Bucket="b", **parameters))
-    monkeypatch.setattr(bucket, "time", SimpleNamespace(sleep=sleep, monotonic=lambda: slept[0]))
-    return bucket.ArchiveDownload(SimpleNamespace(home=Path()), SINK, "k"), store, slept  # type: ignore[arg-type]
+    return bucket.ArchiveDownload(cast("Any", SimpleNamespace(clock=clock)), SINK, "k"), store, clock
 
 
 def test_it_goes_on_where_a_connection_broke(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -66,15 +74,15 @@ def test_tries_without_a_byte_are_counted(monkeypatch: pytest.MonkeyPatch) -> No
     download, store, _ = opened(monkeypatch, 0)
     with pytest.raises(Unknown, match="s3://b/k cannot be read: ConnectionResetError: torn"):
         download.read(10)
-    assert len(store.asked) == 1 + bucket.ArchiveDownload.TRIES
+    assert len(store.asked) == 1 + bucket.ArchiveDownload.MAX_TRIES
 
 
 def test_a_bucket_that_lets_each_try_hang_is_not_waited_for_so_often(monkeypatch: pytest.MonkeyPatch) -> None:
-    download, store, slept = opened(monkeypatch, 0)
+    download, store, clock = opened(monkeypatch, 0)
     before = store.get_object
 
     def hangs(**parameters: Any) -> dict[str, Any]:
-        slept[0] += 240.0
+        clock.passed_s += 240.0
         return before(**parameters)
 
     monkeypatch.setattr(store, "get_object", hangs)

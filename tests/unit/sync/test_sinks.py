@@ -3,19 +3,21 @@
 from __future__ import annotations
 
 import dataclasses
+import json
 from typing import Any
 
 import pytest
 
 from gpuops.core.errors import UsageError
 from gpuops.core.models import Option, Resource, RunRequest
+from gpuops.core.sink import BucketSink, DotenvPolicy, FolderSink, parse_document
 from gpuops.sync import sinks
 
 OPTIONS = (Option("size", "."), Option("volume", "."))
-SINK = {"volume": "data", "mount": "/workspace", "end": True, "id": "5f0c"}
+SINK = FolderSink("data", "/workspace", True, "5f0c")
 REQUEST = RunRequest(kind="command", mode="run", nodes=2, gpus=None, argv=("true",), sink=SINK)
 FOLDER = "/workspace/gpuops/sh-1"
-BUCKET = {"bucket": "b-1", "prefix": "lab"}
+BUCKET = BucketSink("b-1", "lab")
 
 
 def machine(mounts: Any) -> Resource:
@@ -23,7 +25,7 @@ def machine(mounts: Any) -> Resource:
 
 
 def test_a_bucket_has_the_profile_that_its_machines_are_rented_with() -> None:
-    assert sinks.with_profile(BUCKET, "aws", {"profile": "work"}) == {**BUCKET, "profile": "work"}
+    assert sinks.with_profile(BUCKET, "aws", {"profile": "work"}) == dataclasses.replace(BUCKET, profile="work")
     assert sinks.with_profile(BUCKET, "aws", {"profile": None}) == BUCKET
     assert sinks.with_profile(BUCKET, "tent", {"profile": "work"}) == BUCKET, "another provider's are none of AWS's"
 
@@ -32,7 +34,7 @@ def test_a_bucket_has_the_profile_that_its_machines_are_rented_with() -> None:
     ("text", "name"), [("volume:data", "data"), ("volume:my data", "my data"), ("volume:a:b", "a:b")]
 )
 def test_a_volume_is_named(text: str, name: str) -> None:
-    assert sinks.parse_sink(text) == {"volume": name}
+    assert sinks.parse_sink(text) == FolderSink(name)
 
 
 @pytest.mark.parametrize(
@@ -44,7 +46,7 @@ def test_a_volume_is_named(text: str, name: str) -> None:
     ],
 )
 def test_a_bucket_is_named(text: str, bucket: str, prefix: str) -> None:
-    assert sinks.parse_sink(text) == {"bucket": bucket, "prefix": prefix}
+    assert sinks.parse_sink(text) == BucketSink(bucket, prefix)
 
 
 @pytest.mark.parametrize(
@@ -64,7 +66,7 @@ def test_anything_else_is_no_sink(text: str) -> None:
 
 
 def test_the_provider_is_asked_for_the_volume() -> None:
-    sink = {"volume": "a"}
+    sink = FolderSink("a")
     assert sinks.with_volume_option("tent", OPTIONS, {"size": "small"}, sink) == {"size": "small", "volume": "a"}
     assert sinks.with_volume_option("tent", OPTIONS, {"volume": "a"}, sink) == {"volume": "a"}
     with pytest.raises(UsageError, match="name two volumes"):
@@ -77,14 +79,16 @@ def test_the_provider_is_asked_for_the_volume() -> None:
 
 
 def test_every_machine_must_have_it_in_one_place() -> None:
-    there, sink = machine({"data": "/workspace", "other": "/o"}), {"volume": "data"}
+    there, sink = machine({"data": "/workspace", "other": "/o"}), FolderSink("data")
     found = sinks.resolve_sink(sink, "lab", [there, there], end=False)
-    assert {**found, "id": ""} == {"volume": "data", "mount": "/workspace", "end": False, "id": ""}
-    assert sinks.resolve_sink(sink, "lab", [there], end=False)["id"] != found["id"], "fresh for each run"
+    assert isinstance(found, FolderSink)
+    assert dataclasses.replace(found, id="") == FolderSink("data", "/workspace")
+    assert found.id
+    assert sinks.resolve_sink(sink, "lab", [there], end=False) != found, "its id is fresh for each run"
     for machines in ([], [machine(None)], [machine({})], [there, machine({"data": "/else"})], [there, machine(None)]):
         with pytest.raises(UsageError, match="the network volume data is not mounted on lab"):
             sinks.resolve_sink(sink, "lab", machines, end=False)
-    assert sinks.resolve_sink(BUCKET, "lab", [machine(None)], end=True) == {**BUCKET, "end": True}
+    assert sinks.resolve_sink(BUCKET, "lab", [machine(None)], end=True) == dataclasses.replace(BUCKET, end=True)
 
 
 def test_the_launch_spec_names_a_folder_and_nothing_of_the_provider() -> None:
@@ -93,9 +97,9 @@ def test_the_launch_spec_names_a_folder_and_nothing_of_the_provider() -> None:
 
 
 def test_the_launch_spec_names_the_place_in_a_bucket() -> None:
-    kept = dataclasses.replace(REQUEST, sink={**BUCKET, "region": "eu-west-1", "end": True})
+    kept = dataclasses.replace(REQUEST, sink=dataclasses.replace(BUCKET, region="eu-west-1", end=True))
     assert sinks.spec_document(kept, "sh-1") == {"bucket": "s3://b-1/lab/sh-1", "end": True}
-    placed = dataclasses.replace(kept, sink={**BUCKET, "end": True, "place": "s3://b-1/lab/sh-1-0a"})
+    placed = dataclasses.replace(kept, sink=dataclasses.replace(BUCKET, end=True, place="s3://b-1/lab/sh-1-0a"))
     assert sinks.spec_document(placed, "sh-1") == {"bucket": "s3://b-1/lab/sh-1-0a", "end": True}
     assert sinks.describe_outcome(kept, "sh-1", {0: {"state": "safe"}}, range(1)) == "safe in s3://b-1/lab/sh-1"
     assert sinks.describe_ended_while_away(kept, "sh-1", "", "no way") == (
@@ -120,3 +124,20 @@ FAILED = {"state": "failed", "folder": FOLDER, "why": "No space left on device"}
 )
 def test_the_receipt_says_where_results_are(states: dict[int, dict[str, Any]], words: str) -> None:
     assert sinks.describe_outcome(REQUEST, "sh-1", states, range(2)) == words
+
+
+@pytest.mark.parametrize("document", [
+    None,
+    {"bucket": "b-1", "prefix": "lab", "profile": "", "dotenv": False, "region": "eu-west-1", "end": True},
+    {"bucket": "b-1", "prefix": "", "profile": "work", "dotenv": True, "region": "", "end": False},
+    {"volume": "data", "mount": "/workspace", "end": True, "id": "5f0c"},
+])  # fmt: skip
+def test_a_request_in_the_ledger_keeps_its_sink(document: dict[str, Any] | None) -> None:
+    kept = {**dataclasses.replace(REQUEST, sink=None).document(), "sink": document}
+    assert json.dumps(RunRequest.parse(kept).document()) == json.dumps(kept)
+
+
+def test_a_bucket_that_an_older_version_kept_names_no_keys() -> None:
+    sink = parse_document({"bucket": "b-1", "prefix": "lab", "more": 1})
+    assert sink == BUCKET
+    assert sink.dotenv is DotenvPolicy.UNDECIDED

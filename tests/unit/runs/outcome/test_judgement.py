@@ -9,6 +9,7 @@ from typing import Any, cast
 import pytest
 
 from gpuops.core.models import RunRequest
+from gpuops.core.sink import FolderSink
 from gpuops.ledger.rows import RunFacts
 from gpuops.runs.outcome.judgement import (
     BucketFetch,
@@ -99,7 +100,7 @@ def test_a_node_whose_machine_ended_after_it_had_reported(
 
 @pytest.mark.parametrize(("sink", "results"), [
     (None, Retryable("away", "away")),
-    ({"volume": "data", "mount": "/w"}, Lost("away")),
+    (FolderSink("data", "/w"), Lost("away")),
 ])  # fmt: skip
 def test_a_failed_fetch_keeps_machines_unless_their_results_are_safe_elsewhere(
     sink: Any, results: Retryable | Lost

@@ -1,0 +1,84 @@
+"""Where a run's results are kept besides this computer (`--sink`), as values: a bucket, or a folder on a volume.
+
+`document` is the JSON form, as the ledger keeps it with the run's request; `parse_document` reads it.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from enum import Enum
+from typing import Any
+
+
+class DotenvPolicy(Enum):
+    """Whether the keys for a bucket are those of the project's `.env`. The values are those of the JSON form."""
+
+    REQUIRED = True
+    IGNORED = False
+    UNDECIDED = None
+    """Not checked yet, or checked by a version that preferred `.env` to AWS's own files."""
+
+
+@dataclass(frozen=True)
+class BucketSink:
+    """Objects under a prefix of a bucket, one archive per node."""
+
+    bucket: str
+    prefix: str = ""
+    """Without a slash at its end; empty: the whole bucket."""
+    profile: str = ""
+    """Name in ~/.aws; empty: keys of the environment, or the default profile."""
+    dotenv: DotenvPolicy = DotenvPolicy.UNDECIDED
+    region: str = ""
+    """Empty until the bucket has been checked."""
+    end: bool = False
+    """Whether the nodes end once everything is kept."""
+    place: str = ""
+    """`s3://BUCKET/KEY` of one launch, under which its nodes write; not stored."""
+
+    def key(self, name: str) -> str:
+        """The key of an object under the prefix."""
+        return f"{self.prefix}/{name}" if self.prefix else name
+
+    def url(self, name: str) -> str:
+        """`s3://BUCKET/PREFIX/NAME`."""
+        return f"s3://{self.bucket}/{self.key(name)}"
+
+    def key_of(self, url: str) -> str:
+        """The key in an `s3://` URL of this bucket."""
+        return url.removeprefix(f"s3://{self.bucket}/")
+
+    def document(self) -> dict[str, Any]:
+        return {"bucket": self.bucket, "prefix": self.prefix, "profile": self.profile, "dotenv": self.dotenv.value,
+                "region": self.region, "end": self.end}  # fmt: skip
+
+
+@dataclass(frozen=True)
+class FolderSink:
+    """A folder on a network volume that is mounted on every node."""
+
+    volume: str
+    """The volume's name."""
+    mount: str = ""
+    """Where the nodes have it; empty until there are nodes."""
+    end: bool = False
+    """Whether the nodes end once everything is kept."""
+    id: str = ""
+    """Fresh for each run: a folder of another run with the same name is not written to."""
+
+    def document(self) -> dict[str, Any]:
+        return {"volume": self.volume, "mount": self.mount, "end": self.end, "id": self.id}
+
+
+Sink = BucketSink | FolderSink
+
+
+def parse_document(document: Mapping[str, Any] | None) -> Sink | None:
+    """The sink of a JSON form; None without one. Raises TypeError, ValueError for what is no sink."""
+    if not document:
+        return None
+    if document.get("bucket"):
+        known = {name: document[name] for name in ("bucket", "prefix", "profile", "region", "end") if name in document}
+        return BucketSink(**known, dotenv=DotenvPolicy(document.get("dotenv")))
+    return FolderSink(**{name: document[name] for name in ("volume", "mount", "end", "id") if name in document})
