@@ -1,4 +1,4 @@
-"""The contract as tests, for whoever writes a provisioner. Needs pytest.
+"""The contract as tests, for authors of provisioners. Needs pytest.
 
     from gpuops.testing import ProvisionerContract
 
@@ -21,7 +21,7 @@ from typing import Any
 import pytest
 
 from gpuops.commands.prove.sandbox import Sandbox
-from gpuops.commands.prove.scenarios import SCENARIOS, Scenario, run_scenario
+from gpuops.commands.prove.scenarios import SCENARIOS, Outcome, Scenario, run_scenario
 from gpuops.core import provider as contract
 from gpuops.core.context import Context
 from gpuops.core.models import Request
@@ -71,8 +71,8 @@ class ProvisionerContract:
     @pytest.mark.parametrize("scenario", SCENARIOS, ids=lambda scenario: scenario.name)
     def test_contract(self, bench: Sandbox, scenario: Scenario, record_property: Any) -> None:
         result = run_scenario(bench, scenario)
-        record_property(result.outcome, result.said)
-        if result.outcome == "failed" or result.refused:
+        record_property(result.outcome.value, result.said)
+        if result.outcome is Outcome.FAILED or result.refused:
             pytest.fail(f"{scenario.name}: {scenario.says}; but {result.said}", pytrace=False)
-        if result.outcome == "skipped":
+        if result.outcome is Outcome.SKIPPED:
             pytest.skip(result.said)

@@ -65,7 +65,7 @@ def prove(
     report_news(ctx)
     with ctx.signals:
         proof = run_proof(ctx, request, spend)
-    ctx.out.result(records.KIND, proof.record, [])
+    ctx.out.result(records.KIND, proof.record.document(), [])
     for line in proof.last:
         ctx.out.say(line)
     if record is not None:

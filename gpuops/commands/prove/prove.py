@@ -5,12 +5,11 @@ from __future__ import annotations
 import dataclasses
 from collections.abc import Sequence
 from dataclasses import dataclass, field
-from typing import Any
 
 from gpuops.clusters.up import find_offers
-from gpuops.commands.prove.record import count_outcomes, make_document
+from gpuops.commands.prove.record import BalanceRecord, ProofRecord, make_record
 from gpuops.commands.prove.sandbox import Sandbox, dollars
-from gpuops.commands.prove.scenarios import SCENARIOS, Result, Scenario, run_scenario
+from gpuops.commands.prove.scenarios import SCENARIOS, Outcome, Result, Scenario, run_scenario
 from gpuops.core.context import Context
 from gpuops.core.errors import GpuopsError, Interrupted, ProviderError, UsageError, worst_exit_code
 from gpuops.core.format import span, table
@@ -38,7 +37,7 @@ class Step:
 class Proof:
     """What is printed at the end."""
 
-    record: dict[str, Any]
+    record: ProofRecord
     last: list[str]
     exit_code: int
 
@@ -58,86 +57,86 @@ def plan_steps(offer: Offer, settle_s: float, spend: float) -> list[Step]:
             f"{dollars(min(expected.values()))} for the least of it, and --spend is {dollars(spend)}",
             f"all of it costs about {dollars(sum(expected.values()))}: --spend {sum(expected.values()) * 1.2:.2f}",
         )
-    found, counted_already = [], set[str]()
+    steps, counted_already = [], set[str]()
     for scenario in SCENARIOS:
         cost = expected.get(scenario.on, 0.0) if scenario.on not in counted_already else 0.0
         counted_already.add(scenario.on)
         too_dear = bool(scenario.on) and not fits[scenario.on]
         why = f"its machines would cost about {dollars(expected[scenario.on])}, more than is left" if too_dear else ""
-        found.append(Step(scenario, cost, why))
-    return found
+        steps.append(Step(scenario, cost, why))
+    return steps
 
 
 def prove(ctx: Context, request: Request, spend: float) -> Proof:
     """Run the scenarios that `spend` pays for. Raises ProviderError and UsageError before anything is created."""
     refuse_dotenv(ctx, request.provider)
-    provisioner, found = find_offers(ctx, request)
-    offer = min(found, key=lambda one: one.per_hour)
-    todo = plan_steps(offer, provisioner.settle_s, spend)
-    _announce(ctx, request, offer, todo, spend)
-    _confirm(ctx, offer, todo, spend)
+    provisioner, offers = find_offers(ctx, request)
+    offer = min(offers, key=lambda offer: offer.per_hour)
+    steps = plan_steps(offer, provisioner.settle_s, spend)
+    _announce(ctx, request, offer, steps, spend)
+    _confirm(ctx, offer, steps, spend)
     ctx.yes = True
     cap = offer.per_hour if offer.per_hour else request.max_price
     sandbox = Sandbox(ctx, dataclasses.replace(request, max_price=cap), spend=spend)
     began = ctx.clock.now()
-    results, stopped = _run_all(sandbox, todo, offer)
-    failed = any(one.outcome == "failed" for one in results)
-    left = _left(sandbox, RECHECK_AFTER_FAILURE_S if failed and sandbox.rented else 0.0)
+    results, stopped = _run_all(sandbox, steps, offer)
+    failed = any(result.outcome is Outcome.FAILED for result in results)
+    left = _remaining_tags(sandbox, RECHECK_AFTER_FAILURE_S if failed and sandbox.rented else 0.0)
     exit_code = worst_exit_code(
         5 if left else 0,
         stopped,
         4 if failed else 0,
-        3 if any(one.refused for one in results) else 0,
+        3 if any(result.refused for result in results) else 0,
     )
-    record = make_document(
+    record = make_record(
         request, offer, results, began=began, ended=ctx.clock.now(), spend=spend,
-        balance=(sandbox.balance_before, _balance(sandbox)), left=left, exit_code=exit_code,
+        balance=BalanceRecord(sandbox.balance_before, _balance(sandbox)), left=left, exit_code=exit_code,
     )  # fmt: skip
     return Proof(record, _closing_lines(record), exit_code)
 
 
-def _announce(ctx: Context, request: Request, offer: Offer, todo: Sequence[Step], spend: float) -> None:
+def _announce(ctx: Context, request: Request, offer: Offer, steps: Sequence[Step], spend: float) -> None:
     price = f"{dollars(offer.per_hour)}/h" if offer.per_hour else "free"
     paid = find_payer(ctx, dataclasses.replace(request, region=offer.region)) if offer.per_hour else None
     ctx.out.say(f"{request.provider}: {offer.say}, {price}{paid_by(paid)}")
     for note in offer.notes:
         ctx.out.say(f"note: {note}")
     rows = [["SCENARIO", "WHAT IS PROVEN", "ABOUT"]]
-    for step in todo:
+    for step in steps:
         about = f"not run: {step.skipped}" if step.skipped else dollars(step.cost) if step.cost else "-"
         rows.append([step.scenario.name, step.scenario.says, about])
     for text in table(rows):
         ctx.out.say(text)
-    total = sum(step.cost for step in todo if not step.skipped)
+    total = sum(step.cost for step in steps if not step.skipped)
     ctx.out.say(f"about {dollars(total)} in all, at most {dollars(spend)}" if offer.per_hour else "nothing is billed")
 
 
-def _confirm(ctx: Context, offer: Offer, todo: Sequence[Step], spend: float) -> None:
+def _confirm(ctx: Context, offer: Offer, steps: Sequence[Step], spend: float) -> None:
     """Ask whether the money may be spent. Raises UsageError unless the answer is yes."""
     if not offer.per_hour or ctx.yes:
         return
-    count = sum(not step.skipped for step in todo)
+    count = sum(not step.skipped for step in steps)
     confirm_price(ctx, f"run {count} scenarios for at most {dollars(spend)}")
 
 
-def _run_all(sandbox: Sandbox, todo: Sequence[Step], offer: Offer) -> tuple[list[Result], int]:
+def _run_all(sandbox: Sandbox, steps: Sequence[Step], offer: Offer) -> tuple[list[Result], int]:
     """Run every step, then end what was created, in every case. Returns the results and the exit code of an
     interruption, or 0."""
-    *before, last = todo
+    *before, last = steps
     results: list[Result] = []
-    purse = Budget(sandbox)
+    budget = Budget(sandbox)
     stopped = 0
     try:
         for step in before:
-            results.append(_run_one(sandbox, step, purse))
-            _report(sandbox, results, len(todo), offer)
+            results.append(_run_one(sandbox, step, budget))
+            _report(sandbox, results, len(steps), offer)
     except Interrupted as error:
         stopped = error.exit_code
     finally:
         sandbox.ctx.signals.backward()
-        missed = [Result(step.scenario.name, "skipped", "interrupted") for step in before[len(results) :]]
+        missed = [Result(step.scenario.name, Outcome.SKIPPED, "interrupted") for step in before[len(results) :]]
         results += [*missed, run_scenario(sandbox, last.scenario)]
-        _report(sandbox, results, len(todo), offer)
+        _report(sandbox, results, len(steps), offer)
     return results, stopped
 
 
@@ -164,19 +163,19 @@ class Budget:
         return self.denied.get(machines, "")
 
 
-def _run_one(sandbox: Sandbox, step: Step, purse: Budget) -> Result:
-    why = purse.refusal(step)
-    return Result(step.scenario.name, "skipped", why) if why else run_scenario(sandbox, step.scenario)
+def _run_one(sandbox: Sandbox, step: Step, budget: Budget) -> Result:
+    why = budget.refusal(step)
+    return Result(step.scenario.name, Outcome.SKIPPED, why) if why else run_scenario(sandbox, step.scenario)
 
 
 def _report(sandbox: Sandbox, results: Sequence[Result], count: int, offer: Offer) -> None:
-    one = results[-1]
+    result = results[-1]
     money = f"; {dollars(sandbox.spent())} so far" if offer.per_hour else ""
-    sandbox.ctx.out.say(f"{len(results)}/{count} {one.name}: {one.outcome}: {one.said}{money}")
+    sandbox.ctx.out.say(f"{len(results)}/{count} {result.name}: {result.outcome}: {result.said}{money}")
 
 
-def _left(sandbox: Sandbox, doubt_s: float) -> list[str]:
-    """Marks that the provider still lists, or one sentence where it cannot be asked."""
+def _remaining_tags(sandbox: Sandbox, doubt_s: float) -> list[str]:
+    """Tags that the provider still lists, or one sentence where it cannot be asked."""
     try:
         return sandbox.sweep(doubt_s)
     except ProviderError as error:
@@ -190,9 +189,10 @@ def _balance(sandbox: Sandbox) -> float | None:
         return None
 
 
-def _closing_lines(record: dict[str, Any]) -> list[str]:
-    lines = [f"{record['provider']}: {count_outcomes(record)}, in {span(record['seconds'])}"]
-    lines += [f"{one['name']} failed: {one['said']}" for one in record["scenarios"] if one["outcome"] == "failed"]
-    if record["left"]:
-        lines += [f"something may still be there: {', '.join(record['left'])}", "end it with: gpuops reap"]
+def _closing_lines(record: ProofRecord) -> list[str]:
+    failed = [scenario for scenario in record.scenarios if scenario.outcome is Outcome.FAILED]
+    lines = [f"{record.provider}: {record.count_outcomes()}, in {span(record.seconds)}"]
+    lines += [f"{scenario.name} failed: {scenario.said}" for scenario in failed]
+    if record.left:
+        lines += [f"something may still be there: {', '.join(record.left)}", "end it with: gpuops reap"]
     return lines

@@ -2,15 +2,16 @@
 
 from __future__ import annotations
 
+import dataclasses
 import json
 import platform
 import time
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
+from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
 
 from gpuops import __version__
-from gpuops.commands.prove.scenarios import SCENARIOS, Result
+from gpuops.commands.prove.scenarios import SCENARIOS, Outcome, Result
 from gpuops.core.errors import LocalDisk, UsageError
 from gpuops.core.format import SCHEMA
 from gpuops.core.models import Offer, Request
@@ -18,39 +19,97 @@ from gpuops.core.models import Offer, Request
 KIND = "proof"
 
 
-def make_document(
+@dataclass(frozen=True)
+class ScenarioRecord:
+    name: str
+    says: str
+    """The promise, in one clause."""
+    outcome: Outcome
+    said: str
+    """What was seen, or why it was not run."""
+    seconds: float
+    cost: float
+    """Dollars."""
+
+
+@dataclass(frozen=True)
+class BalanceRecord:
+    """Dollars that the account had; None where the provider does not say."""
+
+    before: float | None
+    after: float | None
+
+
+@dataclass(frozen=True)
+class ProofRecord:
+    """One proof. Its fields are the keys of the JSON document.
+
+    Nothing in it names this computer, its user or a machine's address, unless the provider's own words for its offer
+    do.
+    """
+
+    provider: str
+    gpuops: str
+    """The version."""
+    date: str
+    """When it began, in UTC."""
+    client: str
+    machine: str
+    nodes: int
+    per_hour: float
+    """Dollars, all nodes together."""
+    spend: float
+    """The limit in dollars."""
+    scenarios: list[ScenarioRecord]
+    seconds: float
+    cost: float
+    """Dollars by our own count."""
+    balance: BalanceRecord
+    left: list[str]
+    """Tags of what the provider still lists."""
+    exit_code: int
+
+    def document(self) -> dict[str, object]:
+        return dataclasses.asdict(self)
+
+    def count_outcomes(self) -> str:
+        """`15 proven, 1 not guaranteed`."""
+        outcomes = [scenario.outcome for scenario in self.scenarios]
+        return ", ".join(f"{outcomes.count(outcome)} {outcome}" for outcome in Outcome if outcome in outcomes)
+
+
+def make_record(
     request: Request, offer: Offer, results: Sequence[Result], *, began: float, ended: float, spend: float,
-    balance: tuple[float | None, float | None], left: Sequence[str], exit_code: int,
-) -> dict[str, Any]:  # fmt: skip
-    """Times are UTC seconds. Nothing in it names this computer, its user or a machine's address, unless the
-    provider's own words for its offer do."""
+    balance: BalanceRecord, left: Sequence[str], exit_code: int,
+) -> ProofRecord:  # fmt: skip
+    """The record of a proof that ran from `began` to `ended` (UTC seconds)."""
     says = {scenario.name: scenario.says for scenario in SCENARIOS}
-    return {
-        "provider": request.provider,
-        "gpuops": __version__,
-        "date": time.strftime("%Y-%m-%dT%H:%M:%SZ", time.gmtime(began)),
-        "client": f"{platform.system()} {platform.machine()}, Python {platform.python_version()}",
-        "machine": offer.say,
-        "nodes": request.nodes,
-        "per_hour": offer.per_hour,
-        "spend": spend,
-        "scenarios": [
-            {
-                "name": one.name,
-                "says": says[one.name],
-                "outcome": one.outcome,
-                "said": one.said,
-                "seconds": round(one.seconds, 1),
-                "cost": round(one.cost, 6),
-            }
-            for one in results
+    return ProofRecord(
+        provider=request.provider,
+        gpuops=__version__,
+        date=time.strftime("%Y-%m-%dT%H:%M:%SZ", time.gmtime(began)),
+        client=f"{platform.system()} {platform.machine()}, Python {platform.python_version()}",
+        machine=offer.say,
+        nodes=request.nodes,
+        per_hour=offer.per_hour,
+        spend=spend,
+        scenarios=[
+            ScenarioRecord(
+                result.name,
+                says[result.name],
+                result.outcome,
+                result.said,
+                seconds=round(result.seconds, 1),
+                cost=round(result.cost, 6),
+            )
+            for result in results
         ],
-        "seconds": round(ended - began, 1),
-        "cost": round(sum(one.cost for one in results), 6),
-        "balance": dict(zip(("before", "after"), balance, strict=True)),
-        "left": list(left),
-        "exit_code": exit_code,
-    }
+        seconds=round(ended - began, 1),
+        cost=round(sum(result.cost for result in results), 6),
+        balance=balance,
+        left=list(left),
+        exit_code=exit_code,
+    )
 
 
 def check_free(path: Path) -> None:
@@ -61,11 +120,11 @@ def check_free(path: Path) -> None:
         raise UsageError(f"there is no folder {path.parent} for the record", f"make it: mkdir -p {path.parent}")
 
 
-def save(path: Path, record: Mapping[str, Any]) -> None:
-    """Raises LocalDisk."""
+def save(path: Path, record: ProofRecord) -> None:
+    """Write the record to a new file. Raises LocalDisk."""
     try:
         with path.open("x", encoding="utf-8") as file:
-            json.dump({"schema": SCHEMA, "kind": KIND, **record}, file, indent=1)
+            json.dump({"schema": SCHEMA, "kind": KIND, **record.document()}, file, indent=1)
             file.write("\n")
     except OSError as error:
         raise LocalDisk(
@@ -73,15 +132,8 @@ def save(path: Path, record: Mapping[str, Any]) -> None:
         ) from error
 
 
-def count_outcomes(record: Mapping[str, Any]) -> str:
-    """`15 proven, 1 not guaranteed`."""
-    outcomes = [one["outcome"] for one in record["scenarios"]]
-    kinds = ("proven", "not guaranteed", "failed", "skipped")
-    return ", ".join(f"{outcomes.count(kind)} {kind}" for kind in kinds if kind in outcomes)
-
-
-def table_row(record: Mapping[str, Any], where: str, file: str) -> str:
-    """A row of the table in docs/verified.md. `where`: on what, in the words of whoever ran it."""
-    cost = f"${record['cost']:.4f}" if record["per_hour"] else "free"
-    cells = [record["provider"], record["date"][:10], record["gpuops"], where, count_outcomes(record), cost]
+def table_row(record: ProofRecord, machine: str, file: str) -> str:
+    """A row of the table in docs/verified.md. `machine`: a description by the person who ran the proof."""
+    cost = f"${record.cost:.4f}" if record.per_hour else "free"
+    cells = [record.provider, record.date[:10], record.gpuops, machine, record.count_outcomes(), cost]
     return f"| {' | '.join(cells)} | [{file}](verified/{file}) |"

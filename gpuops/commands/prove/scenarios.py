@@ -5,7 +5,7 @@ from __future__ import annotations
 import dataclasses
 from collections.abc import Callable
 from dataclasses import dataclass
-from typing import Literal
+from enum import StrEnum
 
 from gpuops.commands.prove import scenarios_of_create, scenarios_of_failure, scenarios_without_cost
 from gpuops.commands.prove.faults import ContractBroken, NotGuaranteed, NotRunnable
@@ -13,7 +13,17 @@ from gpuops.commands.prove.sandbox import Sandbox
 from gpuops.core.errors import AuthFailed, GpuopsError, NoCapacity, QuotaExceeded
 
 REFUSALS = (NoCapacity, QuotaExceeded, AuthFailed)
-Outcome = Literal["proven", "failed", "not guaranteed", "skipped"]
+
+
+class Outcome(StrEnum):
+    """What a scenario shows about the contract."""
+
+    PROVEN = "proven"
+    NOT_GUARANTEED = "not guaranteed"
+    """The provider declares that it cannot do this."""
+    FAILED = "failed"
+    SKIPPED = "skipped"
+    """It was not run, or could not be."""
 
 
 @dataclass(frozen=True)
@@ -83,14 +93,14 @@ def run_scenario(sandbox: Sandbox, scenario: Scenario) -> Result:
         return Result(scenario.name, outcome, said, clock.monotonic() - began, sandbox.spent() - spent)
 
     try:
-        return result("proven", scenario.act(sandbox))
+        return result(Outcome.PROVEN, scenario.act(sandbox))
     except NotGuaranteed as error:
-        return result("not guaranteed", str(error))
+        return result(Outcome.NOT_GUARANTEED, str(error))
     except NotRunnable as error:
-        return result("skipped", str(error))
+        return result(Outcome.SKIPPED, str(error))
     except ContractBroken as error:
-        return result("failed", str(error))
+        return result(Outcome.FAILED, str(error))
     except REFUSALS as error:
-        return dataclasses.replace(result("skipped", error.say), refused=True)
+        return dataclasses.replace(result(Outcome.SKIPPED, error.say), refused=True)
     except GpuopsError as error:
-        return result("failed", error.say)
+        return result(Outcome.FAILED, error.say)

@@ -36,7 +36,7 @@ def proving(tmp_path: Path) -> Iterator[Prove]:
 
 
 def outcomes(proof: Proof) -> dict[str, str]:
-    return {one["name"]: one["outcome"] for one in proof.record["scenarios"]}
+    return {scenario.name: scenario.outcome for scenario in proof.record.scenarios}
 
 
 def offer(per_hour: float) -> Offer:
@@ -83,9 +83,9 @@ def test_money_is_asked_for_once(proving: Prove) -> None:
 def test_the_cheapest_is_taken_and_all_of_it_ended(proving: Prove) -> None:
     plain = Plain()
     proof = proving(plain)
-    assert proof.record["per_hour"] == 1.0
+    assert proof.record.per_hour == 1.0
     assert all(machine.state == "ended" for machine in plain.machines.values())
-    assert proof.record["left"] == []
+    assert proof.record.left == []
     # Nobody answers there: what needs an agent fails, and says so.
     assert (proof.exit_code, outcomes(proof)["lost-answer"], outcomes(proof)["nothing-left"]) == (4, "failed", "proven")
 
@@ -101,12 +101,12 @@ class Slow(Plain):
 def test_it_stops_before_what_would_break_the_limit(proving: Prove) -> None:
     proof = proving(Slow(), spend=0.3)
     assert outcomes(proof)["create"] == "proven"
-    said = {one["name"]: one["said"] for one in proof.record["scenarios"] if one["outcome"] == "skipped"}
+    said = {scenario.name: scenario.said for scenario in proof.record.scenarios if scenario.outcome == "skipped"}
     assert set(said) == {"lost-answer", "ready", "watchdog", "killed", "bill", "boot-deadline"}
     assert re.fullmatch(
         r"\$0\.1\d+ of \$0\.3000 are spent, and its machines take about \$0\.\d+ more", said["lost-answer"]
     )
-    assert proof.record["cost"] < 0.3
+    assert proof.record.cost < 0.3
     assert proof.exit_code == 0
 
 
@@ -140,7 +140,7 @@ class Keeps(Plain):
 def test_what_is_left_is_named_with_its_own_code(proving: Prove) -> None:
     proof = proving(Keeps())
     assert proof.exit_code == 5
-    assert {mark.rpartition("-")[2] for mark in proof.record["left"]} == {"0", "1"}
+    assert {mark.rpartition("-")[2] for mark in proof.record.left} == {"0", "1"}
     assert "something may still be there: gpuops-0a1b2c3d-prove-" in "\n".join(proof.last)
 
 
@@ -162,9 +162,9 @@ def test_one_that_failed_is_not_believed_at_once(proving: Prove) -> None:
     lags = Lags()
     proof = proving(lags)
     assert proof.exit_code == 4
-    assert proof.record["left"] == []
-    (end,) = [one for one in proof.record["scenarios"] if one["name"] == "nothing-left"]
-    assert (end["seconds"] > 5.0, f"({span(end['seconds'])})" in end["said"]) == (True, True), end
+    assert proof.record.left == []
+    (end,) = [scenario for scenario in proof.record.scenarios if scenario.name == "nothing-left"]
+    assert (end.seconds > 5.0, f"({span(end.seconds)})" in end.said) == (True, True), end
     assert [machine.name for machine in lags.machines.values() if machine.state != "ended"] == []
 
 

@@ -7,9 +7,10 @@ import re
 from pathlib import Path
 from typing import Any
 
+import msgspec
 import pytest
 
-from gpuops.commands.prove.record import KIND, table_row
+from gpuops.commands.prove.record import KIND, ProofRecord, table_row
 
 DOCS = Path(__file__).parents[4] / "docs"
 PAGE = (DOCS / "verified.md").read_text()
@@ -28,7 +29,7 @@ def test_a_row_says_what_its_record_says(name: str) -> None:
     record = RECORDS[name]
     assert (record["schema"], record["kind"]) == (1, KIND)
     (row,) = [row for row in ROWS if f"(verified/{name})" in row]
-    assert row == table_row(record, row.split(" | ")[3], name)
+    assert row == table_row(msgspec.convert(record, ProofRecord), row.split(" | ")[3], name)
     assert name.startswith(f"{record['provider']}-{record['date'][:10]}")
 
 
