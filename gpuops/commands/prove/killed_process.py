@@ -29,7 +29,9 @@ def main(question: Mapping[str, Any]) -> int:
     sandbox = Sandbox(ctx, Request(**row.request))
     try:
         sandbox.ask("preflight", sandbox.request)
-        sandbox.create(sandbox.offers()[0], sandbox.intent(row), KillingJournal(LedgerJournal(ctx.ledger, row.id)))
+        sandbox.create(
+            sandbox.list_offers()[0], sandbox.make_intent(row), KillingJournal(LedgerJournal(ctx.ledger, row.id))
+        )
     except GpuopsError as error:
         ctx.out.say(f"{error.say}; {error.hint}")
         return error.exit_code

@@ -151,7 +151,7 @@ class Budget:
 
     def refusal(self, step: Step) -> str:
         """Why a step is skipped; empty where it runs."""
-        machines, spent = step.scenario.on, self.sandbox.spent()
+        machines, spent = step.scenario.on, self.sandbox.dollars_spent()
         if not machines or step.skipped or machines in self.denied:
             return step.skipped or self.denied.get(machines, "")
         cost = step.cost * max(1.0, spent / self.planned if self.planned else 1.0)
@@ -170,14 +170,14 @@ def _run_one(sandbox: Sandbox, step: Step, budget: Budget) -> Result:
 
 def _report(sandbox: Sandbox, results: Sequence[Result], count: int, offer: Offer) -> None:
     result = results[-1]
-    money = f"; {dollars(sandbox.spent())} so far" if offer.per_hour else ""
+    money = f"; {dollars(sandbox.dollars_spent())} so far" if offer.per_hour else ""
     sandbox.ctx.out.say(f"{len(results)}/{count} {result.name}: {result.outcome}: {result.said}{money}")
 
 
 def _remaining_tags(sandbox: Sandbox, doubt_s: float) -> list[str]:
     """Tags that the provider still lists, or one sentence where it cannot be asked."""
     try:
-        return sandbox.sweep(doubt_s)
+        return sandbox.end_orphans(doubt_s)
     except ProviderError as error:
         return [f"{sandbox.request.provider} could not be asked: {error.say}"]
 

@@ -9,7 +9,7 @@ import uuid
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from functools import partial
-from typing import Any, TypeVar, cast
+from typing import Any, Protocol, TypeVar, cast
 
 from gpuops.clusters import orphans
 from gpuops.clusters.orphans import record_rented
@@ -19,6 +19,7 @@ from gpuops.core.context import Context
 from gpuops.core.errors import GpuopsError, Interrupted, ProviderError, RateLimited, StillBilling, Unknown, UsageError
 from gpuops.core.format import money
 from gpuops.core.models import Intent, Journal, Lease, Offer, Problem, Request, Resource
+from gpuops.core.polling import Poller
 from gpuops.core.provider import Provisioner, is_rented
 from gpuops.ledger.store import ClusterRow
 from gpuops.nodes import bootstrap
@@ -29,12 +30,18 @@ from provisioners.checked import CallTimeout, CheckedProvisioner, call_with_time
 
 CALL_TIMEOUT_S = 60.0
 """How long one call of `describe` or `destroy` may take: the contract has it send one request and never wait."""
+POLL_FACTOR = 1.3
+"""By how much the pause between two looks at the provider grows, from POLL_S to POLL_SLOW_S."""
 ATTEMPTS_MAX = 4
 """Attempts at one call while the provider limits its rate or its answer is unknown."""
 ANSWER_TYPES: dict[str, type] = {"preflight": Problem, "offers": Offer, "list_owned": Resource}
 MAY_BLAME_THE_USER = ("preflight", "offers")
 
 T = TypeVar("T")
+
+
+class Closeable(Protocol):
+    def close(self) -> None: ...
 
 
 @dataclass
@@ -63,7 +70,7 @@ class Sandbox:
     patience_s: float = 180.0
     """Seconds that a node may take to end itself once its lease is over."""
     bills: dict[str, Bill] = field(default_factory=dict)
-    shared: dict[str, Any] = field(default_factory=dict)
+    shared: dict[str, Closeable] = field(default_factory=dict)
     """Clusters that several scenarios use, by name (`shared_clusters`)."""
     balance_before: float | None = None
 
@@ -92,76 +99,75 @@ class Sandbox:
         """Make one call other than `create`. Raises ContractBroken where it hangs, or raises or returns what the
         contract does not allow."""
         limit_s = self.call_timeout_s if call in ("describe", "destroy") else checked.CALL_TIMEOUT_S
-        for attempt in range(ATTEMPTS_MAX):
+        poller = Poller.every(self.ctx.clock, POLL_SLOW_S)
+        for attempt, _ in enumerate(poller, 1):
             try:
-                return call_with_timeout(lambda: self._typed(call, arguments), limit_s, f"{call} under proof")
+                return call_with_timeout(lambda: self._ask_once(call, arguments), limit_s, f"{call} under proof")
             except CallTimeout:
                 raise ContractBroken(
                     f"{call} has not returned within {limit_s:g} s: it must ask once and never wait"
                 ) from None
             except (RateLimited, Unknown) as error:
-                if attempt == ATTEMPTS_MAX - 1:
+                if attempt == ATTEMPTS_MAX:
                     raise
-                wait_s = (error.retry_after if isinstance(error, RateLimited) else None) or POLL_SLOW_S
-                self.ctx.clock.pause(wait_s, self.ctx.clock.monotonic() + wait_s)
+                poller.retry_after(error.retry_after if isinstance(error, RateLimited) else None)
         raise AssertionError("the last attempt returns or raises")
 
-    def _typed(self, call: str, arguments: Sequence[Any]) -> Any:
+    def _ask_once(self, call: str, arguments: Sequence[Any]) -> Any:
         answer = _call_under_contract(call, lambda: getattr(self.raw, call)(*arguments))
         if call in ANSWER_TYPES:
             answer = _call_under_contract(call, lambda: list(answer))
-            for one in answer:
-                check_noun(call, one, ANSWER_TYPES[call])
+            for item in answer:
+                check_answer(call, item, ANSWER_TYPES[call])
         elif call == "describe":
-            check_noun(call, answer, Resource)
+            check_answer(call, answer, Resource)
         return answer
 
-    def listed(self, regions: Sequence[str] = ()) -> list[Resource]:
-        """Every resource that the provider lists with our mark."""
-        found: list[Resource] = self.ask("list_owned", self.ctx.owner, list(regions))
-        return found
+    def list_resources(self, regions: Sequence[str] = ()) -> list[Resource]:
+        """Every resource that the provider lists with our tag."""
+        resources: list[Resource] = self.ask("list_owned", self.ctx.owner, list(regions))
+        return resources
 
-    def of(self, row: ClusterRow) -> list[Resource]:
+    def list_cluster_resources(self, row: ClusterRow) -> list[Resource]:
         """The listed resources of one cluster, in node order."""
-        return select_by_tag(self.listed(), self.ctx.owner, row.name)
+        return select_by_tag(self.list_resources(), self.ctx.owner, row.name)
 
-    def there(self) -> set[tuple[str, str]]:
-        """Listed resources with our mark, without those of clusters that other commands made."""
-        listed, owner = self.listed(), self.ctx.owner
-        theirs = [row.name for row in self.ctx.ledger.clusters() if not row.name.startswith(self.prefix)]
-        strange = [one for name in theirs for one in select_by_tag(listed, owner, name)]
-        return {(one.kind, one.id) for one in listed} - {(one.kind, one.id) for one in strange}
+    def list_resource_keys(self) -> set[tuple[str, str]]:
+        """Kind and id of the listed resources with our tag, without those of clusters that other commands made."""
+        listed, owner = self.list_resources(), self.ctx.owner
+        others = [row.name for row in self.ctx.ledger.clusters() if not row.name.startswith(self.prefix)]
+        foreign = [resource for name in others for resource in select_by_tag(listed, owner, name)]
+        return {(resource.kind, resource.id) for resource in listed} - {(one.kind, one.id) for one in foreign}
 
-    def offers(self, request: Request | None = None) -> list[Offer]:
+    def list_offers(self, request: Request | None = None) -> list[Offer]:
         """Offers within the price limit, cheapest first."""
-        most = self.request.max_price
-        found: list[Offer] = self.ask("offers", request or self.request)
-        fit = [offer for offer in found if most is None or offer.per_hour <= most]
-        return sorted(fit, key=lambda offer: offer.per_hour)
+        limit = self.request.max_price
+        offers: list[Offer] = self.ask("offers", request or self.request)
+        affordable = [offer for offer in offers if limit is None or offer.per_hour <= limit]
+        return sorted(affordable, key=lambda offer: offer.per_hour)
 
-    def within(self, seconds: float, look: Callable[[], T]) -> T:
-        """Poll until `look` returns something true, at most for so many seconds. Returns its last answer."""
+    def poll_until(self, seconds: float, check: Callable[[], T]) -> T:
+        """Poll until `check` returns something true, at most for so many seconds. Returns its last answer."""
         clock = self.ctx.clock
-        deadline = clock.monotonic() + seconds
-        pause = POLL_S
-        while not (value := look()) and clock.monotonic() < deadline:
-            clock.pause(pause, deadline)
-            pause = min(pause * 1.3, POLL_SLOW_S)
+        poller = Poller(clock, clock.monotonic() + seconds, POLL_S, POLL_SLOW_S, POLL_FACTOR)
+        for _ in poller:
+            if value := check():
+                break
         return value
 
     # -- making and ending ----------------------------------------------------------------------
 
-    def intend(self, part: str) -> ClusterRow:
+    def record_cluster(self, part: str) -> ClusterRow:
         """Record a cluster in the ledger; the guard ends it if this process dies."""
         now = self.ctx.clock.now()
         row = self.ctx.ledger.intend(
             provider=self.request.provider,
-            name=self.name(part),
+            name=self.cluster_name(part),
             folder=self.ctx.folder,
             ephemeral=True,
             token=uuid.uuid4().hex,
             request=dataclasses.asdict(self.request),
-            boot_deadline=now + min(self.request.timeout_min * 60 + BOOT_MARGIN_S, self.afford_s()),
+            boot_deadline=now + min(self.request.timeout_min * 60 + BOOT_MARGIN_S, self.affordable_s()),
             lease=Lease(),
             owner_process=self.ctx.me,
             now=now,
@@ -172,10 +178,10 @@ class Sandbox:
             record_rented(self.ctx.home, self.request.provider)
         return self.ctx.ledger.cluster(row.id)
 
-    def name(self, part: str) -> str:
+    def cluster_name(self, part: str) -> str:
         return f"{self.prefix}-{part}"
 
-    def intent(self, row: ClusterRow) -> Intent:
+    def make_intent(self, row: ClusterRow) -> Intent:
         agent, _ = bootstrap.build_agent(self.ctx.home / "cache")
         return Intent(self.ctx.owner, row.name, f"{row.token}-{uuid.uuid4().hex[:8]}", row.boot_deadline, agent)
 
@@ -184,44 +190,44 @@ class Sandbox:
         with self.ctx.signals.shielded():  # what a provider has done must be in the ledger first
             return _call_under_contract("create", lambda: list(self.raw.create(offer, intent, journal)))
 
-    def began(self, name: str, per_hour: float) -> None:
+    def start_bill(self, name: str, per_hour: float) -> None:
         """Start counting what a cluster costs."""
         self.bills.setdefault(name, Bill(per_hour, self.ctx.clock.monotonic()))
 
-    def spent(self) -> float:
+    def dollars_spent(self) -> float:
         """Dollars so far, by our own count."""
         return sum(bill.dollars(self.ctx.clock.monotonic()) for bill in self.bills.values())
 
-    def afford_s(self) -> float:
+    def affordable_s(self) -> float:
         """Seconds for which the money lasts, at least 60; infinite where nothing is billed."""
         per_hour = self.request.max_price if self.rented else None
-        return max(60.0, (self.spend - self.spent()) / per_hour * 3600) if per_hour else math.inf
+        return max(60.0, (self.spend - self.dollars_spent()) / per_hour * 3600) if per_hour else math.inf
 
-    def end(self, name: str) -> None:
+    def end_cluster(self, name: str) -> None:
         """End a cluster as `gpuops down` does, until nothing of it is listed. Raises StillBilling."""
         rows = [row for row in self.ctx.ledger.clusters() if row.name == name]
         for row in rows:
             tear_down(self.ctx, row.id, "it was made for a proof")
             if self.ctx.ledger.left(row.id):
-                self.within(self.core.gone_s, partial(self._seen_off, row))
+                self.poll_until(self.core.gone_s, partial(self._is_cleared, row))
         bill = self.bills.get(name)
         if bill is not None and bill.ended is None:
             bill.ended = self.ctx.clock.monotonic()
 
-    def cleared(self, row: ClusterRow) -> bool:
+    def destroy_until_gone(self, row: ClusterRow) -> bool:
         """Ask for a cluster's end until nothing of it is listed; False where that takes longer than `gone_s`."""
 
-        def ask_again() -> bool:
-            self.ask("destroy", self.of(row))
-            return not self.of(row)
+        def destroy() -> bool:
+            self.ask("destroy", self.list_cluster_resources(row))
+            return not self.list_cluster_resources(row)
 
-        return self.within(self.core.gone_s, ask_again)
+        return self.poll_until(self.core.gone_s, destroy)
 
-    def _seen_off(self, row: ClusterRow) -> bool:
+    def _is_cleared(self, row: ClusterRow) -> bool:
         try:
             return not clear_leftovers_once(self.ctx, row)
         except ProviderError:
-            return False  # `within` asks again
+            return False  # `poll_until` asks once more
 
     def close(self) -> None:
         """End every cluster of this proof. Raises StillBilling, after all were tried, for those that are left."""
@@ -230,31 +236,31 @@ class Sandbox:
             cluster.close()
         for row in [row for row in self.ctx.ledger.clusters() if row.name.startswith(f"{self.prefix}-")]:
             try:
-                self.end(row.name)
+                self.end_cluster(row.name)
             except StillBilling as error:
                 failed.append(error)
         if failed:
             raise StillBilling("; ".join(error.say for error in failed), failed[0].hint)
 
-    def left(self) -> list[str]:
-        """Marks that are still listed of this proof."""
-        return sorted(one.name for one in self._orphans())
+    def list_remaining_tags(self) -> list[str]:
+        """Tags that are still listed of this proof."""
+        return sorted(orphan.name for orphan in self._orphans())
 
-    def sweep(self, doubt_s: float) -> list[str]:
-        """Look for `doubt_s` seconds for orphans of this proof and end them as `reap` does. Returns the marks of those
-        that are left."""
-        if self.within(doubt_s, self.left):
+    def end_orphans(self, doubt_s: float) -> list[str]:
+        """Look for `doubt_s` seconds for orphans of this proof and end them as `reap` does. Returns the tags of those
+        that remain."""
+        if self.poll_until(doubt_s, self.list_remaining_tags):
             try:
                 orphans.destroy_orphans(
-                    self.ctx, [orphans.Orphan(self.request.provider, one) for one in self._orphans()]
+                    self.ctx, [orphans.Orphan(self.request.provider, resource) for resource in self._orphans()]
                 )
             except StillBilling:
-                pass  # `left` names it
-        return self.left()
+                pass  # the returned tags name it
+        return self.list_remaining_tags()
 
     def _orphans(self) -> list[Resource]:
         ours = f"gpuops-{self.ctx.owner}-{self.prefix}-"
-        return [one for one in self.core.list_owned(self.ctx.owner, []) if one.name.startswith(ours)]
+        return [resource for resource in self.core.list_owned(self.ctx.owner, []) if resource.name.startswith(ours)]
 
 
 def dollars(amount: float) -> str:
@@ -262,12 +268,12 @@ def dollars(amount: float) -> str:
     return money(amount) if amount >= 10 else f"${amount:.4f}"
 
 
-def check_noun(call: str, one: Any, kind: type) -> None:
-    """Raises ContractBroken where `one` has another type, or cannot be written into the ledger."""
-    if not isinstance(one, kind):
-        raise ContractBroken(f"{call} gives {type(one).__name__} where {kind.__name__} is promised")
+def check_answer(call: str, answer: Any, kind: type) -> None:
+    """Raises ContractBroken where `answer` has another type, or cannot be written into the ledger."""
+    if not isinstance(answer, kind):
+        raise ContractBroken(f"{call} gives {type(answer).__name__} where {kind.__name__} is promised")
     try:
-        json.dumps(dataclasses.asdict(one))  # type: ignore[call-overload]
+        json.dumps(dataclasses.asdict(answer))  # type: ignore[call-overload]
     except (TypeError, ValueError) as error:
         raise ContractBroken(f"what {call} gives cannot be written into the ledger: {error}") from None
 

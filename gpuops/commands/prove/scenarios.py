@@ -87,10 +87,10 @@ SCENARIOS = (
 def run_scenario(sandbox: Sandbox, scenario: Scenario) -> Result:
     """Run one scenario. Raises Interrupted, and exceptions that are bugs of gpuops."""
     clock = sandbox.ctx.clock
-    began, spent = clock.monotonic(), sandbox.spent()
+    began, spent = clock.monotonic(), sandbox.dollars_spent()
 
     def result(outcome: Outcome, said: str) -> Result:
-        return Result(scenario.name, outcome, said, clock.monotonic() - began, sandbox.spent() - spent)
+        return Result(scenario.name, outcome, said, clock.monotonic() - began, sandbox.dollars_spent() - spent)
 
     try:
         return result(Outcome.PROVEN, scenario.act(sandbox))

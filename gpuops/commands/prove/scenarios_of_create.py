@@ -7,7 +7,7 @@ import re
 
 from gpuops.clusters.teardown import select_by_tag
 from gpuops.commands.prove.faults import Announcement, ContractBroken, NotRunnable
-from gpuops.commands.prove.sandbox import Sandbox, check_noun
+from gpuops.commands.prove.sandbox import Sandbox, check_answer
 from gpuops.commands.prove.shared_clusters import CreatedCluster, made
 from gpuops.core.format import span
 from gpuops.core.models import STATES, Resource
@@ -18,7 +18,7 @@ TOKEN = re.compile(r"[A-Za-z0-9-]{1,48}")
 def create(sandbox: Sandbox) -> str:
     one = made(sandbox)
     for resource in one.resources:
-        check_noun("create", resource, Resource)
+        check_answer("create", resource, Resource)
     machines = [resource for resource in one.resources if resource.kind == "machine"]
     if len(machines) != one.offer.nodes:
         raise ContractBroken(
@@ -77,7 +77,7 @@ def listing(sandbox: Sandbox) -> str:
         if missing := _unlisted(sandbox, one, regions):
             asked = f"in {', '.join(regions)}" if regions else "everywhere"
             raise ContractBroken(f"asked {asked}, list_owned does not show {_parts(missing)}")
-    found = sandbox.listed()
+    found = sandbox.list_resources()
     if strange := [one.name for one in found if not one.name.startswith(f"gpuops-{sandbox.ctx.owner}-")]:
         raise ContractBroken(f"list_owned shows what does not carry our mark: '{strange[0]}'")
     for seen in select_by_tag(found, sandbox.ctx.owner, one.row.name):
@@ -95,11 +95,11 @@ def _unlisted(sandbox: Sandbox, one: CreatedCluster, regions: list[str]) -> list
     missing: list[str] = []
 
     def all_there() -> bool:
-        found = {(seen.kind, seen.id) for seen in sandbox.listed(regions)}
+        found = {(seen.kind, seen.id) for seen in sandbox.list_resources(regions)}
         missing[:] = [made.name for made in one.resources if (made.kind, made.id) not in found]
         return not missing
 
-    sandbox.within(sandbox.core.settle_s, all_there)
+    sandbox.poll_until(sandbox.core.settle_s, all_there)
     return missing
 
 
@@ -112,7 +112,7 @@ def describe(sandbox: Sandbox) -> str:
             seen: Resource = sandbox.ask("describe", resource)
             return seen if seen.state != "ended" else None
 
-        seen = sandbox.within(sandbox.core.settle_s, look)
+        seen = sandbox.poll_until(sandbox.core.settle_s, look)
         if seen is None:
             raise ContractBroken(f"describe calls {_part(resource.name)} ended, and it was made just now")
         if (seen.kind, seen.id, seen.name, seen.region) != (
@@ -129,8 +129,8 @@ def describe(sandbox: Sandbox) -> str:
 
 def destroy(sandbox: Sandbox) -> str:
     one = made(sandbox)
-    if not sandbox.cleared(one.row):
-        left = _parts([resource.name for resource in sandbox.of(one.row)])
+    if not sandbox.destroy_until_gone(one.row):
+        left = _parts([resource.name for resource in sandbox.list_cluster_resources(one.row)])
         raise ContractBroken(f"destroy was asked for, and {span(sandbox.core.gone_s)} later {left} is still listed")
     for _ in range(2):
         sandbox.ask("destroy", one.resources)
@@ -139,13 +139,13 @@ def destroy(sandbox: Sandbox) -> str:
 
 def gone(sandbox: Sandbox) -> str:
     one = made(sandbox)
-    if sandbox.of(one.row):
+    if sandbox.list_cluster_resources(one.row):
         raise NotRunnable("what it looks at was not ended")
     for resource in one.resources:
         seen = sandbox.ask("describe", resource)
         if seen.state != "ended":
             raise ContractBroken(f"{_part(resource.name)} is gone, and describe calls it '{seen.state}'")
-    sandbox.end(one.row.name)
+    sandbox.end_cluster(one.row.name)
     return "what is gone is called ended"
 
 

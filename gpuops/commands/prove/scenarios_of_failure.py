@@ -36,7 +36,7 @@ def lost_answer(sandbox: Sandbox) -> str:
     one = adopted(sandbox)
     lost = {resource.id for resource in one.lost if resource.kind == "machine"}
     known = {machine.id for machine in machines_of(sandbox.ctx, one.row)}
-    listed = {resource.id for resource in sandbox.of(one.row) if resource.kind == "machine"}
+    listed = {resource.id for resource in sandbox.list_cluster_resources(one.row) if resource.kind == "machine"}
     if listed != lost:
         raise ContractBroken(f"{len(lost)} machines were made, and {len(listed)} are there")
     if known != lost:
@@ -64,7 +64,7 @@ def watchdog(sandbox: Sandbox) -> str:
     began = sandbox.ctx.clock.monotonic()
     one.live.close()
     limit_s = LEASE_LEFT_S + sandbox.patience_s + sandbox.core.gone_s
-    if not sandbox.within(limit_s, lambda: all(_ended(sandbox, machine) for machine in one.live.machines)):
+    if not sandbox.poll_until(limit_s, lambda: all(_ended(sandbox, machine) for machine in one.live.machines)):
         raise ContractBroken(
             f"the lease was over, the client silent, and {span(limit_s)} later the provider still has a node"
         )
@@ -82,8 +82,8 @@ def _able(sandbox: Sandbox) -> bool | str:
 
 def _ended_itself(sandbox: Sandbox, row: ClusterRow, able: bool | str) -> str:
     """Say what ended the machine, after the rest of its cluster was ended."""
-    sandbox.end(row.name)
-    if left := sandbox.of(row):
+    sandbox.end_cluster(row.name)
+    if left := sandbox.list_cluster_resources(row):
         raise ContractBroken(f"after its watchdog has fired {left[0].kind} is still listed")
     return "the machine ended itself" if able is True else f"its processes ended themselves ({able})"
 
@@ -94,14 +94,14 @@ def _ended(sandbox: Sandbox, machine: Resource) -> bool:
 
 
 def killed(sandbox: Sandbox) -> str:
-    row = sandbox.intend("c")
-    sandbox.began(row.name, next((offer.per_hour for offer in sandbox.offers()), 0.0))
+    row = sandbox.record_cluster("c")
+    sandbox.start_bill(row.name, next((offer.per_hour for offer in sandbox.list_offers()), 0.0))
     how = (
         _kill_another(sandbox, row)
         if sandbox.found_by_name and hasattr(signal, "SIGKILL")
         else _cut_short(sandbox, row)
     )
-    found = sandbox.within(sandbox.core.settle_s, lambda: sandbox.of(row))
+    found = sandbox.poll_until(sandbox.core.settle_s, lambda: sandbox.list_cluster_resources(row))
     if not found:
         raise ContractBroken("what was made right before the command was killed is not found by its mark")
     with tempfile.TemporaryDirectory() as folder:
@@ -115,11 +115,11 @@ def killed(sandbox: Sandbox) -> str:
             raise ContractBroken(f"what a killed command has left cannot be reaped: {error.say}") from error
         finally:
             forgetful.ledger.close()
-    if left := [one for one in sandbox.of(row) if one.bills and one.state not in COSTLESS]:
+    if left := [one for one in sandbox.list_cluster_resources(row) if one.bills and one.state not in COSTLESS]:
         raise ContractBroken(f"what a killed command has left is still there after a reap: {left[0].kind}")
-    if not sandbox.cleared(row):
+    if not sandbox.destroy_until_gone(row):
         raise ContractBroken(f"what a killed command has left is not gone {span(sandbox.core.gone_s)} after a reap")
-    sandbox.end(row.name)
+    sandbox.end_cluster(row.name)
     return f"{how}; {len(found)} found by their mark without a ledger, and ended"
 
 
@@ -150,7 +150,9 @@ def _cut_short(sandbox: Sandbox, row: ClusterRow) -> str:
 
     try:
         sandbox.create(
-            sandbox.offers()[0], sandbox.intent(row), KillingJournal(LedgerJournal(sandbox.ctx.ledger, row.id), end)
+            sandbox.list_offers()[0],
+            sandbox.make_intent(row),
+            KillingJournal(LedgerJournal(sandbox.ctx.ledger, row.id), end),
         )
     except _PowerCut:
         return "cut short between a machine and its line in the ledger"
@@ -166,12 +168,12 @@ def boot_deadline(sandbox: Sandbox) -> str:
         raise NotGuaranteed("the machines of such an offer do not end themselves")
     if any(not machine.data.get("artefact") and not machine.data.get("boot_watch") for machine in machines):
         raise NotGuaranteed("until gpuops has logged in, nothing on the machine ends it")
-    if not sandbox.within(
+    if not sandbox.poll_until(
         sandbox.core.settle_s, lambda: machines and not any(_ended(sandbox, one) for one in machines)
     ):
         raise NotGuaranteed("a machine was gone before it could be seen: what ended it cannot be told")
     limit_s = one.row.boot_deadline - clock.now()  # then it is the guard's
-    if not sandbox.within(limit_s, lambda: all(_ended(sandbox, machine) for machine in machines)):
+    if not sandbox.poll_until(limit_s, lambda: all(_ended(sandbox, machine) for machine in machines)):
         how = (
             NotRunnable if limit_s < sandbox.request.timeout_min * 60 else ContractBroken
         )  # the money allowed no longer wait
@@ -187,19 +189,19 @@ def bill(sandbox: Sandbox) -> str:
     """Compare three prices: the offer's, the machines', and what the account lost once they are gone."""
     one = adopted(sandbox)
     one.close()
-    sandbox.end(one.row.name)
+    sandbox.end_cluster(one.row.name)
     told = sum(price["per_hour"] for price in one.row.offer.get("prices") or ())
     shown = sum(machine.per_hour for machine in one.live.machines)
     if abs(told - shown) > PRICE_TOLERANCE * told:
         raise ContractBroken(f"the offer said {dollars(told)}/h, its machines say {dollars(shown)}/h")
     if not sandbox.rented:
         return "free, and nothing bills"
-    said = f"{dollars(told)}/h in the offer and at its machines, {dollars(sandbox.spent())} by our count"
+    said = f"{dollars(told)}/h in the offer and at its machines, {dollars(sandbox.dollars_spent())} by our count"
     after = sandbox.core.balance()
     if sandbox.balance_before is None or after is None:
         return f"{said}; the account's balance cannot be asked"
     fell = sandbox.balance_before - after
-    if fell > sandbox.spent() * 1.5 + BALANCE_TOLERANCE:
+    if fell > sandbox.dollars_spent() * 1.5 + BALANCE_TOLERANCE:
         raise NotGuaranteed(f"{said}, and the account fell by {dollars(fell)}: something else may be billed there")
     return f"{said}; the account fell by {dollars(fell)}"
 
@@ -210,6 +212,6 @@ def nothing_left(sandbox: Sandbox) -> str:
         sandbox.close()
     except StillBilling as error:
         raise ContractBroken(error.say) from error
-    if left := sandbox.left():
+    if left := sandbox.list_remaining_tags():
         raise ContractBroken(f"{len(left)} are still listed: {', '.join(left)}")
     return f"the provider lists nothing of this proof ({span(sandbox.ctx.clock.monotonic() - began)})"

@@ -9,7 +9,7 @@ from typing import Any
 
 from gpuops.clusters.up import find_offers
 from gpuops.commands.prove.faults import ContractBroken
-from gpuops.commands.prove.sandbox import Sandbox, check_noun
+from gpuops.commands.prove.sandbox import Sandbox, check_answer
 from gpuops.core.errors import GpuopsError, Interrupted, ProviderError, UsageError
 from gpuops.core.format import money
 from gpuops.core.models import Option, Payer, Request
@@ -52,7 +52,7 @@ def declares(sandbox: Sandbox) -> str:
         if not isinstance(length, int | float) or not 0 <= length < math.inf:
             raise ContractBroken(f"{name} is {length!r}, which is no length of time")
     for option in raw.options:
-        check_noun("options", option, Option)
+        check_answer("options", option, Option)
         if not re.fullmatch(r"[a-z][a-z0-9-]*", option.name) or option.type not in TYPES or not option.help:
             raise ContractBroken(f"the option '{option.name}' lacks a plain name, a known type, or its help")
         if option.name in COMMON_OPTIONS:
@@ -64,7 +64,7 @@ def declares(sandbox: Sandbox) -> str:
 
 
 def preflight(sandbox: Sandbox) -> str:
-    before = sandbox.there()
+    before = sandbox.list_resource_keys()
     for _ in range(2):
         for problem in sandbox.ask("preflight", sandbox.request):
             if not problem.say or not problem.hint:
@@ -73,7 +73,7 @@ def preflight(sandbox: Sandbox) -> str:
                 raise ContractBroken(f"it finds this very request impossible: {problem.say}")
     if hasattr(sandbox.raw, "payer"):
         paid = sandbox.ask("payer", sandbox.request, PAYER_WAIT_S)
-        check_noun("payer", paid, Payer)
+        check_answer("payer", paid, Payer)
         if not paid.source:
             raise ContractBroken("payer does not say where its key comes from")
     _nothing_new(sandbox, before, "preflight")
@@ -81,7 +81,7 @@ def preflight(sandbox: Sandbox) -> str:
 
 
 def offers(sandbox: Sandbox) -> str:
-    before, core = sandbox.there(), sandbox.core
+    before, core = sandbox.list_resource_keys(), sandbox.core
     nodes = {1, sandbox.request.nodes} if has_capability(core, "multinode") else {1}
     found = []
     for count in sorted(nodes):
@@ -114,7 +114,7 @@ def _check_offers(sandbox: Sandbox, request: Request, found: list[Any]) -> None:
 
 def bad_request(sandbox: Sandbox) -> str:
     """A request that cannot be met is refused by a Problem, by a gpuops error, or by an empty list of offers."""
-    before = sandbox.there()
+    before = sandbox.list_resource_keys()
     refused = []
     for typed, wish in IMPOSSIBLE_REQUESTS:
         if _takes(sandbox, dataclasses.replace(sandbox.request, **wish)):
@@ -147,10 +147,10 @@ def _takes(sandbox: Sandbox, request: Request) -> bool:
 
 def interrupted(sandbox: Sandbox) -> str:
     """Another command ends the cluster before the first effect: `journal.will` raises Interrupted."""
-    row = sandbox.intend("x")
+    row = sandbox.record_cluster("x")
     sandbox.ctx.ledger.ending(row.id)
     try:
-        sandbox.create(sandbox.offers()[0], sandbox.intent(row), LedgerJournal(sandbox.ctx.ledger, row.id))
+        sandbox.create(sandbox.list_offers()[0], sandbox.make_intent(row), LedgerJournal(sandbox.ctx.ledger, row.id))
     except Interrupted:
         pass
     except GpuopsError as error:
@@ -159,15 +159,15 @@ def interrupted(sandbox: Sandbox) -> str:
         ) from error
     else:
         raise ContractBroken("journal.will raised Interrupted, and create went on")
-    if made := sandbox.within(sandbox.core.settle_s, lambda: sandbox.of(row)):
+    if made := sandbox.poll_until(sandbox.core.settle_s, lambda: sandbox.list_cluster_resources(row)):
         raise ContractBroken(
             f"{made[0].kind} {made[0].name} exists although journal.will had raised: nothing may come before it"
         )
-    sandbox.end(row.name)
+    sandbox.end_cluster(row.name)
     return "journal.will raised Interrupted: it passed through, and nothing was made"
 
 
 def _nothing_new(sandbox: Sandbox, before: set[tuple[str, str]], what: str) -> None:
-    new = sandbox.there() - before
+    new = sandbox.list_resource_keys() - before
     if new:
         raise ContractBroken(f"{what} has made something: {', '.join(sorted(kind for kind, _ in new))}")

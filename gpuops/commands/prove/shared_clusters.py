@@ -12,7 +12,7 @@ from typing import Generic, TypeVar, cast
 from gpuops.clusters.teardown import destroy_cluster
 from gpuops.clusters.up import bring_up
 from gpuops.commands.prove.faults import AnswerLosingProvisioner, ContractBroken, NotRunnable, RecordingJournal
-from gpuops.commands.prove.sandbox import Sandbox
+from gpuops.commands.prove.sandbox import Closeable, Sandbox
 from gpuops.core.errors import NoCapacity, Unknown
 from gpuops.core.models import Intent, Offer, Resource
 from gpuops.core.provider import Provisioner
@@ -27,7 +27,7 @@ BOOT_DEADLINE_S = 20.0
 """Seconds until the boot deadline that is sent with machines that gpuops never logs in to. The ledger's is later, so
 that only the machines can end themselves."""
 
-T = TypeVar("T")
+T = TypeVar("T", bound=Closeable)
 
 
 @dataclass
@@ -94,15 +94,15 @@ class SharedCluster(Generic[T]):
 
 
 def _make(sandbox: Sandbox, part: str, boot_s: float | None = None) -> CreatedCluster:
-    row = sandbox.intend(part)
+    row = sandbox.record_cluster(part)
     full = NoCapacity("none of its offers could be had", "try again later")
-    for offer in sandbox.offers():
-        intent = sandbox.intent(row)
+    for offer in sandbox.list_offers():
+        intent = sandbox.make_intent(row)
         if boot_s is not None:
             intent = dataclasses.replace(intent, boot_deadline=sandbox.ctx.clock.now() + boot_s)
         sandbox.ctx.ledger.set_cluster(row.id, offer=dataclasses.asdict(offer) | {"payer": dict(row.payer)})
         spy = RecordingJournal(LedgerJournal(sandbox.ctx.ledger, row.id))
-        sandbox.began(row.name, offer.per_hour)
+        sandbox.start_bill(row.name, offer.per_hour)
         try:
             made = sandbox.create(offer, intent, spy)
         except NoCapacity as error:
@@ -117,11 +117,11 @@ def _make(sandbox: Sandbox, part: str, boot_s: float | None = None) -> CreatedCl
 
 def _adopt(sandbox: Sandbox) -> AdoptedCluster:
     clock = sandbox.ctx.clock
-    name, began = sandbox.name("b"), clock.monotonic()
-    hours = min(LEASE_HOURS_MAX, sandbox.afford_s() / 3600)
+    name, began = sandbox.cluster_name("b"), clock.monotonic()
+    hours = min(LEASE_HOURS_MAX, sandbox.affordable_s() / 3600)
     request = dataclasses.replace(sandbox.request, timeout_min=min(sandbox.request.timeout_min, hours * 60))
     with _lossy(sandbox) as lossy:
-        sandbox.began(name, next((offer.per_hour for offer in sandbox.offers()), 0.0))
+        sandbox.start_bill(name, next((offer.per_hour for offer in sandbox.list_offers()), 0.0))
         try:
             live = bring_up(sandbox.ctx, request, name=name, ephemeral=True, wish=LeaseLimits(max_hours=hours))
         except Unknown as error:
@@ -130,7 +130,7 @@ def _adopt(sandbox: Sandbox) -> AdoptedCluster:
             ) from error
         finally:
             if not [row for row in sandbox.ctx.ledger.clusters() if row.name == name]:
-                sandbox.end(name)
+                sandbox.end_cluster(name)
     return AdoptedCluster(live, lossy.lost, clock.monotonic() - began)
 
 
