@@ -83,7 +83,7 @@ def quota(
         outcome = replace(outcome, watched=quotas.watch_increases(ctx, provider, increases))
     elif watch:
         ctx.out.say("no request for more is open")
-    lines = quota_report.lines(outcome, ctx.clock.now(), ctx.out.columns(ctx.out.out))
-    ctx.out.result(quota_report.KIND, quota_report.document(provider, outcome), lines)
+    lines = quota_report.format_lines(outcome, ctx.clock.now(), ctx.out.columns(ctx.out.out))
+    ctx.out.result(quota_report.KIND, quota_report.build_document(provider, outcome), lines)
     if outcome.exit_code:
         raise typer.Exit(outcome.exit_code)

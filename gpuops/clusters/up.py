@@ -226,7 +226,7 @@ def preview_offers(ctx: Context, request: Request, wish: LeaseLimits) -> tuple[S
     search = OfferSearch(ctx, dataclasses.replace(request, wait_s=0.0), _offer_source(ctx), approval)
     offers = search.offers()
     terms = Terms(ctx, request, wish, rented, search, approval)
-    terms.foresee(offers[0])
+    terms.warn_of_balance(offers[0])
     return offers, terms.payer(offers[0])
 
 
@@ -267,7 +267,7 @@ def bring_up(
     if said := foreword(offers[0]):
         ctx.out.say(said)
     terms = Terms(ctx, request, until_offer_ends(wish, offers[0]), rented, search, approval)
-    terms.agree(offers)
+    terms.confirm_price(offers)
     agent, _ = bootstrap.build_agent(ctx.home / "cache")
     now = ctx.clock.now()
     row = ctx.ledger.intend(
@@ -295,12 +295,16 @@ def bring_up(
             except (NoCapacity, QuotaExceeded) as error:
                 offers = search.offers(error, row)
         row = ctx.ledger.cluster(row.id)
-        terms.check(row.name, offer, _total_price(machines_of(ctx, row)))
+        terms.check_price(row.name, offer, _total_price(machines_of(ctx, row)))
         if rented:
             ctx.out.say("not yet protected: keep this computer on until the nodes are ready")
         with ctx.progress.during(f"waiting for {row.name}", request.timeout_min * 60):
             live = wait_ready(
-                ctx, provisioner, row, request, lambda machines: terms.check(row.name, offer, _total_price(machines))
+                ctx,
+                provisioner,
+                row,
+                request,
+                lambda machines: terms.check_price(row.name, offer, _total_price(machines)),
             )
         try:
             _start_lease(ctx, live, terms, provisioner, offer)
@@ -330,7 +334,7 @@ def _create_first_available(
     for offer in offers:
         if refusals.skips(offer):
             continue
-        if why := terms.too_dear(offer):
+        if why := terms.explain_refusal(offer):
             refusals.too_dear(offer, why)
             continue
         terms.announce(row, offer)
@@ -364,7 +368,7 @@ def _start_lease(ctx: Context, live: ClusterSession, terms: Terms, provisioner: 
     now = ctx.clock.now()
     rented = is_rented(provisioner)
     told = _total_price(live.machines)
-    terms.check(live.row.name, offer, told)
+    terms.check_price(live.row.name, offer, told)
     if told > offer.per_hour * (1 + PRICE_ROUNDING):
         ctx.out.say(f"note: {live.row.name} costs {money(told)}/h, and {money(offer.per_hour)}/h was offered")
     able = provisioner.capabilities.get("self_destruct", "nothing is known of that")

@@ -28,7 +28,11 @@ class Clock:
 
     def pause(self, wanted: float, deadline: float, wait: Callable[[float], object] | None = None) -> None:
         """Sleep as long as wanted, but neither beyond `deadline` (monotonic) nor absurdly long. `wait`: see Poller."""
-        (wait or self.sleep)(max(0.0, min(wanted, deadline - self.monotonic(), LONGEST_S)))
+        (wait or self.sleep)(self.bounded_pause(wanted, deadline))
+
+    def bounded_pause(self, wanted: float, deadline: float) -> float:
+        """The seconds that `pause` sleeps."""
+        return max(0.0, min(wanted, deadline - self.monotonic(), LONGEST_S))
 
 
 @dataclass(frozen=True)
@@ -79,6 +83,11 @@ class Poller:
     def retry_after(self, seconds: float | None) -> None:
         """The next pause alone, as a provider asks for it; None or 0: as it would be."""
         self._asked_s = seconds
+
+    @property
+    def next_pause_s(self) -> float:
+        """How long the pause before the next attempt will be, if it starts now."""
+        return self._clock.bounded_pause(self._asked_s or self._pause_s, self._deadline)
 
     def __iter__(self) -> Iterator[Attempt]:
         while True:

@@ -42,7 +42,7 @@ class PriceApproval:
     replaces: bool = False
     """Preempted machines will be replaced (`--retries`): the approval covers the replacements."""
 
-    def ask(self, ctx: Context, request: Request, offers: Sequence[Offer], payer_of: PayerOf) -> None:
+    def confirm_offers(self, ctx: Context, request: Request, offers: Sequence[Offer], payer_of: PayerOf) -> None:
         """Have a person confirm the first offer, and what may come in its place. Raises UsageError."""
         if self.settled:
             return
@@ -65,7 +65,7 @@ class PriceApproval:
             return f" (and up to {money(ceiling)}/h for what replaces it)"
         return f" (or up to {money(dearest)}/h where that cannot be had)" if dearest > self.first else ""
 
-    def ask_ahead(self, ctx: Context, request: Request, left_s: float) -> None:
+    def confirm_max_price(self, ctx: Context, request: Request, left_s: float) -> None:
         """Have a person confirm `--max-price` before a wait of `left_s` seconds for an offer. Raises UsageError."""
         if ctx.yes or self.agreed or not is_rented(ctx.provisioner(request.provider)):
             return

@@ -6,6 +6,7 @@ The provider names the quotas and gives the advice (`provider.TellsQuota`). `quo
 from __future__ import annotations
 
 import dataclasses
+import math
 from collections.abc import Sequence
 from dataclasses import dataclass
 
@@ -13,6 +14,7 @@ from gpuops.core.context import Context
 from gpuops.core.errors import Interrupted, RateLimited, Unknown, UsageError
 from gpuops.core.format import span
 from gpuops.core.models import Increase, Quota, QuotaReport, Request
+from gpuops.core.polling import Poller
 from gpuops.core.signals import Signals
 from gpuops.offers.billing_account import refuse_dotenv
 from gpuops.offers.quota_report import (
@@ -24,8 +26,9 @@ from gpuops.offers.quota_report import (
 )
 from provisioners.checked import CheckedProvisioner
 
-WATCH_PAUSES_S = (15.0, 30.0, 60.0, 120.0)
-"""Pauses between queries of a filed request; the last repeats. People decide some requests, in days."""
+FIRST_WATCH_PAUSE_S = 15.0
+LONGEST_WATCH_PAUSE_S = 120.0
+"""Pauses between queries of filed requests, each twice the one before: people decide some requests, in days."""
 
 WatchedIncrease = tuple[Quota, Increase]
 """A request for more, with the quota that it would raise."""
@@ -155,29 +158,39 @@ def watch_increases(ctx: Context, provider: str, increases: Sequence[WatchedIncr
 
 def _poll_until_decided(ctx: Context, provider: str, watched: list[WatchedIncrease]) -> None:
     """Replace the entries of `watched` by their latest states until none is open; a change of one is printed."""
-    queries = 0
     api = _quota_api(ctx, provider)
     last_error = ""
-    while any(increase.open for _, increase in watched):
-        pause_s = WATCH_PAUSES_S[min(queries, len(WATCH_PAUSES_S) - 1)]
-        queries += 1
-        ctx.progress.waits(f"looking again in {span(pause_s)}")
-        ctx.clock.sleep(pause_s)
-        for index, (quota, before) in enumerate(watched):
-            if not before.open:
-                continue
-            try:
-                latest = api.requested_quota(quota, before.id)
-            except (RateLimited, Unknown) as error:  # one failed query does not end a long wait
-                if error.say != last_error:
-                    ctx.out.say(f"note: {error.say}")
-                last_error = error.say
-                continue
-            watched[index] = (quota, latest)
-            # The last decision is not printed here: it is the command's result.
-            if latest.status != before.status and any(increase.open for _, increase in watched):
-                for line in describe_progress(quota, latest):
-                    ctx.out.say(line)
+    poller = Poller(ctx.clock, math.inf, FIRST_WATCH_PAUSE_S, LONGEST_WATCH_PAUSE_S, factor=2.0)
+    for number, _ in enumerate(poller):
+        if number > 0:  # the states at the beginning have just been read
+            last_error = _query_open(ctx, api, watched, last_error)
+        if not _any_open(watched):
+            return
+        ctx.progress.waits(f"looking again in {span(poller.next_pause_s)}")
+
+
+def _query_open(ctx: Context, api: CheckedProvisioner, watched: list[WatchedIncrease], last_error: str) -> str:
+    """Query each open entry of `watched` once. Returns the last error's sentence, which is printed once only."""
+    for index, (quota, before) in enumerate(watched):
+        if not before.open:
+            continue
+        try:
+            latest = api.requested_quota(quota, before.id)
+        except (RateLimited, Unknown) as error:  # one failed query does not end a long wait
+            if error.say != last_error:
+                ctx.out.say(f"note: {error.say}")
+            last_error = error.say
+            continue
+        watched[index] = (quota, latest)
+        # The last decision is not printed here: it is the command's result.
+        if latest.status != before.status and _any_open(watched):
+            for line in describe_progress(quota, latest):
+                ctx.out.say(line)
+    return last_error
+
+
+def _any_open(watched: Sequence[WatchedIncrease]) -> bool:
+    return any(increase.open for _, increase in watched)
 
 
 def _quota_api(ctx: Context, provider: str) -> CheckedProvisioner:

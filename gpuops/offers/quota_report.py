@@ -5,6 +5,7 @@ from __future__ import annotations
 import dataclasses
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from enum import Enum
 from typing import Any
 
 from gpuops.core.errors import worst_exit_code
@@ -15,6 +16,7 @@ KIND = "quota"
 EXIT_DOES_NOT_FIT = 3
 """Exit code where the request does not fit: the provider would refuse it."""
 UNKNOWN = "unknown"
+"""A number that the provider does not state."""
 MAX_REGIONS_IN_FULL = 3
 """In more regions only the quotas of the request are shown."""
 HEADINGS = ("REGION", "QUOTA", "CODE", "LIMIT", "IN USE", "NEED", "MISSING", "OPEN REQUESTS")
@@ -39,22 +41,31 @@ class Outcome:
             return worst_exit_code(*(EXIT_DOES_NOT_FIT for _, increase in self.watched if increase.granted is False))
         if self.messages:
             return 0
-        return EXIT_DOES_NOT_FIT if fits(self.report) is False else 0
+        return EXIT_DOES_NOT_FIT if judge_fit(self.report) is Fit.NO else 0
 
 
-def fits(report: QuotaReport) -> bool | None:
-    """Whether the request fits in some region; None where unknown, True without a request."""
+class Fit(Enum):
+    """Whether a request fits in some region. The values are those of the JSON form."""
+
+    YES = True
+    """Also without a request."""
+    NO = False
+    UNKNOWN = None
+
+
+def judge_fit(report: QuotaReport) -> Fit:
+    """Whether the request that a report was made for fits in some region."""
     needed = [quota for quota in report.quotas if quota.asked]
     if not needed or any(quota.missing == 0 for quota in needed):
-        return True
-    return None if any(quota.missing is None for quota in needed) else False
+        return Fit.YES
+    return Fit.UNKNOWN if any(quota.missing is None for quota in needed) else Fit.NO
 
 
-def document(provider: str, outcome: Outcome) -> dict[str, Any]:
+def build_document(provider: str, outcome: Outcome) -> dict[str, Any]:
     """The JSON of `--json`."""
     return {
         "provider": provider,
-        "fits": fits(outcome.report),
+        "fits": judge_fit(outcome.report).value,
         "quotas": [_quota_document(quota) for quota in outcome.report.quotas],
         "advice": list(outcome.report.advice),
         "notes": list(outcome.report.notes),
@@ -71,7 +82,14 @@ def _quota_document(quota: Quota) -> Mapping[str, Any]:
     return {**dataclasses.asdict(quota), "missing": quota.missing, "free": quota.free}
 
 
-def lines(outcome: Outcome, now: float, width: int | None = None) -> list[str]:
+FIT_LINES: Mapping[Fit, Sequence[str]] = {
+    Fit.YES: (),
+    Fit.NO: ("it does not fit",),
+    Fit.UNKNOWN: ("whether it fits is not known",),
+}
+
+
+def format_lines(outcome: Outcome, now: float, width: int | None = None) -> list[str]:
     """How watched requests ended, what was filed, or the table with its advice."""
     if outcome.watched:
         ended = [line for quota, increase in outcome.watched for line in describe_end(quota, increase)]
@@ -80,8 +98,7 @@ def lines(outcome: Outcome, now: float, width: int | None = None) -> list[str]:
     if outcome.messages:
         return list(outcome.messages)
     report = outcome.report
-    verdict = {True: [], False: ["it does not fit"], None: ["whether it fits is not known"]}[fits(report)]
-    return [*quota_table(select_shown(report.quotas), now, width), *verdict, *report.advice]
+    return [*quota_table(select_shown(report.quotas), now, width), *FIT_LINES[judge_fit(report)], *report.advice]
 
 
 def select_shown(quotas: Sequence[Quota]) -> Sequence[Quota]:

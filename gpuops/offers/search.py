@@ -15,6 +15,7 @@ from gpuops.core.context import Context
 from gpuops.core.errors import GpuopsError, Interrupted, NoCapacity, ProviderError, QuotaExceeded, RateLimited, Unknown
 from gpuops.core.format import span
 from gpuops.core.models import Lease, Offer, Payer, Request
+from gpuops.core.polling import Poller
 from gpuops.core.provider import Provisioner, is_rented
 from gpuops.ledger.store import ClusterRow
 from gpuops.offers import lease as leases
@@ -27,8 +28,9 @@ ACCOUNT_WAIT_S = 3.0
 """How long the account's answer is waited for where the machines are ready."""
 ACCOUNT_WAIT_FOR_OFFERS_S = 2.0
 """How long the account's answer is waited for once the offers are known."""
-SEARCH_PAUSES_S = (60.0, 60.0, 90.0, 120.0)
-"""Pauses between rounds without a machine; the last one repeats. Providers' capacity changes within minutes."""
+FIRST_SEARCH_PAUSE_S = 60.0
+LONGEST_SEARCH_PAUSE_S = 120.0
+"""Pauses between rounds without a machine: providers' capacity changes within minutes."""
 REPLACEMENT_SEARCH_S = 1800.0
 """How long replacements of preempted machines are searched for without `--wait`."""
 SEARCH_ROUND_S = 600.0
@@ -70,24 +72,26 @@ class Refusals:
 
     def error(self) -> NoCapacity | QuotaExceeded:
         """All refusals as one error: QuotaExceeded only where waiting cannot help."""
-        by_kind = {"no capacity": _unique_reasons(self._capacity), "beyond the quota": _unique_reasons(self._quota)}
-        count = len(self._capacity) + len(self._quota) + self._skipped
-        short = "; ".join(f"{what}: {why}" for what, why in by_kind.items() if why)
-        if self._quota and not self._capacity:
-            short = by_kind["beyond the quota"]
-        elif not self._quota:
-            short = by_kind["no capacity"]
-        none = f"none of {count} offers could be had: {short}" if count > 1 else short
-        reasons = [*([none] if short else []), *([self._dear[1]] if self._dear else [])]
-        quota = self._quota[0].hint if self._quota else ""
-        if quota and not self._capacity and not self._dear:
-            return QuotaExceeded("; ".join(reasons), quota)
-        allow = _wait_hint(self._capacity)
+        reasons = [reason for reason in (self._describe_refusals(), self._dear[1] if self._dear else "") if reason]
+        quota_hint = self._quota[0].hint if self._quota else ""
+        if quota_hint and not self._capacity and not self._dear:
+            return QuotaExceeded("; ".join(reasons), quota_hint)
+        hint = _wait_hint(self._capacity)
         if self._dear:
-            or_wait = f"; or {allow}" if self._capacity else ""
-            allow = f"allow it: {max_price_flag(self._dear[0].per_hour)}{or_wait}"
-        what = "for what is dearer" if self._dear else "for the capacity"
-        return NoCapacity("; ".join(reasons), f"{what}: {allow}; for the quota: {quota}" if quota else allow)
+            or_wait = f"; or {hint}" if self._capacity else ""
+            hint = f"allow it: {max_price_flag(self._dear[0].per_hour)}{or_wait}"
+        if quota_hint:
+            topic = "for what is dearer" if self._dear else "for the capacity"
+            hint = f"{topic}: {hint}; for the quota: {quota_hint}"
+        return NoCapacity("; ".join(reasons), hint)
+
+    def _describe_refusals(self) -> str:
+        """Why capacity or quota refused offers; empty where they refused none."""
+        capacity, quota = _unique_reasons(self._capacity), _unique_reasons(self._quota)
+        both = f"no capacity: {capacity}; beyond the quota: {quota}"
+        reasons = both if capacity and quota else capacity or quota
+        count = len(self._capacity) + len(self._quota) + self._skipped
+        return f"none of {count} offers could be had: {reasons}" if count > 1 and reasons else reasons
 
 
 def _quota_name(offer: Offer) -> str:
@@ -140,7 +144,7 @@ def balance_shortfall(ctx: Context, row: ClusterRow, lease: Lease, now: float) -
         funds = AccountQuery(ctx, ctx.provisioner_of(row)).answer(ACCOUNT_WAIT_S)
     except GpuopsError:  # the package that brings the provider is no longer installed
         return ""
-    per_hour = sum(one.per_hour for one in ctx.ledger.resources(row.id) if one.bills)
+    per_hour = sum(resource.per_hour for resource in ctx.ledger.resources(row.id) if resource.bills)
     return leases.balance_ends_first(lease, funds, per_hour, now) if funds is not None else ""
 
 
@@ -167,6 +171,9 @@ class OfferSearch:
         wait_s = replacing if request.wait_s is None else request.wait_s
         self._wait_s = wait_s if until is None else max(0.0, min(wait_s, until - ctx.clock.now()))
         self._deadline = ctx.clock.monotonic() + self._wait_s
+        self._poller = Poller(ctx.clock, self._deadline, FIRST_SEARCH_PAUSE_S, LONGEST_SEARCH_PAUSE_S)
+        self._rounds = iter(self._poller)
+        next(self._rounds)  # the first round starts at once
         refuse_dotenv(ctx, request.provider)
         self.account = self._ask_account()
 
@@ -182,7 +189,7 @@ class OfferSearch:
         """
         while True:
             if refused is not None:
-                self._pause(refused, row)
+                self._wait_for_next_round(refused, row)
                 self.account = self._ask_account()
             try:
                 return self._payable(self._source(self._request, self._notes))
@@ -209,41 +216,38 @@ class OfferSearch:
             )
         return payable
 
-    def _pause(self, refused: ProviderError, row: ClusterRow | None) -> None:
+    def _wait_for_next_round(self, refused: ProviderError, row: ClusterRow | None) -> None:
         """Wait for the next round. Raises `refused` when the time is over, Interrupted when another command ends the
         cluster."""
-        ctx, clock = self._ctx, self._ctx.clock
-        left_s = self._deadline - clock.monotonic()
+        ctx = self._ctx
+        left_s = self._deadline - ctx.clock.monotonic()
         over_quota = isinstance(refused, QuotaExceeded)
         if left_s <= 0 or (over_quota and not self._approval.settled):
-            raise self._final(refused)
+            raise self._with_attempts(refused)
         if not self._failed_rounds:
             counted = " (preempted machines may still be counted)" if over_quota else ""
             ctx.out.say(f"{refused.say}{counted}: asking again for {span(left_s)}")
             if row is None:
-                self._approval.ask_ahead(ctx, self._request, left_s)
-        pause_s = self._pause_s(refused, left_s)
+                self._approval.confirm_max_price(ctx, self._request, left_s)
         self._failed_rounds += 1
+        if isinstance(refused, RateLimited) and (refused.retry_after or 0.0) > self._poller.next_pause_s:
+            self._poller.retry_after(refused.retry_after)
+        pause_s = self._poller.next_pause_s
         if row is not None:
-            self._put_off(row, pause_s)
+            self._extend_boot_deadline(row, pause_s)
         with ctx.progress.during("nothing can be had yet", aside=True):
             ctx.progress.waits(f"asking again in {span(pause_s)}, {span(left_s)} left")
-            clock.pause(pause_s, self._deadline)
+            next(self._rounds)
         if row is not None:
-            self._put_off(row, 0.0)
+            self._extend_boot_deadline(row, 0.0)
 
-    def _pause_s(self, refused: ProviderError, left_s: float) -> float:
-        pause_s = SEARCH_PAUSES_S[min(self._failed_rounds, len(SEARCH_PAUSES_S) - 1)]
-        if isinstance(refused, RateLimited):
-            pause_s = max(min(pause_s, left_s), refused.retry_after or 0.0)
-        return min(pause_s, left_s)
-
-    def _final(self, refused: ProviderError) -> ProviderError:
+    def _with_attempts(self, refused: ProviderError) -> ProviderError:
+        """The refusal, saying how often the provider was asked."""
         if self._failed_rounds:
             refused.say = f"{refused.say}; asked {self._failed_rounds + 1} times in {span(self._wait_s)}"
         return refused
 
-    def _put_off(self, row: ClusterRow, wait_s: float) -> None:
+    def _extend_boot_deadline(self, row: ClusterRow, wait_s: float) -> None:
         """Move the boot deadline, at which the guard would undo the cluster, behind the wait and the next round."""
         now = self._ctx.ledger.cluster(row.id)
         if now.state != "creating":

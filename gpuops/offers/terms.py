@@ -38,28 +38,29 @@ class Terms:
         self._approval = approval
         self._said: set[str] = set()
 
-    def agree(self, offers: Sequence[Offer]) -> None:
+    def confirm_price(self, offers: Sequence[Offer]) -> None:
         """Ask the one question before money is spent. Raises UsageError."""
-        self.foresee(offers[0])
-        self._approval.ask(self._ctx, self._request, offers, self.payer)
+        self.warn_of_balance(offers[0])
+        self._approval.confirm_offers(self._ctx, self._request, offers, self.payer)
 
-    def foresee(self, first: Offer) -> None:
+    def warn_of_balance(self, first: Offer) -> None:
         """Print how long the balance lasts, where it is known already and shortens the lease."""
         funds = self._search.account.answer(0.0)
         if funds is not None and funds.balance is not None:
             now = self._ctx.clock.now()
-            note = leases.cut_to_balance(self._wished(first.per_hour, now), funds, first.per_hour, now)[1]
+            requested = self._requested_lease(first.per_hour, now)
+            _, note = leases.cut_to_balance(requested, funds, first.per_hour, now)
             self._note(leases.balance_warning(funds, first.per_hour) or note)
 
     def payer(self, offer: Offer) -> Payer | None:
         """Who pays for an offer; None for what is free."""
         return self._search.payer(offer) if self._rented else None
 
-    def too_dear(self, offer: Offer) -> str:
+    def explain_refusal(self, offer: Offer) -> str:
         """Why an offer may not be tried; empty where it may."""
         return self._approval.refusal(offer, self._request, yes=self._ctx.yes)
 
-    def check(self, name: str, offer: Offer, price: float) -> None:
+    def check_price(self, name: str, offer: Offer, price: float) -> None:
         """Compare the price of the created machines, as their provider now says (`price`, $/h), with the approved one.
         Raises Rejected: another attempt would cost the same."""
         limit = max(self._approval.limit(self._request, yes=self._ctx.yes), offer.per_hour)
@@ -78,13 +79,13 @@ class Terms:
 
     def boot_end(self, offer: Offer, now: float) -> float:
         """The end of the boot lease: machines that are not ready yet cost money, too."""
-        wished = self._wished(offer.per_hour, now)
+        requested = self._requested_lease(offer.per_hour, now)
         longest = now + self._request.timeout_min * 60 + BOOT_MARGIN_S
-        return min(end for end in (longest, wished.money_end, self._limits.until) if end is not None)
+        return min(end for end in (longest, requested.money_end, self._limits.until) if end is not None)
 
     def lease(self, per_hour: float, now: float, since: float | None = None) -> Lease:
         """The cluster's lease, no longer than the balance lasts. `since`: when the machines began to cost money."""
-        lease = self._wished(per_hour, now, since)
+        lease = self._requested_lease(per_hour, now, since)
         funds = self._search.account.answer(0.0 if since is None else ACCOUNT_WAIT_S)
         if funds is None:
             return lease
@@ -93,7 +94,8 @@ class Terms:
             self._note(note or leases.balance_warning(funds, per_hour))
         return lease
 
-    def _wished(self, per_hour: float, now: float, since: float | None = None) -> Lease:
+    def _requested_lease(self, per_hour: float, now: float, since: float | None = None) -> Lease:
+        """The lease that the flags name, however long the balance lasts."""
         return leases.new_lease(self._limits, rented=self._rented, per_hour=per_hour, now=now, since=since)
 
     def _note(self, note: str) -> None:

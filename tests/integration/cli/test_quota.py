@@ -13,7 +13,6 @@ import pytest
 
 from gpuops.cli.terminal.output import Output
 from gpuops.core.polling import Clock
-from gpuops.offers import quota as story
 from provisioners.aws import quota_advice, quota_report
 from tests.fakes.aws import FakeAWS, Fault
 from tests.fakes.aws.known import G_SPOT, P5_SPOT, G
@@ -300,7 +299,7 @@ def test_watching_until_it_is_granted(desk: Desk, aws: FakeAWS, hasty: list[floa
     assert told[1:] == [f"{what}: CASE_OPENED"]
     assert "people at AWS decide, and may ask what it is for: https://support.console.aws.amazon.com/" in said.err
     assert said.out == f"{what}: granted (APPROVED)\n"
-    assert hasty == [*story.WATCH_PAUSES_S[:3]]
+    assert hasty == [15.0, 30.0, 60.0]
 
 
 @pytest.mark.parametrize(("in_s", "code"), [(1800.0, 0), (7200.0, 3)])

@@ -93,7 +93,7 @@ def test_nobody_is_asked_again(yes: bool, price: float, dear: bool) -> None:
     world: Any = type("World", (), {"yes": yes})()
     request: Any = type("Request", (), {"max_price": None, "timeout_min": 1.0})()
     terms = Terms(world, request, LeaseLimits(), True, Asked(), approval)  # type: ignore[arg-type]
-    assert bool(terms.too_dear(Offer("aws", "x", "x", 1, 1, prices=(Price("m", price),)))) is dear
+    assert bool(terms.explain_refusal(Offer("aws", "x", "x", 1, 1, prices=(Price("m", price),)))) is dear
 
 
 LOSS = Preemption("toy-1", "aws-1", "us-east-1b", 1, "reclaimed by AWS", 120, 100, NOW, resumable=True)
@@ -189,7 +189,7 @@ def test_who_agrees_agrees_to_what_replaces_it_too() -> None:
     offer = Offer("aws", "x", "two of them", 1, 1, prices=(Price("m", 2.0),))
     approval = PriceApproval(first=2.0, replaces=True)
     terms = Terms(world, request, LeaseLimits(), True, Asked(), approval)  # type: ignore[arg-type]
-    terms.agree([offer])
+    terms.confirm_price([offer])
     approval.settled = True
-    terms.agree([Offer("aws", "y", "two dearer ones", 1, 1, prices=(Price("m", 2.9),))])
+    terms.confirm_price([Offer("aws", "y", "two dearer ones", 1, 1, prices=(Price("m", 2.9),))])
     assert asked == ["two of them, $2.00/h (and up to $3.00/h for what replaces it): go?"]
