@@ -38,7 +38,7 @@ class Traces:
 
 def read_traces(programs: Programs, index: int) -> dict[str, Traces]:
     """By the name of the run. Raises NodeRefused, ConnectionLost, LocalDisk."""
-    from gpuops.transport import schemas
+    from gpuops.transport import validation
 
     found = [one for one in list_unmatched_files({index: programs}, [], tree=TREE) if KEPT_FILES.fullmatch(one.path)]
     began = {one.path: min(one.mtime_ns, MTIME_MAX_NS) / 1e9 for one in found}
@@ -50,7 +50,7 @@ def read_traces(programs: Programs, index: int) -> dict[str, Traces]:
         for name in names:
             spec = read_json(Path(folder, name, "spec.json"))
             if is_valid_spec(spec, name, index):
-                result = schemas.result(read_json(Path(folder, name, "result.json")))
+                result = validation.parse_result(read_json(Path(folder, name, "result.json")))
                 events = Path(folder, name, "events.jsonl")
                 log = events.read_bytes() if events.is_file() and events.stat().st_size <= MAX_DOCUMENT_BYTES else b""
                 runs[name] = Traces(spec, began[f"{name}/spec.json"], result, log)

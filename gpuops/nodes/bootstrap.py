@@ -198,13 +198,13 @@ def revive(connection: Connection, python: str, agent: str, folder: str) -> None
     call_agent_mode(connection, [python, "-I", agent, "init", "--node", folder, "--revive"])
 
 
-def call_agent_mode(connection: Connection, argv: Sequence[str], question: bytes = b"") -> schemas.Told:
+def call_agent_mode(connection: Connection, argv: Sequence[str], question: bytes = b"") -> schemas.ModeAnswer:
     """One of the agent's modes that answers with one line of JSON. Raises NodeRefused, ConnectionLost."""
-    from gpuops.transport import schemas
+    from gpuops.transport import schemas, validation
 
     said = exchange(connection.open(argv), connection.label, question, STEP_SILENCE_LIMIT_S)
     try:
-        answer: schemas.Told = schemas.shaped(schemas.parsed(said), schemas.Told)
+        answer: schemas.ModeAnswer = validation.convert(validation.parse_json(said), schemas.ModeAnswer)
     except ValueError as error:
         last = (said.decode(errors="replace").strip().splitlines() or ["nothing"])[-1][:200]
         raise ConnectionLost(f"{connection.label} gave no answer but '{last}'", "try again") from error

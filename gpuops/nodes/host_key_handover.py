@@ -149,7 +149,7 @@ def recognised(machine: Resource, index: int, cluster: str, owner: str) -> Resou
 
     The key that it shows stands in the cluster's known_hosts file here. Raises NodeError, ConnectionLost.
     """
-    from gpuops.transport import schemas, ssh
+    from gpuops.transport import ssh, validation
 
     trusted = Path(machine.data["ssh_folder"]) / f"{cluster}.known_hosts"
     if keys := ssh.known_keys(ssh.alias(cluster, index), 22, [str(trusted)]):
@@ -161,7 +161,7 @@ def recognised(machine: Resource, index: int, cluster: str, owner: str) -> Resou
         words = _said(
             connection, ["sh", "-c", 'cat "$1" 2>/dev/null; exit 0', "sh", f"{root}/{cluster}/n{index}/node.json"]
         )
-        settings = schemas.parsed(words.encode() or b"{}")
+        settings = validation.parse_json(words.encode() or b"{}")
         if not (isinstance(settings, dict) and isinstance(settings.get("artefact"), str) and settings["artefact"]):
             raise NodeError(f"{machine.name} never became a node", "there is nothing on it to take back: gpuops reap")
         told = {"home": found.home, "python": found.python, "root": root, "artefact": settings["artefact"]}

@@ -29,7 +29,7 @@ from gpuops.nodes.session import ClusterSession
 from gpuops.transport.rpc import AgentClient
 
 if TYPE_CHECKING:
-    from gpuops.transport.schemas import Addresses, Attempt, Listening, Reached, Route
+    from gpuops.transport.schemas import ConnectionAttempt, ListeningPorts, MachineAddresses, ReachReport, Route
 
 PROBE_TIMEOUT_S = 10.0
 """Time limit for an address to answer: its node may be busy."""
@@ -66,7 +66,9 @@ def find_rendezvous(ctx: Context, live: ClusterSession, nodes: int, *, alone: bo
     clients = live.clients[:nodes]
     if alone or nodes == 1:
         return _loopback_rendezvous(clients)
-    networks: list[Addresses] = on_each(lambda client: client.call("addresses", timeout=ANSWER_TIMEOUT_S), clients)
+    networks: list[MachineAddresses] = on_each(
+        lambda client: client.call("addresses", timeout=ANSWER_TIMEOUT_S), clients
+    )
     if len({_machine_identity(network) for network in networks}) == 1:
         return _loopback_rendezvous(clients)
     for note in clock_notes(live, nodes):
@@ -79,13 +81,13 @@ def _loopback_rendezvous(clients: Sequence[AgentClient]) -> Rendezvous:
     return Rendezvous([Endpoint(route.address, route.interface) for route in routes])
 
 
-def _machine_identity(network: Addresses) -> str:
+def _machine_identity(network: MachineAddresses) -> str:
     """Which machine a node is on. Copies of one virtual machine may agree in all but their addresses."""
     return " ".join([network.machine, *sorted(entry.address for entry in network.addresses)])
 
 
 def _probe_network(
-    ctx: Context, live: ClusterSession, clients: Sequence[AgentClient], networks: Sequence[Addresses]
+    ctx: Context, live: ClusterSession, clients: Sequence[AgentClient], networks: Sequence[MachineAddresses]
 ) -> Rendezvous:
     token = secrets.token_hex(32)
     with _listening(clients, token) as ports:
@@ -113,7 +115,7 @@ def _listening(clients: Sequence[AgentClient], token: str) -> Iterator[list[list
 
     def listen(index: int) -> list[int]:
         fresh = LAUNCH_PORTS if index == 0 else 0
-        answer: Listening = clients[index].call(
+        answer: ListeningPorts = clients[index].call(
             "listen",
             timeout=ANSWER_TIMEOUT_S,
             node=index,
@@ -158,10 +160,10 @@ def _probe_paths(clients: Sequence[AgentClient], token: str, peers: Sequence[Pee
 
 def _call_reach(
     client: AgentClient, start: int, token: str, targets: Sequence[Mapping[str, Any]], *, burst: bool
-) -> list[Attempt]:
+) -> list[ConnectionAttempt]:
     timing = {"limit_s": PROBE_TIMEOUT_S, "settle_s": SETTLE_S}
     arguments: dict[str, Any] = {"from": start, "token": token, "targets": targets, "burst": burst, **timing}
-    reached: Reached = client.call("reach", timeout=PROBE_TIMEOUT_S + ANSWER_TIMEOUT_S, **arguments)
+    reached: ReachReport = client.call("reach", timeout=PROBE_TIMEOUT_S + ANSWER_TIMEOUT_S, **arguments)
     return reached.tried
 
 

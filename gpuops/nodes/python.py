@@ -31,7 +31,7 @@ from gpuops.transport.bulk import exchange
 from gpuops.transport.rpc import AgentClient
 
 if TYPE_CHECKING:
-    from gpuops.transport.schemas import Gpu, NodeHello, Output, Python, Saying, SetUp
+    from gpuops.transport.schemas import Gpu, NodeHello, NodePython, ProgressLine, SetupOutput, SetupResult
 
 
 TORCH_PROBE = "import torch; torch.ones(1, device='cuda').add(1).item()"
@@ -114,7 +114,7 @@ def prepare_pythons(
         found = _choose_python(ctx, settings, client, hello, request, folder, shared, progress)
         facts = NodeFacts(
             index=index,
-            python=found["python"],
+            python=found.python,
             cores=hello.cores,
             cores_share=lot.cores_share,
             ranks=ranks_for(request, lot.count),
@@ -125,9 +125,9 @@ def prepare_pythons(
         )
         own = [gpu for gpu in hello.gpus if lot.gpus is None or str(gpu.index) in lot.gpus]
         used = own[: facts.ranks]
-        if note := check_torch(client, found["python"], found["torch"], found.get("cuda"), used, request):
+        if note := check_torch(client, found.python, found.torch, found.cuda, used, request):
             ctx.out.say(f"note: {note}")
-        return PreparedNode(facts, found["torch"], found["why"], found["version"], lot.count)
+        return PreparedNode(facts, found.torch, found.why, found.version, lot.count)
 
     nodes = on_each(prepare, range(request.nodes))
     first = nodes[0]
@@ -169,7 +169,7 @@ def _choose_python(
     folder: Path,
     shared: bool,
     progress: Progress,
-) -> Python:
+) -> NodePython:
     """Verb `python`. A plain command gets any Python where none has torch."""
     make = environment.make_plan(folder, hello.gpus, settings, workload=bool(request.workload))
     arguments: dict[str, Any] = {
@@ -189,13 +189,13 @@ def _choose_python(
     return answer
 
 
-def _stream_python(client: AgentClient, progress: Progress, arguments: dict[str, Any]) -> Python:
+def _stream_python(client: AgentClient, progress: Progress, arguments: dict[str, Any]) -> NodePython:
     stream = client.stream("python", timeout=PYTHON_SILENCE_S, **arguments)
-    item: Saying
+    item: ProgressLine
     for item in stream:
-        progress.waits(f"making an environment: {item['say']}", client.label)
+        progress.waits(f"making an environment: {item.say}", client.label)
     progress.waits("", client.label)
-    found: Python = stream.answer
+    found: NodePython = stream.answer
     return found
 
 
@@ -239,13 +239,13 @@ def run_setup(
         stream = client.stream(
             "setup", timeout=PYTHON_SILENCE_S, tree=tree, command=command, python=node.facts.python, key=key
         )
-        item: Output
+        item: SetupOutput
         for item in stream:
-            output = (output + item["b64"])[-4096:]
+            output = (output + item.data)[-4096:]
             progress.waits(_last_line(output), f"node{node.facts.index}")
         progress.waits("", f"node{node.facts.index}")
-        end: SetUp = stream.answer
-        if end["code"] != 0:
+        end: SetupResult = stream.answer
+        if end.code != 0:
             last = output.decode(errors="replace").strip().splitlines()
             if last and last[-1].endswith(": No module named pip"):
                 raise RunFailed(
@@ -255,12 +255,12 @@ def run_setup(
                 )
             raise RunFailed(
                 f"the set-up command `{command}` failed on node{node.facts.index} with exit code "
-                f"{end['code']}: {last[-1] if last else 'it said nothing'}",
+                f"{end.code}: {last[-1] if last else 'it said nothing'}",
                 "correct the command, or look at the node: "
                 + ("with --keep it stays" if live.row.ephemeral else f"gpuops ssh {live.row.name}")
                 + f"{f' --node {node.facts.index}' if node.facts.index and not live.row.ephemeral else ''}",
             )
-        if not end["skipped"]:
+        if not end.skipped:
             ctx.out.say(f"node{node.facts.index}: set up")
 
     by_index = {node.facts.index: (node, command) for node, command in zip(nodes, commands, strict=True)}

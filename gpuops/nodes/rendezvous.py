@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING
 from gpuops.core.errors import NodeError
 
 if TYPE_CHECKING:
-    from gpuops.transport.schemas import Entry
+    from gpuops.transport.schemas import InterfaceAddress
 
 MAX_SHOWN_FAILURES = 3
 """How many failed paths an error explains in full."""
@@ -75,13 +75,13 @@ class Rendezvous:
     ports: Sequence[int] = ()
 
 
-def list_candidates(entries: Sequence[Entry], preferred: str = "", public: str = "") -> list[Candidate]:
+def list_candidates(entries: Sequence[InterfaceAddress], preferred: str = "", public: str = "") -> list[Candidate]:
     """A node's addresses, best first, of `addresses` (docs/protocol.md), with `public` for the diagnosis.
 
     The provider's private address comes first, then private before public ones, tunnels and bridges last; of
     equals the faster interface, where it says, and IPv4 before IPv6.
     """
-    announced: dict[str, Entry] = {}
+    announced: dict[str, InterfaceAddress] = {}
     for entry in entries:
         announced.setdefault(entry.interface, entry)
     ordered = sorted(announced.values(), key=lambda entry: (entry.address != preferred, _address_rank(entry)))
@@ -90,7 +90,7 @@ def list_candidates(entries: Sequence[Entry], preferred: str = "", public: str =
     return [*own, Candidate(public)] if foreign else own
 
 
-def _address_rank(entry: Entry) -> tuple[int, int, int, int]:
+def _address_rank(entry: InterfaceAddress) -> tuple[int, int, int, int]:
     address = ipaddress.ip_address(entry.address)
     kind = {"direct": 0, "bridge": 1}.get(entry.kind, 2)
     if address.version == 4 and address in CARRIER_GRADE_NAT:

@@ -20,7 +20,7 @@ from gpuops.runs.spec import Place, node_specs
 from gpuops.sync import bucket
 
 if TYPE_CHECKING:
-    from gpuops.transport.schemas import PortFound
+    from gpuops.transport.schemas import FreePort
 
 START_TIMEOUT_S = 600.0
 """How long a node may take to start a run: its agent first lists what lies in the tree, to tell later what the run
@@ -105,7 +105,7 @@ def _choose_endpoints(live: ClusterSession, prepared: Prepared) -> tuple[Place, 
         return (address, master), (address, gang)
 
     def fresh() -> Place:
-        found: PortFound = live.clients[0].call("port", address=address)
+        found: FreePort = live.clients[0].call("port", address=address)
         return address, found.port
 
     return fresh(), fresh() if several else None

@@ -156,16 +156,16 @@ class Remarks:
 def describe_notice(line: bytes) -> tuple[str, float | None]:
     """The sentence for an event of a node that announces a preemption, or the node's end; empty for any other event.
     With the end its time (UTC seconds), since every node announces it."""
-    from gpuops.transport import schemas
+    from gpuops.transport import validation
 
-    event = schemas.event(line)
-    reason = event.get("reason") if event else None
+    event = validation.parse_event(line)
+    reason = event.reason if event else None
     if not event or not reason:
         return "", None  # cut off, or not an event of ours
-    if event["event"] == "notice" and reason["kind"] in NOTICE_EFFECTS:
-        return f"{reason.get('say')}; {NOTICE_EFFECTS[reason['kind']]}", None
-    if event["event"] == "snapshot" and reason["kind"] == "lease" and "from" not in reason:
-        return f"{reason.get('say')}: a snapshot was asked for", event["at"]
+    if event.event == "notice" and reason.kind in NOTICE_EFFECTS:
+        return f"{reason.say}; {NOTICE_EFFECTS[reason.kind]}", None
+    if event.event == "snapshot" and reason.kind == "lease" and reason.origin is None:
+        return f"{reason.say}: a snapshot was asked for", event.at
     return "", None
 
 

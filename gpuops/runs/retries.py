@@ -9,7 +9,7 @@ from __future__ import annotations
 import dataclasses
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from gpuops.core.context import Context
 from gpuops.core.errors import ConnectionLost, GpuopsError, Interrupted, MachineGone, NodeError
@@ -24,6 +24,9 @@ from gpuops.runs import receipt
 from gpuops.runs.finish import RunOutcome
 from gpuops.sync import RunHome
 from gpuops.sync.restore import list_outputs
+
+if TYPE_CHECKING:
+    from gpuops.transport.schemas import JournalEvent
 
 ENDED_MACHINE_TIMEOUT_S = 30.0
 """How long a provider may take to say of a machine that has stopped answering that it has ended."""
@@ -146,7 +149,7 @@ def find_preemption(row: RunRow, cluster: ClusterRow, end: RunOutcome) -> Preemp
     resumable = bool(list_outputs(end.home))
     progress = end.document.get("progress") or {}
     noticed = first_event_time(
-        row, lambda event: event["event"] == "notice" and (event.get("reason") or {}).get("kind") == "reclaim"
+        row, lambda event: event.event == "notice" and event.reason is not None and event.reason.kind == "reclaim"
     )
     return Preemption(
         run=row.name,
@@ -175,12 +178,12 @@ def offer_place(cluster: ClusterRow) -> str:
 
 def first_step_time(row: RunRow) -> float | None:
     """When a run did its first new step, where its program reports steps (UTC seconds, this computer's clock)."""
-    return first_event_time(row, lambda event: event["event"] == "stepped")
+    return first_event_time(row, lambda event: event.event == "stepped")
 
 
-def first_event_time(row: RunRow, wanted: Callable[[Mapping[str, Any]], bool]) -> float | None:
+def first_event_time(row: RunRow, wanted: Callable[[JournalEvent], bool]) -> float | None:
     """When any node of a run first noted such an event, by the events that are home (UTC seconds, our clock)."""
-    from gpuops.transport import schemas
+    from gpuops.transport import validation
 
     skews = row.facts.skews
     found = []
@@ -190,9 +193,9 @@ def first_event_time(row: RunRow, wanted: Callable[[Mapping[str, Any]], bool]) -
         except OSError:
             continue
         for line in lines:
-            event = schemas.event(line)
+            event = validation.parse_event(line)
             if event and wanted(event):
-                found.append(event["at"] + (skews[index] if index < len(skews) else 0.0))
+                found.append(event.at + (skews[index] if index < len(skews) else 0.0))
     return min(found, default=None)
 
 

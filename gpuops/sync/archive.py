@@ -27,7 +27,7 @@ from gpuops.sync.run_folder import MAX_DOCUMENT_BYTES, STREAM_NAME, RunHome
 from gpuops.transport.tar_reader import Content, Member, TarError, members
 
 if TYPE_CHECKING:
-    from gpuops.transport.schemas import Result
+    from gpuops.transport.schemas import ResultDocument
 
 
 SAFE_DOCUMENT = "safe.json"
@@ -40,7 +40,7 @@ class Unpacked:
     """One node's archive: its result, its files, its logs by stream (as names in the staging folder). `missing`: how
     many files are not in the archive, or cannot have their name here."""
 
-    result: Result | None = None
+    result: ResultDocument | None = None
     arrivals: list[Arrival] = field(default_factory=list)
     logs: dict[str, str] = field(default_factory=dict)
     missing: int = 0
@@ -59,7 +59,7 @@ def unpack(source: Readable, node: int, folder: SafeFolder, on_bytes: Callable[[
     `on_bytes` is called with the number of bytes of each block. Raises NodeError where a file differs or the archive is
     malformed, LocalDisk, and what `source` raises.
     """
-    from gpuops.transport import schemas
+    from gpuops.transport import schemas, validation
 
     files: dict[str, _File] = {}
     documents: dict[str, Any] = {}
@@ -71,16 +71,16 @@ def unpack(source: Readable, node: int, folder: SafeFolder, on_bytes: Callable[[
                 files[member.name] = _store_file(folder, f"{node}-{len(files)}", member, content, on_bytes)
                 if member.name in (SAFE_DOCUMENT, RESULT_DOCUMENT):
                     documents[member.name] = _read_document(folder, files[member.name])
-        said: schemas.Kept = schemas.shaped(documents[SAFE_DOCUMENT], schemas.Kept)
-        rows = {name: (size, sha256, mtime_ns) for name, size, sha256, mtime_ns in said["files"]}
+        said: schemas.ArchiveListing = validation.convert(documents[SAFE_DOCUMENT], schemas.ArchiveListing)
+        rows = {name: (size, sha256, mtime_ns) for name, size, sha256, mtime_ns in said.files}
         refused = {name for name in rows if not _has_place(name)}
-        missing = (said.get("missing") or 0) + len(refused)
+        missing = (said.missing or 0) + len(refused)
     except (TarError, KeyError, ValueError) as error:
         why = str(error) if isinstance(error, TarError) else f"{SAFE_DOCUMENT} is none of ours"
         raise NodeError(f"what node{node} kept is no whole archive of gpuops: {why}", "look at it by hand") from error
     rows = {name: row for name, row in rows.items() if name not in refused}
     _verify(node, files, rows)
-    return _sort_files(folder, node, files, rows, schemas.result(documents.get(RESULT_DOCUMENT)), missing)
+    return _sort_files(folder, node, files, rows, validation.parse_result(documents.get(RESULT_DOCUMENT)), missing)
 
 
 def _has_place(name: str) -> bool:
@@ -97,12 +97,12 @@ def _store_file(
 
 
 def _read_document(folder: SafeFolder, file: _File) -> Any:
-    from gpuops.transport import schemas
+    from gpuops.transport import validation
 
     if file.size > MAX_DOCUMENT_BYTES:
         raise TarError(f"a document of it has {file.size:,} bytes")
     with local_errors(folder.path), folder.reading(file.temp) as content:
-        return schemas.parsed(content.read(MAX_DOCUMENT_BYTES))
+        return validation.parse_json(content.read(MAX_DOCUMENT_BYTES))
 
 
 def _verify(node: int, files: dict[str, _File], rows: dict[str, tuple[int, Any, int]]) -> None:
@@ -122,7 +122,7 @@ def _sort_files(
     node: int,
     files: dict[str, _File],
     rows: dict[str, tuple[int, Any, int]],
-    result: Result | None,
+    result: ResultDocument | None,
     missing: int,
 ) -> Unpacked:
     found = Unpacked(result, missing=missing)

@@ -36,7 +36,7 @@ from gpuops.transport.rpc import AgentClient
 
 if TYPE_CHECKING:
     from gpuops.core.reporting import Progress
-    from gpuops.transport.schemas import Outs, Piece, Result, Sum, Tail
+    from gpuops.transport.schemas import Checksum, LogEnd, LogPiece, OutputListing, ResultDocument
 
 
 Received = dict[tuple[int, str], Arrival]
@@ -98,7 +98,9 @@ def receive(
 OnBytes = Callable[[int, str, int, bytes], None]
 
 
-def mirror(client: AgentClient, run: str, node: int, home: RunHome, follow: bool, on_bytes: OnBytes) -> Result | None:
+def mirror(
+    client: AgentClient, run: str, node: int, home: RunHome, follow: bool, on_bytes: OnBytes
+) -> ResultDocument | None:
     """Copy a node's logs, each from the offset where it ends here. Returns the node's result, None while it runs.
 
     Bytes are written at their own offset, so that two mirrors at once write the same bytes to the same place.
@@ -107,9 +109,9 @@ def mirror(client: AgentClient, run: str, node: int, home: RunHome, follow: bool
     """
     offsets = home.offsets(node)
     stream = client.stream("tail", timeout=STREAM_SILENCE_S, run=run, offsets=dict(offsets), follow=follow)
-    piece: Piece
+    piece: LogPiece
     for piece in stream:
-        name, offset, data = piece["s"], piece["o"], piece["b64"]
+        name, offset, data = piece.stream, piece.offset, piece.data
         if name not in offsets and len(offsets) >= MAX_STREAMS:
             raise MalformedAnswer(client.label, "to 'tail': more logs than ranks can have")
         if offset != offsets.get(name, 0):
@@ -117,8 +119,8 @@ def mirror(client: AgentClient, run: str, node: int, home: RunHome, follow: bool
         _write_at(home, home.log_name(node, name), offset, data, client.label)
         on_bytes(node, name, offset, data)
         offsets[name] = offset + len(data)
-    last: Tail = stream.answer
-    return last["result"]
+    last: LogEnd = stream.answer
+    return last.result
 
 
 def _write_at(home: RunHome, log: str, offset: int, data: bytes, label: str) -> None:
@@ -328,8 +330,8 @@ class _Fetch:
     def _list(self, nodes: Iterable[int]) -> dict[int, dict[str, Stamp]]:
         def one(node: int) -> dict[str, Stamp]:
             client = self.clients[node]
-            answer: Outs = client.call("outs", timeout=TREE_WALK_S, run=self.run, patterns=self.patterns)
-            return {path: (size, mtime_ns) for path, size, mtime_ns in answer["files"]}
+            answer: OutputListing = client.call("outs", timeout=TREE_WALK_S, run=self.run, patterns=self.patterns)
+            return {path: (size, mtime_ns) for path, size, mtime_ns in answer.files}
 
         return self._each(nodes, one)
 
@@ -344,12 +346,12 @@ class _Fetch:
                 "sums", timeout=STREAM_SILENCE_S, within=within, tree=self.tree, paths=list(wanted[node])
             )
             found: Sums = {}
-            item: Sum
+            item: Checksum
             for item in stream:
-                if item["path"] not in asked:
+                if item.path not in asked:
                     raise MalformedAnswer(client.label, "to 'sums': what was not asked for, or twice")
-                asked.remove(item["path"])
-                found[node, item["path"]] = item["sha256"]
+                asked.remove(item.path)
+                found[node, item.path] = item.sha256
             return found
 
         return {key: sha256 for sums in self._each(wanted, one).values() for key, sha256 in sums.items()}

@@ -39,7 +39,7 @@ from gpuops.transport.rpc import AgentClient, Programs
 from gpuops.transport.tar_reader import Content, Member
 
 if TYPE_CHECKING:
-    from gpuops.transport.schemas import Edits
+    from gpuops.transport.schemas import NodeEdits
 
 
 EDITS_TIMEOUT_S = 600.0
@@ -101,8 +101,8 @@ def pull_edits(client: AgentClient, tree_name: str, folder: Path, record: PushRe
 
 def _list_edits(client: AgentClient, tree_name: str) -> list[str]:
     """The paths that a node lists as edited. Raises NodeError."""
-    answer: Edits = client.call("edits", timeout=EDITS_TIMEOUT_S, tree=tree_name)
-    return list(dict.fromkeys(file["path"] for file in answer["files"] if file["state"] == "changed"))
+    answer: NodeEdits = client.call("edits", timeout=EDITS_TIMEOUT_S, tree=tree_name)
+    return list(dict.fromkeys(file.path for file in answer.files if file.state == "changed"))
 
 
 def _describe_refused(paths: Sequence[str], why: str) -> str:

@@ -52,18 +52,18 @@ def list_unmatched_files(nodes: Mapping[int, Programs], patterns: Sequence[str],
     """
 
     def list_node(node: int) -> list[UnmatchedFile]:
-        rows = _request_listing(nodes[node], patterns, root)["files"]
+        rows = _request_listing(nodes[node], patterns, root).files
         return [UnmatchedFile(node, *row) for row in rows if may_come(row[0])]  # our agent lists nothing else
 
     return [file for files in on_each(list_node, list(nodes)) for file in files]
 
 
-def _request_listing(client: Programs, patterns: Sequence[str], root: Mapping[str, str]) -> schemas.Left:
-    from gpuops.transport import schemas
+def _request_listing(client: Programs, patterns: Sequence[str], root: Mapping[str, str]) -> schemas.UnmatchedListing:
+    from gpuops.transport import schemas, validation
 
     question = json.dumps({"patterns": list(patterns), **root}).encode()
     answer = exchange(client.bulk("left"), client.label, question, LIST_TIMEOUT_S)
-    listing: schemas.Left = schemas.document(client.label, "what is on it", answer, schemas.Left)
+    listing: schemas.UnmatchedListing = validation.parse_document(client.label, "what is on it", answer, schemas.UnmatchedListing)
     return listing
 
 

@@ -291,11 +291,11 @@ class _Plan:
     client: AgentClient
     tree_name: str
     tree: Tree
-    answer: schemas.Plan
+    answer: schemas.UploadPlan
 
     @property
     def need(self) -> list[tuple[int, FileEntry]]:
-        return [(index, self.tree.files[index]) for index in self.answer["need"]]
+        return [(index, self.tree.files[index]) for index in self.answer.need]
 
     @property
     def size(self) -> int:
@@ -305,15 +305,15 @@ class _Plan:
 def _plan(tree_name: str, tree: Tree, overwrite: bool, client: AgentClient) -> _Plan:
     args = {"tree": tree_name, "files": [file.wire for file in tree.files], "overwrite": overwrite}
     answer = _request_plan(client, args)
-    if answer["ask"]:
-        sums = {str(index): _sha256(tree.folder / tree.files[index].path) for index in answer["ask"]}
+    if answer.ask:
+        sums = {str(index): _sha256(tree.folder / tree.files[index].path) for index in answer.ask}
         answer = _request_plan(client, {**args, "sums": sums})
     return _Plan(client, tree_name, tree, answer)
 
 
-def _request_plan(client: AgentClient, args: Mapping[str, Any]) -> schemas.Plan:
-    answer: schemas.Plan = client.call("plan", timeout=TREE_TIMEOUT_S, **args)
-    for numbers in (answer["need"], answer["ask"]):
+def _request_plan(client: AgentClient, args: Mapping[str, Any]) -> schemas.UploadPlan:
+    answer: schemas.UploadPlan = client.call("plan", timeout=TREE_TIMEOUT_S, **args)
+    for numbers in (answer.need, answer.ask):
         if len(set(numbers)) < len(numbers) or max(numbers, default=-1) >= len(args["files"]):
             raise MalformedAnswer(
                 client.label, "to 'plan': it needs files that are not on the list, or one of them twice"
@@ -330,7 +330,7 @@ def _sha256(path: Path) -> str:
 
 
 def _refuse_conflicts(plans: Sequence[_Plan]) -> None:
-    edited = [(path, plan.client.label) for plan in plans for path in plan.answer["conflicts"]]
+    edited = [(path, plan.client.label) for plan in plans for path in plan.answer.conflicts]
     if not edited:
         return
     path, label = edited[0]
@@ -368,7 +368,7 @@ class _SharedProgress:
 
 def _send_one(sent: _SharedProgress, plan: _Plan) -> list[str]:
     client = plan.client
-    started = client.bulk("receive", "--tree", plan.tree_name, "--push", plan.answer["push"])
+    started = client.bulk("receive", "--tree", plan.tree_name, "--push", plan.answer.push)
     with transfer(started, client.label) as channel:
         changed = write_files(channel, plan.tree.folder, plan.need, sent.add)
         finish(channel, client.label)
@@ -384,11 +384,11 @@ def _rescan(tree: Tree, changed: Sequence[str]) -> Tree:
 def _commit(record: PushRecord | None, plan: _Plan) -> PushReport:
     key = record.begin(plan.client.label, plan.tree.files) if record else ""
     removed = 0
-    if plan.answer["push"]:  # else everything is there as it should be
-        done: schemas.Committed = plan.client.call(
-            "commit", timeout=TREE_TIMEOUT_S, tree=plan.tree_name, push=plan.answer["push"]
+    if plan.answer.push:  # else everything is there as it should be
+        done: schemas.UploadCommit = plan.client.call(
+            "commit", timeout=TREE_TIMEOUT_S, tree=plan.tree_name, push=plan.answer.push
         )
-        removed = done["removed"]
+        removed = done.removed
     if record:
-        record.end(plan.client.label, key, plan.answer["kept"])
-    return PushReport(plan.client.label, len(plan.need), plan.size, removed, plan.answer["kept"])
+        record.end(plan.client.label, key, plan.answer.kept)
+    return PushReport(plan.client.label, len(plan.need), plan.size, removed, plan.answer.kept)

@@ -275,10 +275,10 @@ def complaint(channel: Channel, label: str) -> NodeRefused | ConnectionLost:
         channel.wait(LAST_WORDS_S)
     except TimeoutError:
         pass  # it hangs without having said why
-    from gpuops.transport import schemas
+    from gpuops.transport import validation
 
     last = (channel.errors().strip().splitlines() or [""])[-1]
-    return schemas.refused(label, last) or ConnectionLost(
+    return validation.parse_refusal_line(label, last) or ConnectionLost(
         f"the transfer with {label} was cut ({last or 'no reason given'})",
         "try again: what arrived whole is not sent again",
     )

@@ -159,7 +159,7 @@ class AgentClient(Programs):
 
     def _no_answer(self, seen: bytes) -> NodeError:
         """Why the magic line never came: the agent's own refusal, or the last thing anybody said."""
-        from gpuops.transport import schemas
+        from gpuops.transport import validation
 
         try:
             self._channel.wait(timeout=WORDS_S)
@@ -167,7 +167,7 @@ class AgentClient(Programs):
             pass  # it talks but is no agent: close() ends it
         complaint = (self._channel.errors().strip() or seen.decode(errors="replace").strip()).splitlines()
         last = complaint[-1] if complaint else "nothing was said"
-        return schemas.refused(self.label, last) or ConnectionLost(
+        return validation.parse_refusal_line(self.label, last) or ConnectionLost(
             f"the agent on {self.label} does not answer ({_shown(last)})",
             "see `gpuops status`; `gpuops down` cleans up",
         )
@@ -293,7 +293,7 @@ class AgentClient(Programs):
         return Stream(self._items(verb, timeout, args, within))
 
     def _items(self, verb: str, timeout: float, args: dict[str, Any], within: float = inf) -> Items:
-        from gpuops.transport import schemas  # and msgspec: not before a node is talked to
+        from gpuops.transport import validation  # and msgspec: not before a node is talked to
 
         line_id, inbox = self._ask(verb, args)
         finished, end = False, time.monotonic() + within
@@ -303,7 +303,7 @@ class AgentClient(Programs):
                 if time.monotonic() > end:
                     raise MalformedAnswer(self.label, f"to '{verb}': no end after {span(within)}")
                 try:
-                    kind, said = schemas.message(self.label, verb, line)
+                    kind, said = validation.parse_message(self.label, verb, line)
                 except NodeRefused:
                     finished = True
                     raise

@@ -1,54 +1,42 @@
-"""What a node may say: the shape of every answer (docs/protocol.md), held against it before anybody here reads it.
+"""The shape of everything that a node may say (docs/protocol.md): one frozen Struct for each answer.
 
-    verb → what its items are, and its last word        VERBS
-    the agent's bulk programs → their one document      LEFT, TOLD
-    what lies in files of a node                        Result, Event, Kept
+`VERB_SHAPES` names the shapes of each verb's answer and items. `ModeAnswer`, `UnmatchedListing` and `RefusalLine` are
+what the agent's programs write; `ArchiveListing`, `JournalEvent` and the `*Document` types are files of a node.
+`gpuops.transport.validation` converts to them, and drops fields that no shape has.
 
-A field that an agent of ours always sends is required; one that came later, or may be missing, is `NotRequired`; what
-nobody here reads is not in a shape, and does not get past it. Numbers have bounds, so that none overflows a clock, a
-file or a float. What a person's own program may have written (`progress`, torch's `error`) is taken as it comes.
+A field without a default is one that every agent sends; one with a default came later, or may be missing. Numbers have
+bounds, so that none overflows a clock, a file or a float. What a person's own program may have written (`progress`,
+torch's `error`) is taken as it is.
 """
 
 from __future__ import annotations
 
-import ipaddress
-import json
 import sys
-from collections.abc import Iterator
-from contextlib import contextmanager
-from math import isfinite
+from collections.abc import Iterable
 from typing import Annotated, Any, Literal, NamedTuple, NotRequired, TypedDict, is_typeddict
 
 import msgspec
 from msgspec import Meta, Struct
 
-from gpuops.agent.wire import PROTOCOL
-from gpuops.core.errors import MalformedAnswer, NodeRefused
 from gpuops.transport.tar_reader import FILES
 
-SHOWN = 200
-"""How much of what is wrong goes into a message, in characters."""
-
-SAID = 2000
-"""How much of a node's own sentence is shown, in characters."""
-CONTAINERS = 4 * FILES
-"""The most lists and objects in what a node says: each takes thirty times as much memory here as in its line."""
-
 Count = Annotated[int, Meta(ge=0, le=(1 << 63) - 1)]
-"""Bytes, or files: what a file's size can be."""
+"""Bytes or files: at most the largest size of a file."""
 Nanoseconds = Annotated[int, Meta(ge=-(1 << 63), le=(1 << 63) - 1)]
-Number = Annotated[int, Meta(ge=-(1 << 31), le=(1 << 31) - 1)]
-"""An exit code, a signal, a rank, a node."""
+SmallInteger = Annotated[int, Meta(ge=-(1 << 31), le=(1 << 31) - 1)]
+"""An exit code, a signal, a rank, a node's index."""
 Port = Annotated[int, Meta(ge=1, le=65535)]
-Moment = Annotated[float, Meta(ge=0.0, le=253_402_300_799.0)]
-"""UTC seconds, until the end of the year 9999: what every clock here can show."""
-Finite = Annotated[float, Meta(ge=-sys.float_info.max, le=sys.float_info.max)]
+Timestamp = Annotated[float, Meta(ge=0.0, le=253_402_300_799.0)]
+"""UTC seconds, until the end of the year 9999, which is as far as `datetime` goes."""
+FiniteNumber = Annotated[float, Meta(ge=-sys.float_info.max, le=sys.float_info.max)]
 Amount = Annotated[float, Meta(ge=0.0, le=1e15)]
 Name = Annotated[str, Meta(max_length=4096)]
-"""Of whatever, files included. Where one may lie here, `SafeFolder` decides."""
-Many = Meta(max_length=FILES)
-Words = Annotated[str, Meta(max_length=1 << 20)]
+"""Any short text, file names included. `SafeFolder` decides whether a file of that name may be written here."""
+FileCount = Meta(max_length=FILES)
+LongText = Annotated[str, Meta(max_length=1 << 20)]
 Sha256 = Annotated[str, Meta(pattern=r"^[0-9a-f]{64}\Z")]
+FileRow = tuple[Name, Count, Nanoseconds]
+"""A file's path, its size in bytes and the time of its last change."""
 
 
 class Address(str):
@@ -56,20 +44,16 @@ class Address(str):
 
 
 class Sentence(str):
-    """A node's own words, as one short line: they look like no other line of gpuops, and hide none."""
+    """A sentence of a node on one short line, so that it can neither forge nor hide a line of gpuops' output."""
 
 
-# -- the answers of verbs ---------------------------------------------------------------------------
-
-
-class Nothing(TypedDict):
-    """That it is an answer says it all."""
+# -- what a node is ---------------------------------------------------------------------------------
 
 
 class Gpu(Struct, frozen=True):
     """An NVIDIA GPU, as `nvidia-smi` numbers and names it."""
 
-    index: Number
+    index: SmallInteger
     name: Name
     driver: Name
     compute_cap: Name = ""
@@ -78,9 +62,9 @@ class Gpu(Struct, frozen=True):
 class WatchdogLease(Struct, frozen=True):
     """The lease that a node's watchdog keeps, by the node's clock."""
 
-    hard_wall: Moment | None = None
+    hard_wall: Timestamp | None = None
     idle_s: Amount | None = None
-    boot_wall: Moment | None = None
+    boot_wall: Timestamp | None = None
 
 
 class LocalDisk(Struct, frozen=True):
@@ -91,14 +75,14 @@ class LocalDisk(Struct, frozen=True):
 
 
 class NodeHello(Struct, frozen=True):
-    """What a node says of itself: verb `hello`."""
+    """Verb `hello`: what a node says of itself."""
 
-    protocol: Number
+    protocol: SmallInteger
     cores: Annotated[int, Meta(ge=1, le=1 << 20)]
     gpus: Annotated[list[Gpu], Meta(max_length=4096)]
     folder: Name
-    time: Moment | None = None
-    """Its clock; agents of before verb `ping` told the time say it here alone."""
+    time: Timestamp | None = None
+    """The node's clock. Agents whose `ping` has no time send it only here."""
     busy: Name | None = None
     """The run that is going on there."""
     scratch: LocalDisk | None = None
@@ -106,25 +90,40 @@ class NodeHello(Struct, frozen=True):
 
 
 class OtherHello(Struct, frozen=True):
-    """The `hello` of an agent that speaks another protocol: nothing more is known of its answers."""
+    """The `hello` of an agent that speaks another protocol: none of its other fields can be trusted."""
 
-    protocol: Number
+    protocol: SmallInteger
 
 
 class Pong(Struct, frozen=True):
-    time: Moment | None = None
+    """Verb `ping`: the node's clock."""
+
+    time: Timestamp | None = None
+
+
+class Acknowledgement(Struct, frozen=True):
+    """The answer of a verb that only succeeds or is refused."""
+
+
+# -- the network between nodes ----------------------------------------------------------------------
 
 
 class Route(Struct, frozen=True):
+    """Verb `route`: the interface and the source address by which a node reaches an address."""
+
     interface: Name
     address: Address
 
 
-class PortFound(Struct, frozen=True):
+class FreePort(Struct, frozen=True):
+    """Verb `port`: a port that nothing listens on."""
+
     port: Port
 
 
-class Entry(Struct, frozen=True):
+class InterfaceAddress(Struct, frozen=True):
+    """One address of one network interface."""
+
     interface: Name
     address: Address
     kind: Name = "direct"
@@ -132,18 +131,24 @@ class Entry(Struct, frozen=True):
     """In Mbit/s, where the interface says."""
 
 
-class Addresses(Struct, frozen=True):
+class MachineAddresses(Struct, frozen=True):
+    """Verb `addresses`. `machine` is the same for all nodes on one machine."""
+
     machine: Name
-    addresses: Annotated[list[Entry], Meta(max_length=4096)]
+    addresses: Annotated[list[InterfaceAddress], Meta(max_length=4096)]
 
 
-class Listening(Struct, frozen=True):
+class ListeningPorts(Struct, frozen=True):
+    """Verb `listen`: the ports on which a node waits for the probes of the others."""
+
     fresh: list[Port]
     ephemeral: list[Port]
 
 
-class Attempt(Struct, frozen=True):
-    node: Number
+class ConnectionAttempt(Struct, frozen=True):
+    """One try to reach a port of another node; `ms` and `mb_s` are the latency and the throughput in MB/s."""
+
+    node: SmallInteger
     address: Name
     port: Port
     state: Name
@@ -153,328 +158,291 @@ class Attempt(Struct, frozen=True):
     mb_s: Amount | None
 
 
-class Reached(Struct, frozen=True):
-    tried: list[Attempt]
+class ReachReport(Struct, frozen=True):
+    """Verb `reach`."""
+
+    tried: list[ConnectionAttempt]
 
 
-class Python(TypedDict):
+# -- what a run needs -------------------------------------------------------------------------------
+
+
+class NodePython(Struct, frozen=True):
+    """Verb `python`: the interpreter that a run uses on a node, and `why` this one."""
+
     python: Name
     version: Name
     torch: Name | None
-    cuda: NotRequired[Name | None]
     why: Name
+    cuda: Name | None = None
 
 
-class Saying(TypedDict):
+class ProgressLine(Struct, frozen=True):
+    """An item of verb `python`: what making an environment is at."""
+
     say: Sentence
 
 
-class Output(TypedDict):
-    b64: bytes
+class SetupOutput(Struct, frozen=True):
+    """An item of verb `setup`: bytes that the set-up command wrote."""
+
+    data: bytes = msgspec.field(name="b64")
 
 
-class SetUp(TypedDict):
-    code: Number | None
+class SetupResult(Struct, frozen=True):
+    """Verb `setup`: the command's exit code, None where a signal ended it."""
+
+    code: SmallInteger | None
     skipped: bool
+    """The command has succeeded before, and nothing that it reads has changed."""
 
 
-class Plan(TypedDict):
+class UploadPlan(Struct, frozen=True):
+    """Verb `plan`. `need` and `ask` are positions in the list of files that the node was given."""
+
     push: Annotated[str, Meta(pattern=r"^[0-9A-Za-z]{0,64}\Z")]
+    """The identifier to commit the upload with; empty where the node's files are up to date."""
     need: list[Count]
     ask: list[Count]
+    """Files whose checksum decides whether they are needed."""
     kept: list[Name]
+    """Files that were edited on the node and stay there."""
     conflicts: list[Name]
+    """Files that were edited on the node and differ here as well."""
 
 
-class Committed(TypedDict):
+class UploadCommit(Struct, frozen=True):
+    """Verb `commit`."""
+
     removed: Count
 
 
-class Edit(TypedDict):
+class NodeEdit(Struct, frozen=True):
+    """A pushed file that was edited on the node."""
+
     path: Name
     state: Literal["changed", "deleted"]
 
 
-class Edits(TypedDict):
-    files: list[Edit]
+class NodeEdits(Struct, frozen=True):
+    """Verb `edits`."""
+
+    files: list[NodeEdit]
 
 
-class Exit(TypedDict):
-    code: NotRequired[Number | None]
-    signal: NotRequired[Number | None]
+# -- a run's logs and results -----------------------------------------------------------------------
 
 
-Reason = TypedDict(
-    "Reason",
+class LauncherDocument(TypedDict):
+    """How torchrun, or the command of a run, ended."""
+
+    code: NotRequired[SmallInteger | None]
+    signal: NotRequired[SmallInteger | None]
+
+
+ReasonDocument = TypedDict(
+    "ReasonDocument",
     {
         "kind": Name,
         "say": NotRequired[Sentence],
-        "node": NotRequired[Number],
-        "from": NotRequired[Number],
-        "at": NotRequired[Moment | None],
+        "node": NotRequired[SmallInteger],
+        "from": NotRequired[SmallInteger],
+        "at": NotRequired[Timestamp | None],
         "by": NotRequired[Name],
-        "rank": NotRequired[Number],
-        "signal": NotRequired[Number | None],
+        "rank": NotRequired[SmallInteger],
+        "signal": NotRequired[SmallInteger | None],
         "reclaimed": NotRequired[bool],
     },
 )
 
 
-class Rank(TypedDict):
-    rank: Number
-    local: NotRequired[Number]
-    code: NotRequired[Number | None]
-    signal: NotRequired[Number | None]
-    started: NotRequired[Moment | None]
-    ended: NotRequired[Moment | None]
+class RankDocument(TypedDict):
+    """How a rank ended."""
+
+    rank: SmallInteger
+    local: NotRequired[SmallInteger]
+    code: NotRequired[SmallInteger | None]
+    signal: NotRequired[SmallInteger | None]
+    started: NotRequired[Timestamp | None]
+    ended: NotRequired[Timestamp | None]
     joined: NotRequired[bool | None]
     oom: NotRequired[bool]
     after_stop: NotRequired[bool]
     error: NotRequired[Any]
-    tail: NotRequired[Words]
-    out: NotRequired[Words]
+    tail: NotRequired[LongText]
+    out: NotRequired[LongText]
 
 
-class Result(TypedDict):
-    """How a run ended on a node: result.json."""
+class ResultDocument(TypedDict):
+    """result.json: how a run ended on a node.
+
+    A document and not a Struct, as the three above, since the ledger and run.json keep it with exactly the fields that
+    the node sent. `gpuops.runs.outcome.node_report.parse_report` makes a typed value of it.
+    """
 
     outcome: Literal["done", "failed", "stopped", "lost"]
-    reason: Reason
-    ranks: Annotated[list[Rank], Meta(max_length=100_000)]
-    started: NotRequired[Moment | None]
-    ended: NotRequired[Moment | None]
-    launcher: NotRequired[Exit]
-    tail: NotRequired[Words]
-    out: NotRequired[Words]
-    progress: NotRequired[dict[str, Finite] | None]
+    reason: ReasonDocument
+    ranks: Annotated[list[RankDocument], Meta(max_length=100_000)]
+    started: NotRequired[Timestamp | None]
+    ended: NotRequired[Timestamp | None]
+    launcher: NotRequired[LauncherDocument]
+    tail: NotRequired[LongText]
+    out: NotRequired[LongText]
+    progress: NotRequired[dict[str, FiniteNumber] | None]
     disk_free: NotRequired[Count | None]
     left: NotRequired[Count | None]
 
 
-class Sink(TypedDict):
+class SinkState(Struct, frozen=True, omit_defaults=True):
+    """What has become of the results that a node keeps on a network volume or in a bucket."""
+
     state: Name
-    folder: NotRequired[Name | None]
-    why: NotRequired[Sentence]
-    done: NotRequired[Count]
+    folder: Name | None = None
+    why: Sentence = Sentence()
+    done: Count = 0
+    """Bytes copied so far."""
+
+    def document(self) -> dict[str, Any]:
+        """The fields that the node sent, for the ledger and run.json."""
+        fields: dict[str, Any] = msgspec.to_builtins(self, enc_hook=str)
+        return fields
 
 
-class Run(TypedDict):
-    result: NotRequired[Result | None]
-    sink: NotRequired[Sink | None]
-    handed: NotRequired[dict[str, Number] | None]
+class RunState(Struct, frozen=True):
+    """Verb `run`. `handed` maps each path that another node handed over to that node's index."""
+
+    result: ResultDocument | None = None
+    sink: SinkState | None = None
+    handed: dict[str, SmallInteger] | None = None
 
 
-class Piece(TypedDict):
-    s: Annotated[str, Meta(pattern=r"^[A-Za-z0-9_-]{1,64}(\.[a-z]{1,8})?\Z")]
-    o: Count
-    b64: bytes
+class LogPiece(Struct, frozen=True):
+    """An item of verb `tail`: the bytes of a log from an offset on."""
+
+    stream: Annotated[str, Meta(pattern=r"^[A-Za-z0-9_-]{1,64}(\.[a-z]{1,8})?\Z")] = msgspec.field(name="s")
+    offset: Count = msgspec.field(name="o")
+    data: bytes = msgspec.field(name="b64")
 
 
-class Tail(TypedDict):
-    result: Result | None
+class LogEnd(Struct, frozen=True):
+    """Verb `tail`, once its items have ended. `result` is None while the run lives."""
+
+    result: ResultDocument | None
 
 
-class Outs(TypedDict):
-    files: Annotated[list[tuple[Name, Count, Nanoseconds]], Many]
+class OutputListing(Struct, frozen=True):
+    """Verb `outs`: the files of a run that its `--out` patterns match."""
+
+    files: Annotated[list[FileRow], FileCount]
 
 
-class Sum(TypedDict):
+class Checksum(Struct, frozen=True):
+    """An item of verb `sums`."""
+
     path: Name
     sha256: Sha256
 
 
-class Shape(NamedTuple):
-    """Of one verb."""
+class VerbShapes(NamedTuple):
+    """What one verb may send."""
 
-    last: Any
-    """Its last word."""
+    answer: Any
+    """The shape of its last message."""
     item: Any = None
-    """Each of its items; None: it has none. A `{"beat": time}` may stand among them."""
+    """The shape of each item; None: it has none. A `{"beat": time}` may stand among them."""
 
 
-VERBS = {
-    "hello": Shape(NodeHello),
-    "ping": Shape(Pong),
-    "route": Shape(Route),
-    "port": Shape(PortFound),
-    "addresses": Shape(Addresses),
-    "listen": Shape(Listening),
-    "release": Shape(Nothing),
-    "reach": Shape(Reached),
-    "python": Shape(Python, Saying),
-    "setup": Shape(SetUp, Output),
-    "plan": Shape(Plan),
-    "commit": Shape(Committed),
-    "edits": Shape(Edits),
-    "start": Shape(Nothing),
-    "run": Shape(Run),
-    "stop": Shape(Nothing),
-    "urls": Shape(Nothing),
-    "home": Shape(Nothing),
-    "tail": Shape(Tail, Piece),
-    "outs": Shape(Outs),
-    "sums": Shape(Nothing, Sum),
-    "lease": Shape(Nothing),
+VERB_SHAPES = {
+    "hello": VerbShapes(NodeHello),
+    "ping": VerbShapes(Pong),
+    "route": VerbShapes(Route),
+    "port": VerbShapes(FreePort),
+    "addresses": VerbShapes(MachineAddresses),
+    "listen": VerbShapes(ListeningPorts),
+    "release": VerbShapes(Acknowledgement),
+    "reach": VerbShapes(ReachReport),
+    "python": VerbShapes(NodePython, ProgressLine),
+    "setup": VerbShapes(SetupResult, SetupOutput),
+    "plan": VerbShapes(UploadPlan),
+    "commit": VerbShapes(UploadCommit),
+    "edits": VerbShapes(NodeEdits),
+    "start": VerbShapes(Acknowledgement),
+    "run": VerbShapes(RunState),
+    "stop": VerbShapes(Acknowledgement),
+    "urls": VerbShapes(Acknowledgement),
+    "home": VerbShapes(Acknowledgement),
+    "tail": VerbShapes(LogEnd, LogPiece),
+    "outs": VerbShapes(OutputListing),
+    "sums": VerbShapes(Acknowledgement, Checksum),
+    "lease": VerbShapes(Acknowledgement),
 }
 
 
 # -- what programs and files say --------------------------------------------------------------------
 
 
-class Left(TypedDict):
-    """Mode `left`."""
+class UnmatchedListing(Struct, frozen=True):
+    """Mode `left`: path, size, time of the last change, and whether the file was pushed and edited."""
 
-    files: Annotated[list[tuple[Name, Count, Nanoseconds, bool]], Many]
-
-
-class Told(TypedDict):
-    """Modes `init`, `nodes`, `end`."""
-
-    nodes: NotRequired[list[dict[str, Any]]]
+    files: Annotated[list[tuple[Name, Count, Nanoseconds, bool]], FileCount]
 
 
-class Kept(TypedDict):
-    """`safe.json` of an archive. What it names is held against the archive's own members."""
+class ModeAnswer(Struct, frozen=True):
+    """Modes `init`, `nodes` and `end`. `nodes` is None for the modes that list none."""
 
-    files: Annotated[list[tuple[str, Count, Sha256 | None, Nanoseconds]], Many]
-    missing: NotRequired[Count | None]
+    nodes: list[dict[str, Any]] | None = None
 
 
-class Event(TypedDict):
+class ArchiveListing(Struct, frozen=True):
+    """`safe.json` of an archive: path, size, checksum and time of each file. The reader compares it with the files."""
+
+    files: Annotated[list[tuple[str, Count, Sha256 | None, Nanoseconds]], FileCount]
+    missing: Count | None = None
+    """Files that the node could not read."""
+
+
+class EventReason(Struct, frozen=True):
+    """Why a node noted an event."""
+
+    kind: Name
+    say: Sentence = Sentence()
+    origin: SmallInteger | None = msgspec.field(name="from", default=None)
+    """The node that it was heard from; None: at first hand."""
+
+
+class JournalEvent(Struct, frozen=True):
     """A line of `events.jsonl`."""
 
     event: Name
-    at: Moment
-    reason: NotRequired[Reason]
+    at: Timestamp
+    reason: EventReason | None = None
 
 
-class Refusal(TypedDict):
-    say: NotRequired[Sentence]
-    hint: NotRequired[Sentence]
-    kind: NotRequired[Name]
-    data: NotRequired[dict[str, Any] | None]
+class AgentRefusal(Struct, frozen=True):
+    """Why an agent does not do what it was asked for."""
+
+    say: Sentence = Sentence()
+    hint: Sentence = Sentence()
+    kind: Name = ""
+    data: dict[str, Any] | None = None
 
 
-class Complaint(TypedDict):
-    error: dict[str, Any]
+class RefusalLine(Struct, frozen=True):
+    """The last line that a refusing program of the agent writes to stderr."""
+
+    error: AgentRefusal
 
 
-def _is_struct(what: object) -> bool:
-    return isinstance(what, type) and issubclass(what, Struct)
+def prepare_shapes(shapes: Iterable[object]) -> None:
+    """Have msgspec build its description of each Struct and TypedDict among `shapes`; other objects are skipped.
 
-
-# msgspec learns a shape at its first use, and keeps what it has learnt so far where a second thread takes it for whole:
-# a crash of the interpreter. Nodes are asked by threads, so each shape is learnt here, under the lock of the import.
-for _shape in [each for each in list(globals().values()) if is_typeddict(each) or _is_struct(each)]:
-    msgspec.json.Decoder(_shape)
-
-
-def message(label: str, verb: str, line: bytes) -> tuple[Literal["item", "ok", "beat"], Any]:
-    """One line of the agent about a request. Raises NodeRefused; MalformedAnswer where the shape is wrong."""
-    shape = VERBS[verb]
-    with sound(label, f"to '{verb}'"):
-        said = parsed(line)
-        match said:
-            case {"error": dict(error)}:
-                raise refusal(label, error)
-            case {"item": {"beat": int() | float()}} if shape.item:
-                return "beat", None
-            case {"item": dict(item)} if shape.item:
-                return "item", shaped(item, shape.item)
-            case {"ok": {"protocol": int(other)}} if verb == "hello" and other != PROTOCOL:
-                return "ok", OtherHello(other)
-            case {"ok": dict(last)}:
-                return "ok", shaped(last, shape.last)
-        raise ValueError("neither an item nor an answer")
-
-
-def document(label: str, what: str, text: bytes, shape: Any) -> Any:
-    """What a program or a file says in one document. `what`: for the message. Raises MalformedAnswer."""
-    with sound(label, what):
-        return shaped(parsed(text), shape)
-
-
-def refusal(label: str, error: Any) -> NodeRefused:
-    """An agent's own refusal. Raises ValueError for what is none."""
-    said: Refusal = shaped(error, Refusal)
-    words = (said.get("say") or "refused", said.get("hint") or "", said.get("kind") or "refused")
-    return NodeRefused(f"{label}: {words[0]}", words[1], words[2], said.get("data"))
-
-
-def refused(label: str, last: str) -> NodeRefused | None:
-    """The same of a program that has ended: the last line that it wrote to stderr. None for anything else."""
-    try:
-        said: Complaint = shaped(parsed(last.encode(errors="replace")), Complaint)
-        return refusal(label, said["error"])
-    except ValueError:
-        return None
-
-
-def result(told: Any) -> Result | None:
-    """What is said to be a result.json, of a node that may not be asked any more; None where it is none."""
-    try:
-        found: Result = shaped(parsed(told) if isinstance(told, bytes) else told, Result)
-        return found
-    except ValueError:
-        return None
-
-
-def event(line: bytes) -> Event | None:
-    """A line of a node's journal; None for one that was cut off, or is none of ours."""
-    try:
-        found: Event = shaped(parsed(line), Event)
-        return found
-    except ValueError:
-        return None
-
-
-def parsed(text: bytes) -> Any:
-    """JSON, in which NaN and Infinity are nothing (null): Python writes them, and no number of ours may be one.
-
-    The standard library's parser, since it bears what lies in the names of files that are not UTF-8. Raises ValueError.
+    msgspec builds it at the first use of a type, and another thread that uses the type meanwhile takes an unfinished
+    description for a complete one, which crashes the interpreter. Threads talk to nodes, so a module with shapes calls
+    this at its end, under the lock of its import.
     """
-    if len(text) > CONTAINERS and text.count(b"[") + text.count(b"{") > CONTAINERS:
-        raise ValueError("too many parts")
-    try:
-        return json.loads(text, parse_constant=lambda _: None, parse_float=_finite)
-    except RecursionError:
-        raise ValueError("too deep") from None
-    except ValueError:
-        raise ValueError("no JSON") from None
+    for shape in shapes:
+        if is_typeddict(shape) or isinstance(shape, type(Struct)):
+            msgspec.json.Decoder(shape)
 
 
-def _finite(text: str) -> float | None:
-    number = float(text)
-    return number if isfinite(number) else None
-
-
-def shaped(value: Any, shape: Any) -> Any:
-    """`value` as what it must be, without what else is in it. Raises ValueError, which says where it differs."""
-    try:
-        return msgspec.convert(value, shape, dec_hook=_of_ours)
-    except UnicodeEncodeError:
-        raise ValueError("not UTF-8") from None
-    except RecursionError:
-        raise ValueError("too deep") from None
-    except msgspec.ValidationError as error:
-        raise ValueError(str(error)) from None
-
-
-def _of_ours(kind: type, value: Any) -> Address | Sentence:
-    """The types that msgspec does not know. Raises ValueError."""
-    if not isinstance(value, str):
-        raise ValueError(f"Expected `str`, got `{type(value).__name__}`")
-    if kind is Sentence:
-        return Sentence(" ".join(value[:SAID].split()))
-    ipaddress.ip_address(value)
-    return Address(value)
-
-
-@contextmanager
-def sound(label: str, what: str) -> Iterator[None]:
-    """Whatever is wrong with an answer becomes one sentence. Raises MalformedAnswer."""
-    try:
-        yield
-    except ValueError as error:
-        why = "".join(char if char.isprintable() else "?" for char in f"{what}: {error}")
-        raise MalformedAnswer(label, why if len(why) <= SHOWN else why[:SHOWN] + "…") from None
+prepare_shapes([*globals().values()])

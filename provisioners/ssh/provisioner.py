@@ -226,7 +226,7 @@ class SshProvisioner:
         except NodeError as error:
             say = f"{error.say} (gone for good? gpuops reap --forget {name})"
             raise Unknown(say, error.hint) from error
-        found = answer.get("nodes")
+        found = answer.nodes
         if found is None:
             raise Rejected(
                 f"what answers on {name} is no agent of gpuops", f"look at what {known_host.python} is there"

@@ -12,7 +12,7 @@ from typing import Any
 from gpuops.agent.files import tree
 from gpuops.agent.node import Node, Refusal
 from gpuops.core.errors import NodeRefused
-from gpuops.transport import schemas
+from gpuops.transport import validation
 from gpuops.transport.connection import ProcessChannel
 
 SOURCE = str(Path(__file__).parents[2])
@@ -38,7 +38,7 @@ VERBS: dict[str, Verb] = {"plan": tree.plan, "commit": tree.commit, "edits": tre
 
 def heard(label: str, verb: str, kind: str, said: Any) -> Any:
     """What a client makes of an agent's `item` or `ok`. Raises MalformedAnswer."""
-    return schemas.message(label, verb, json.dumps({"id": 1, kind: said}).encode())[1]
+    return validation.parse_message(label, verb, json.dumps({"id": 1, kind: said}).encode())[1]
 
 
 class InProcessClient:

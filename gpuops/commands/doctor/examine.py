@@ -21,7 +21,7 @@ from gpuops.core.errors import ConnectionLost, MalformedAnswer, NodeError
 from gpuops.core.parallel import on_each
 from gpuops.core.polling import Clock
 from gpuops.nodes import bootstrap
-from gpuops.transport import schemas
+from gpuops.transport import validation
 from gpuops.transport.bulk import exchange
 from gpuops.transport.connection import Connection
 
@@ -100,7 +100,7 @@ def run_checkup(connection: Connection, place: Place, clock: Clock) -> Checkup:
     document = read_document(
         exchange(connection.open(argv), place.where, agent, CHECKUP_SILENCE_TIMEOUT_S), place.where
     )
-    with schemas.sound(place.where, "checkup"):
+    with validation.report_malformed(place.where, "checkup"):
         facts = parse_facts(document)
     bounds = _measure_clock(connection, place, clock) if place.reached else None
     return Checkup(place.where, facts, place.reached, bounds, place.artefact)
@@ -109,7 +109,7 @@ def run_checkup(connection: Connection, place: Place, clock: Clock) -> Checkup:
 def read_document(output: bytes, where: str) -> Mapping[str, object]:
     """The JSON document that a checkup printed. Raises ConnectionLost where the output is another."""
     try:
-        document = schemas.parsed(output)
+        document = validation.parse_json(output)
         if document["schema"] == 1:
             return dict(document)
     except (ValueError, KeyError, TypeError):

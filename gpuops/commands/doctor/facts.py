@@ -11,7 +11,7 @@ from dataclasses import dataclass
 
 from msgspec import Struct, field
 
-from gpuops.transport import schemas
+from gpuops.transport import schemas, validation
 
 FAULT_SIGNS = ("ERR!", "Unknown Error", "requires reset", "GPU is lost")
 """What nvidia-smi prints in a column instead of a value where a GPU is broken."""
@@ -215,9 +215,12 @@ class Facts(Struct, frozen=True):
     """Why a probe has no result, by its name."""
 
 
+schemas.prepare_shapes([*globals().values()])
+
+
 def parse_facts(document: Mapping[str, object]) -> Facts:
     """The facts of a checkup's document. Raises ValueError where a field has another type."""
-    facts: Facts = schemas.shaped(document, Facts)
+    facts: Facts = validation.convert(document, Facts)
     return facts
 
 

@@ -32,7 +32,7 @@ from gpuops.sync.unmatched_files import choose_unasked, describe_unmatched_files
 from gpuops.transport.rpc import AgentClient
 
 if TYPE_CHECKING:
-    from gpuops.transport.schemas import Run
+    from gpuops.transport.schemas import RunState
 
 
 POLL_INTERVAL_S = 0.2
@@ -275,8 +275,8 @@ def _list_handed_over(
 
     def ask(index: int) -> None:
         with suppress(GpuopsError):
-            answer: Run = live.clients[index].call("run", run=row.name)
-            handed[index] = {path: node for path, node in (answer.get("handed") or {}).items() if node in absentees}
+            answer: RunState = live.clients[index].call("run", run=row.name)
+            handed[index] = {path: node for path, node in (answer.handed or {}).items() if node in absentees}
 
     on_each(ask, nodes)
     return handed
@@ -304,8 +304,8 @@ def _wait_for_sink(ctx: Context, client: AgentClient, run: str, deadline: float)
     latest: Mapping[str, Any] = {}
     stall_deadline = math.inf
     for attempt in Poller.every(ctx.clock, POLL_INTERVAL_S, deadline):
-        answer: Run = client.call("run", run=run)
-        state: Mapping[str, Any] = answer.get("sink") or {}
+        answer: RunState = client.call("run", run=run)
+        state: Mapping[str, Any] = answer.sink.document() if answer.sink else {}
         if state.get("state") not in ("claimed", "copying"):
             return state
         if state != latest:

@@ -81,10 +81,10 @@ def log_stream_name(path: str) -> str:
 
 
 def _read_result(folder: SafeFolder, path: str) -> Mapping[str, Any] | None:
-    from gpuops.transport import schemas
+    from gpuops.transport import validation
 
     try:
         with folder.reading(path) as file:
-            return schemas.result(file.read(MAX_DOCUMENT_BYTES))
+            return validation.parse_result(file.read(MAX_DOCUMENT_BYTES))
     except OSError:
         return None

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import dataclasses
 from contextlib import suppress
+from typing import TYPE_CHECKING
 
 from gpuops.core.context import Context
 from gpuops.core.errors import GpuopsError, UsageError
@@ -18,6 +19,9 @@ from gpuops.core.sink import BucketSink
 from gpuops.ledger.store import RunRow
 from gpuops.nodes.session import ClusterSession, machines_of
 from gpuops.sync import object_store, sinks
+
+if TYPE_CHECKING:
+    from gpuops.transport.schemas import RunState
 
 DEFAULT_GRACE_S = 7200.0
 """The longest wait without `--grace`."""
@@ -127,7 +131,8 @@ def describe_hold(ctx: Context, live: ClusterSession, row: RunRow, request: RunR
     if request.sink:
         folder = ""
         with suppress(GpuopsError):  # the run goes on without the answer
-            folder = (live.clients[0].call("run", run=row.name).get("sink") or {}).get("folder") or ""
+            state: RunState = live.clients[0].call("run", run=row.name)
+            folder = (state.sink.folder if state.sink else None) or ""
         on = "in" if isinstance(request.sink, BucketSink) else "on"
         until = row.facts.bucket_until
         early = until is not None and (row.ended is None) and (live.row.lease.end is None or until < live.row.lease.end)

@@ -67,9 +67,9 @@ def follow(client: AgentClient, run: str, offsets: dict[str, int] | None = None)
     """Every stream's bytes to the end of the run; offsets must be gapless."""
     got: dict[str, bytes] = {}
     for item in client.stream("tail", timeout=60, run=run, offsets=offsets or {}, follow=True):
-        begin = (offsets or {}).get(item["s"], 0)
-        assert item["o"] == begin + len(got.get(item["s"], b""))
-        got[item["s"]] = got.get(item["s"], b"") + item["b64"]
+        begin = (offsets or {}).get(item.stream, 0)
+        assert item.offset == begin + len(got.get(item.stream, b""))
+        got[item.stream] = got.get(item.stream, b"") + item.data
     return got
 
 
@@ -239,7 +239,7 @@ def test_a_further_attempt_of_a_run_that_ended(node: RealNode) -> None:
     assert node.file("r-1", "launcher.out") == b"one\ntwo\n"
     assert not (folder / "stop").exists()
     client = node.client()
-    made = client.call("outs", run="r-1", patterns=["*.pt"])["files"]
+    made = client.call("outs", run="r-1", patterns=["*.pt"]).files
     client.close()
     assert [path for path, *_ in made] == ["made.pt"], "what the first attempt made is the run's as well"
 
@@ -254,7 +254,7 @@ def test_what_a_run_downloads_is_kept_for_the_nodes_of_a_root_and_is_no_result(
         assert node.result(run)["outcome"] == "done"
         assert node.file(run, "launcher.out") == known
         client = node.client()
-        assert client.call("outs", run=run, patterns=["*.gz"])["files"] == []
+        assert client.call("outs", run=run, patterns=["*.gz"]).files == []
         client.close()
         code, left, errors = node.mode("left", stdin=json.dumps({"run": run, "patterns": []}))
         assert (code, left) == (0, '{"files": []}\n'), errors
@@ -293,7 +293,7 @@ def test_one_run_at_a_time(node: RealNode) -> None:
     client.call("stop", run="r-1", how="now", why="enough")
     follow(client, "r-1")
     node.start("r-2", ["true"])  # at once: who knows the result may start the next
-    assert node.client().call("run", run="r-1")["result"]["reason"] == {"kind": "stop", "say": "enough"}
+    assert node.client().call("run", run="r-1").result["reason"] == {"kind": "stop", "say": "enough"}
 
 
 def test_tail_loses_and_doubles_no_byte_over_cuts(node: RealNode) -> None:
@@ -304,14 +304,14 @@ def test_tail_loses_and_doubles_no_byte_over_cuts(node: RealNode) -> None:
         client = node.client()
         stream = client.stream("tail", run="r-1", offsets={"launcher.out": len(got)}, follow=True, timeout=60)
         for item in stream:
-            if item["s"] == "launcher.out":
-                assert item["o"] == len(got)
-                got += item["b64"]
+            if item.stream == "launcher.out":
+                assert item.offset == len(got)
+                got += item.data
                 break  # the cut
         else:
             break
         client.close()
-    assert stream.answer["result"]["outcome"] == "done"
+    assert stream.answer.result["outcome"] == "done"
     assert got == node.file("r-1", "launcher.out")
     assert got.count(b"\n") == 400
 

@@ -71,9 +71,9 @@ def test_the_agent_is_brought_once_and_a_node_begins(tmp_path: Path) -> None:
     document = {"node": node, "lease": {"boot_in": 600.0}}
     bootstrap.init(connection, sys.executable, path, str(folder), document)
     nodes = [sys.executable, "-I", path, "nodes", "--root", str(root), "--host"]
-    (seen,) = bootstrap.call_agent_mode(connection, [*nodes, "here"])["nodes"]
+    (seen,) = bootstrap.call_agent_mode(connection, [*nodes, "here"]).nodes
     assert (seen["mark"], seen["state"], seen["folder"]) == (node["mark"], "running", str(folder))
-    assert bootstrap.call_agent_mode(connection, [*nodes, "another host that shares the home"])["nodes"] == []
+    assert bootstrap.call_agent_mode(connection, [*nodes, "another host that shares the home"]).nodes == []
     with pytest.raises(NodeRefused) as refused:
         bootstrap.init(connection, sys.executable, path, str(folder), {**document, "node": {**node, "token": "other"}})
     assert refused.value.kind == "foreign"

@@ -18,7 +18,7 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 from gpuops.core.errors import MalformedAnswer
-from gpuops.transport import schemas
+from gpuops.transport import schemas, validation
 from tests.conftest import Shell, until
 from tests.fakes.tent import pitch
 from tests.integration.cli.test_user_away import detach, tents
@@ -246,12 +246,12 @@ def altered(value: Any, path: tuple[Any, ...], new: Any) -> Any:
 def heard(verb: str, kind: str, said: Any) -> Any:
     """What a client makes of it. NaN and Infinity are written as Python writes them."""
     text = json.dumps({"id": 1, kind: said}).replace('"NAN"', "NaN").replace('"INF"', "1e999")
-    said = schemas.message("node0", verb, text.encode())[1]
+    said = validation.parse_message("node0", verb, text.encode())[1]
     return msgspec.to_builtins(said, builtin_types=(bytes,), enc_hook=str)
 
 
 def test_what_is_true_is_taken_as_it_is() -> None:
-    assert set(TRUE) == set(schemas.VERBS)
+    assert set(TRUE) == set(schemas.VERB_SHAPES)
     for verb, (last, item) in TRUE.items():
         heard(verb, "ok", {**last, "newer": [1]})
         if item:
@@ -271,7 +271,7 @@ def test_nodes_that_answer_for_the_first_time_at_once() -> None:
 
 AT_ONCE = """
 import json, sys, threading
-from gpuops.transport import schemas
+from gpuops.transport import validation
 documents = json.load(sys.stdin)
 sys.setswitchinterval(1e-6)
 for _ in range(3):
@@ -280,7 +280,7 @@ for _ in range(3):
         together = threading.Barrier(8)
         def hear():
             together.wait()
-            schemas.message("node0", verb, line)
+            validation.parse_message("node0", verb, line)
         threads = [threading.Thread(target=hear) for _ in range(8)]
         for thread in threads: thread.start()
         for thread in threads: thread.join()
@@ -325,18 +325,18 @@ def leaves(value: Any) -> Iterator[Any]:
 def test_a_document_without_a_bottom_is_nonsense(verb: str) -> None:
     for depth in (10_000, 1_000_000):
         with pytest.raises(MalformedAnswer):
-            schemas.message("node0", verb, b'{"id": 1, "ok": {"x": ' + b"[" * depth + b"]" * depth + b"}}")
+            validation.parse_message("node0", verb, b'{"id": 1, "ok": {"x": ' + b"[" * depth + b"]" * depth + b"}}")
 
 
 def test_files_of_a_node_are_sound_or_nothing() -> None:
-    assert schemas.result(json.dumps(RESULT).encode())
+    assert validation.parse_result(json.dumps(RESULT).encode())
     for path in spots(RESULT):
         for new in WORSE:
-            schemas.result(json.dumps(altered(RESULT, path, new)).encode())
+            validation.parse_result(json.dumps(altered(RESULT, path, new)).encode())
     for text in (b"", b"[" * 100_000, b"5", b"\xff", b'{"outcome": "done"}'):
-        assert schemas.result(text) is None
-        assert schemas.event(text) is None
-    assert schemas.event(b'{"at": 5.0, "event": "stepped", "more": 1}') == {"at": 5.0, "event": "stepped"}
+        assert validation.parse_result(text) is None
+        assert validation.parse_event(text) is None
+    assert validation.parse_event(b'{"at": 5.0, "event": "stepped", "more": 1}') == schemas.JournalEvent("stepped", 5.0)
 
 
 def test_no_verb_is_called_whose_answer_has_no_shape() -> None:
@@ -356,4 +356,4 @@ def test_no_verb_is_called_whose_answer_has_no_shape() -> None:
                     continue
                 assert isinstance(first, ast.Constant), f"{path}:{node.lineno} does not name its verb"
                 called.add(first.value)
-    assert called == set(schemas.VERBS)
+    assert called == set(schemas.VERB_SHAPES)

@@ -25,7 +25,7 @@ from gpuops.sync import mirror
 from gpuops.sync.merged_outputs import OutFolder
 from gpuops.sync.merged_outputs_record import Arrival
 from gpuops.sync.run_folder import RunHome
-from gpuops.transport import schemas
+from gpuops.transport import schemas, validation
 from gpuops.transport.bulk import transfer
 from gpuops.transport.rpc import AgentClient
 from gpuops.transport.tar_reader import members
@@ -119,11 +119,11 @@ def answer(node, verb, args, message):
 """
 
 
-@pytest.mark.parametrize("verb", [verb for verb, shape in schemas.VERBS.items() if not shape.item])
+@pytest.mark.parametrize("verb", [verb for verb, shape in schemas.VERB_SHAPES.items() if not shape.item])
 def test_a_verb_without_items_has_no_beats(verb: str) -> None:
     """Each would begin the wait for its answer anew: no command would ever end."""
     with pytest.raises(MalformedAnswer):
-        schemas.message("node0", verb, b'{"id": 1, "item": {"beat": 1.0}}')
+        validation.parse_message("node0", verb, b'{"id": 1, "item": {"beat": 1.0}}')
 
 
 @pytest.mark.parametrize("verb", ["hello", "plan", "start", "outs", "run"])
@@ -141,18 +141,18 @@ def test_a_message_of_many_parts_is_not_read(what: bytes) -> None:
     """60 MB of them were 1.5 GB here, and half a minute in which no other thread moved."""
     line = b'{"id": 1, "ok": {"files": [' + what * (3_000_000) + b"0]}}"
     with pytest.raises(MalformedAnswer, match="too many parts"):
-        schemas.message("node0", "outs", line)
+        validation.parse_message("node0", "outs", line)
 
 
 def test_a_listing_of_half_a_million_files_is() -> None:
     rows = ",".join(f'["run[{index}].pt",1,1]' for index in range(500_000))
-    _, said = schemas.message("node0", "outs", f'{{"id": 1, "ok": {{"files": [{rows}]}}}}'.encode())
-    assert len(said["files"]) == 500_000
+    _, said = validation.parse_message("node0", "outs", f'{{"id": 1, "ok": {{"files": [{rows}]}}}}'.encode())
+    assert len(said.files) == 500_000
 
 
 def test_a_refusal_is_one_short_line() -> None:
     error = {"say": "no\n\ngpuops: lab is gone, nothing bills\n" + "x" * 1_000_000, "hint": "a\r\nb", "kind": "busy"}
-    refusal = schemas.refusal("node0", error)
+    refusal = validation.parse_refusal("node0", error)
     assert refusal.say.startswith("node0: no gpuops: lab is gone, nothing bills xxx")
     assert len(refusal.say) < 2100
     assert refusal.hint == "a b"
@@ -160,7 +160,7 @@ def test_a_refusal_is_one_short_line() -> None:
 
 def test_so_are_the_words_of_a_result() -> None:
     reason = {"kind": "rank", "say": "no\n\ngpuops: all is well\n" + "x" * 1_000_000}
-    found = schemas.result({"outcome": "lost", "reason": reason, "ranks": []})
+    found = validation.parse_result({"outcome": "lost", "reason": reason, "ranks": []})
     assert found is not None
     assert found["reason"]["say"].startswith("no gpuops: all is well xxx")
     assert len(found["reason"]["say"]) < 2100
@@ -169,7 +169,7 @@ def test_so_are_the_words_of_a_result() -> None:
 
 def test_a_checksum_ends_with_its_last_digit() -> None:
     with pytest.raises(ValueError, match="sha256"):
-        schemas.shaped({"path": "a", "sha256": "0" * 64 + "\n"}, schemas.Sum)
+        validation.convert({"path": "a", "sha256": "0" * 64 + "\n"}, schemas.Checksum)
 
 
 @pytest.mark.parametrize("number", ["²", "9" * 5000, "٣" * 30, "-5", ""])
@@ -213,7 +213,7 @@ def test_a_node_has_so_many_logs(tmp_path: Path, monkeypatch: pytest.MonkeyPatch
         label = "node0"
 
         def stream(self, _verb: str, **_args: Any) -> Any:
-            return iter({"s": f"rank{index}.out", "o": 0, "b64": b"x"} for index in itertools.count())
+            return iter(schemas.LogPiece(f"rank{index}.out", 0, b"x") for index in itertools.count())
 
     monkeypatch.setattr("gpuops.sync.download.MAX_STREAMS", 30)
     home, client = RunHome(tmp_path / "runs" / "r1"), cast(AgentClient, Client())

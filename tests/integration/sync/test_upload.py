@@ -22,6 +22,7 @@ from gpuops.sync.project import FileEntry
 from gpuops.sync.push_record import PushRecord
 from gpuops.sync.secret_scan import MAX_WHOLE_BYTES
 from gpuops.transport.connection import ProcessChannel
+from gpuops.transport.schemas import NodeEdit, NodeEdits
 from tests.conftest import open_folder, without_root
 from tests.fakes.inprocess import InProcessClient
 
@@ -200,7 +201,7 @@ def test_the_same_edit_on_both_sides_is_no_conflict(world: World) -> None:
     (world.here / "train.py").write_text("same edit\n")
     assert world.push() == PushReport("node0", 0, 0, 0, [])
     assert contents(world.there) == contents(world.here)
-    assert world.node.call("edits", tree="project") == {"files": []}
+    assert world.node.call("edits", tree="project").files == []
 
 
 def test_a_file_of_the_same_size_made_by_a_run_is_not_overwritten(world: World) -> None:
@@ -267,9 +268,9 @@ def test_a_newer_push_makes_an_older_one_void(world: World) -> None:
     answer = world.node.call("plan", tree="project", files=[file.wire for file in world.scan().files])
     world.push()
     with pytest.raises(NodeRefused) as refused:
-        world.node.call("commit", tree="project", push=answer["push"])
+        world.node.call("commit", tree="project", push=answer.push)
     assert refused.value.kind == "superseded"
-    channel = world.node.bulk("receive", "--tree", "project", "--push", answer["push"])
+    channel = world.node.bulk("receive", "--tree", "project", "--push", answer.push)
     channel.stdin.close()
     assert channel.wait(600) == 1
     assert "another push has begun" in channel.errors()
@@ -389,7 +390,7 @@ def test_a_push_that_was_cut_is_in_the_record(world: World, monkeypatch: pytest.
 def test_a_node_cannot_write_elsewhere_at_home(world: World, path: str, monkeypatch: pytest.MonkeyPatch) -> None:
     (world.here.parent / "outside").mkdir()
     (world.here / "out").symlink_to("../outside")
-    lie = {"files": [{"path": path, "state": "changed", "size": 1, "pushed": None}]}
+    lie = NodeEdits([NodeEdit(path, "changed")])
     monkeypatch.setattr(world.node, "call", lambda *_, **__: lie)
     before = contents(world.here.parent)
     assert world.pull() == ([], f"{path} was not pushed there from this computer")

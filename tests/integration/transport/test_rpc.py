@@ -18,7 +18,7 @@ from gpuops.nodes import session
 from gpuops.transport import rpc
 from gpuops.transport.connection import ProcessConnection
 from gpuops.transport.rpc import AgentClient, NodePaths
-from gpuops.transport.schemas import PortFound
+from gpuops.transport.schemas import FreePort, ProgressLine, Sentence
 from tests.conftest import until
 
 HANG_S = 120.0
@@ -88,7 +88,7 @@ def test_a_shell_may_talk_first(dial: Dial) -> None:
     )
     early = 'say(b\'{"id": 99, "ok": {"early": true}}\\n\')\n'
     client = dial(noise + early + ECHO.split(MAGIC)[1] + PORT)
-    assert client.call("port") == PortFound(5)
+    assert client.call("port") == FreePort(5)
 
 
 @pytest.mark.parametrize(
@@ -102,8 +102,8 @@ def test_a_shell_may_talk_first(dial: Dial) -> None:
 def test_a_line_that_answers_nothing_is_passed_over(dial: Dial, garbage: bytes) -> None:
     """What a login's shell started may print at any time."""
     client = dial(ECHO + f"say({garbage!r}); {PORT}")
-    assert client.call("port", timeout=HANG_S) == PortFound(5)
-    assert client.call("port", timeout=HANG_S) == PortFound(5)
+    assert client.call("port", timeout=HANG_S) == FreePort(5)
+    assert client.call("port", timeout=HANG_S) == FreePort(5)
 
 
 @pytest.mark.parametrize(
@@ -127,15 +127,15 @@ def test_an_answer_that_is_none_fails_its_request_at_once(dial: Dial, rest: byte
     assert len(caught.value.say) < 300
     assert caught.value.hint
     assert caught.value.exit_code == 4
-    assert client.call("port", timeout=HANG_S) == PortFound(5)
+    assert client.call("port", timeout=HANG_S) == FreePort(5)
 
 
 def test_half_lines_are_put_together(dial: Dial) -> None:
     lines = b'{"id": 1, "item": {"say": "\\xc3\\xa4"}}\\n{"id": 1, "item": {"beat": 1.5}}\\n'.decode()
     client = dial(ECHO + f"for byte in b'{lines}{LAST}':\n        say(bytes([byte])); time.sleep(0.002)")
     stream = client.stream("python")
-    assert list(stream) == [{"say": "ä"}]
-    assert stream.answer["version"] == "3.11.2"
+    assert list(stream) == [ProgressLine(Sentence("ä"))]
+    assert stream.answer.version == "3.11.2"
 
 
 def test_a_line_without_an_end_ends_the_conversation(dial: Dial, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -183,11 +183,11 @@ def test_what_nobody_takes_is_not_gathered(dial: Dial, monkeypatch: pytest.Monke
     monkeypatch.setattr(rpc, "BORNE", 1 << 20)
     client = dial(flood(400, f"say(b'{LAST}')"))
     stream = client.stream("python")
-    assert next(stream)["say"] == "x" * 2000, "a sentence is not longer"
+    assert next(stream).say == "x" * 2000, "a sentence is not longer"
     until(lambda: client._held > 1 << 20, "the first of it here", HANG_S)
     assert client._held < (1 << 20) + 70_000
     assert sum(1 for _ in stream) == 399
-    assert stream.answer["version"] == "3.11.2"
+    assert stream.answer.version == "3.11.2"
     assert client._held == 0
 
 
@@ -197,7 +197,7 @@ def test_who_takes_one_answer_may_wait_for_another(dial: Dial, monkeypatch: pyte
     client = dial(flood(100, f"say(b'{LAST}')"))
     stream = client.stream("python")
     next(stream)
-    assert client.call("port", timeout=HANG_S) == PortFound(5)
+    assert client.call("port", timeout=HANG_S) == FreePort(5)
     assert sum(1 for _ in stream) == 99
 
 
@@ -207,7 +207,7 @@ def test_who_left_keeps_nobody_waiting(dial: Dial, monkeypatch: pytest.MonkeyPat
     stream = client.stream("python")
     next(stream)
     stream.close()
-    assert client.call("port", timeout=HANG_S) == PortFound(5)
+    assert client.call("port", timeout=HANG_S) == FreePort(5)
     assert client._held == 0
 
 
@@ -257,8 +257,8 @@ def test_two_streams_keep_their_own_last_words(dial: Dial) -> None:
     client = dial(ECHO + "say(json.dumps({'id': request['id'], 'ok': {'port': request['id']}}).encode() + b'\\n')")
     first, second = client.stream("port"), client.stream("port")
     assert list(first) == list(second) == []
-    assert client.call("port") == PortFound(3)
-    assert (first.answer, second.answer) == (PortFound(1), PortFound(2))
+    assert client.call("port") == FreePort(3)
+    assert (first.answer, second.answer) == (FreePort(1), FreePort(2))
 
 
 def hello_agent(protocol: int, hello_behind_s: float) -> str:

@@ -18,13 +18,13 @@ from gpuops.nodes.rendezvous import (
     list_candidates,
     without_shared_addresses,
 )
-from gpuops.transport.schemas import Address, Entry
+from gpuops.transport.schemas import Address, InterfaceAddress
 
 PORTS = {0: [23456, 23457, 40000], 1: [40001], 2: [40002]}
 
 
-def entry(address: str, interface: str = "eth0", **more: Any) -> Entry:
-    return Entry(interface, Address(address), **more)
+def entry(address: str, interface: str = "eth0", **more: Any) -> InterfaceAddress:
+    return InterfaceAddress(interface, Address(address), **more)
 
 
 @pytest.mark.parametrize(
@@ -48,7 +48,7 @@ def entry(address: str, interface: str = "eth0", **more: Any) -> Entry:
         ([], "", "", []),
     ],
 )
-def test_addresses_in_order(entries: list[Entry], preferred: str, public: str, expected: list[str]) -> None:
+def test_addresses_in_order(entries: list[InterfaceAddress], preferred: str, public: str, expected: list[str]) -> None:
     found = list_candidates(entries, preferred, public)
     assert [one.address for one in found] == expected
     assert [bool(one.interface) for one in found] == [one.address in {e.address for e in entries} for one in found]

@@ -29,6 +29,7 @@ from gpuops.runs.prepare import Sending, _wait_for_turn
 from gpuops.runs.results.collect import Agents, _fetch_from_nodes
 from gpuops.sync import RunHome
 from gpuops.sync.archive import FetchedNode
+from gpuops.transport.schemas import RunState, Sentence, SinkState
 from tests.conftest import HANG_S, until
 
 REQUEST = RunRequest(kind="command", mode="run", nodes=1, gpus=None, argv=("true",))
@@ -387,12 +388,12 @@ class Keeping:
         self.states = list(states)
         self.asked: list[str] = []
 
-    def call(self, verb: str, **_: Any) -> dict[str, Any]:
+    def call(self, verb: str, **_: Any) -> RunState:
         self.asked.append(verb)
         if verb != "run":
             raise ConnectionLost("away")
         state = self.states.pop(0) if len(self.states) > 1 else self.states[0]
-        return {"sink": {"state": state, "folder": "/workspace/gpuops/r-1", "why": "it is full"}}
+        return RunState(sink=SinkState(state, "/workspace/gpuops/r-1", Sentence("it is full")))
 
 
 SINK = FolderSink("data", "/workspace", True, "5f0c")
@@ -428,7 +429,7 @@ def test_nodes_that_get_no_further_are_waited_for_together(world: Context, monke
     all_at_once = threading.Barrier(12)
 
     class Met(Keeping):
-        def call(self, verb: str, **more: Any) -> dict[str, Any]:
+        def call(self, verb: str, **more: Any) -> RunState:
             if verb == "run" and verb not in self.asked:
                 all_at_once.wait(HANG_S)
             return super().call(verb, **more)
@@ -446,9 +447,9 @@ def test_a_node_that_never_comes_to_an_end_is_not_waited_for(world: Context, mon
     cluster, row = a_kept_run(world, hold_s=0.5)
 
     class Dripping(Keeping):
-        def call(self, verb: str, **more: Any) -> dict[str, Any]:
+        def call(self, verb: str, **more: Any) -> RunState:
             answer = super().call(verb, **more)
-            return answer | {"sink": {"state": "copying", "done": len(self.asked)}} if verb == "run" else answer
+            return RunState(sink=SinkState("copying", done=len(self.asked))) if verb == "run" else answer
 
     end = conclude(world, ClusterSession(cluster, [], cast("Any", [Dripping("copying")])), row, {0: DONE})
     assert "it was not waited for any longer" in end.document["kept"]

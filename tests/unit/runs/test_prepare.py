@@ -21,7 +21,7 @@ from gpuops.nodes.session import ClusterSession
 from gpuops.runs.launch import launch
 from gpuops.runs.prepare import Prepared, run_name_stem
 from gpuops.transport.rpc import Items, Stream
-from gpuops.transport.schemas import PortFound
+from gpuops.transport.schemas import FreePort, SetupOutput, SetupResult
 from tests.conftest import HANG_S
 
 TRAIN = RunRequest(kind="torchrun", mode="multinode", nodes=2, gpus=None, script="train.py")
@@ -122,8 +122,8 @@ class SettingUp:
         self._at_once.wait(HANG_S)
         time.sleep(0.02)
         self._busy.remove(self._machine)
-        yield {"b64": b""}
-        return {"code": 0, "skipped": False}
+        yield SetupOutput(b"")
+        return SetupResult(0, skipped=False)
 
 
 @pytest.mark.parametrize(("machines", "at_once"), [("aabb", 2), ("abcd", 4), ("    ", 1)])
@@ -161,8 +161,8 @@ def test_a_python_without_pip_is_named(tmp_path: Path) -> None:
 
 def failed_set_up(said: bytes, folder: Path, ephemeral: bool = True, index: int = 0) -> RunFailed:
     def items() -> Items:
-        yield {"b64": said}
-        return {"code": 2, "skipped": False}
+        yield SetupOutput(said)
+        return SetupResult(2, skipped=False)
 
     agent = SimpleNamespace(stream=lambda *_, **__: Stream(items()))
     row = SimpleNamespace(name="lab", ephemeral=ephemeral)
@@ -184,7 +184,7 @@ class Agent:
     def call(self, verb: str, **args: Any) -> dict[str, Any]:
         if verb == "port":
             self._fresh += 1
-            return PortFound(self._fresh)
+            return FreePort(self._fresh)
         if verb == "start":
             spec = args["spec"]
             self.asked.append((spec["master"]["port"], spec["gang"]["port"]))

@@ -178,7 +178,7 @@ def test_a_nodes_events_on_our_clock(tmp_path: Path) -> None:
         path.parent.mkdir(parents=True)
         path.write_text("\n".join(json.dumps(one) for one in lines) + '\n{"at": 17')
     assert retries.first_step_time(row) == NOW + 5.0
-    assert retries.first_event_time(row, lambda event: event["event"] == "notice") is None
+    assert retries.first_event_time(row, lambda event: event.event == "notice") is None
 
 
 def test_who_agrees_agrees_to_what_replaces_it_too() -> None:
