@@ -63,7 +63,9 @@ def _request_listing(client: Programs, patterns: Sequence[str], root: Mapping[st
 
     question = json.dumps({"patterns": list(patterns), **root}).encode()
     answer = exchange(client.bulk("left"), client.label, question, LIST_TIMEOUT_S)
-    listing: schemas.UnmatchedListing = validation.parse_document(client.label, "what is on it", answer, schemas.UnmatchedListing)
+    listing: schemas.UnmatchedListing = validation.parse_document(
+        client.label, "what is on it", answer, schemas.UnmatchedListing
+    )
     return listing
 
 
