@@ -1,4 +1,4 @@
-"""What tests/unit/core/test_writer.py leaves to real processes or sockets."""
+"""What tests/unit/cli/terminal/test_writer.py leaves to real processes or sockets."""
 
 from __future__ import annotations
 
@@ -15,9 +15,9 @@ import pytest
 from gpuops.cli.terminal import output, writer
 from gpuops.cli.terminal.output import Output
 from tests.conftest import HANG_S, Shell, until
-from tests.unit.core.test_writer import read
+from tests.unit.cli.terminal.test_writer import read
 
-ROOT = Path(__file__).parents[3]
+ROOT = Path(__file__).parents[4]
 
 
 @pytest.fixture

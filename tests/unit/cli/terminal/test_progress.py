@@ -9,14 +9,8 @@ import threading
 import pytest
 
 from gpuops.cli.terminal.output import ERASE, Output
-from gpuops.cli.terminal.progress import (
-    Phase,
-    PlainProgress,
-    TerminalProgress,
-    describe_rate,
-    line_interval_s,
-    progress_on,
-)
+from gpuops.cli.terminal.phase import Phase, describe_rate, line_interval_s
+from gpuops.cli.terminal.progress import PlainProgress, TerminalProgress, progress_on
 from gpuops.core.format import amount
 from gpuops.core.reporting import Progress, Silent
 
