@@ -1,66 +1,20 @@
-"""The command line inside this process, for what ends before any node is there: quick enough for long tables."""
+"""Shells in which tents can be rented, a bucket, a host; and the desk, for what ends before any node is there."""
 
 from __future__ import annotations
 
 import os
 from collections.abc import Iterator
-from dataclasses import dataclass
 from pathlib import Path
 
 import pytest
 
-from gpuops.cli.entry import execute
-from gpuops.cli.terminal import progress
 from tests.conftest import Shell
+from tests.desk import desk, moon  # noqa: F401
 from tests.fakes.bucket import FakeBucket
 from tests.fakes.tent import pitch
 from tests.integration.cli.renter import fake, money, no_guard_stays, renter  # noqa: F401 - fixtures for every file here
 from tests.integration.cli.tenant import tenant  # noqa: F401
 from tests.sshd import Sshd, can_serve, serving
-
-
-@dataclass(frozen=True)
-class Said:
-    """What a command came to."""
-
-    code: int
-    out: str
-    err: str
-
-
-@dataclass
-class Desk:
-    """A home and a project folder that commands are typed in."""
-
-    home: Path
-    folder: Path
-    capture: pytest.CaptureFixture[str]
-
-    def type(self, *words: str) -> Said:
-        self.capture.readouterr()
-        code = execute(words)
-        out, err = self.capture.readouterr()
-        return Said(code, out, err)
-
-    def write(self, name: str, text: str) -> Path:
-        path = self.folder / name
-        path.parent.mkdir(parents=True, exist_ok=True)
-        path.write_text(text)
-        return path
-
-
-@pytest.fixture
-def desk(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> Desk:
-    for name in [name for name in os.environ if name.startswith("GPUOPS_")]:
-        monkeypatch.delenv(name)
-    folder = tmp_path / "project"
-    folder.mkdir()
-    monkeypatch.setenv("GPUOPS_HOME", str(tmp_path / "home"))
-    monkeypatch.setattr(
-        progress, "FIRST_LINE_AFTER_S", 86400.0
-    )  # what drags is said, and here a busy machine would decide it
-    monkeypatch.chdir(folder)
-    return Desk(tmp_path / "home", folder, capsys)
 
 
 @pytest.fixture

@@ -25,7 +25,7 @@ from tests.conftest import HANG_S, until
 from tests.fakes.runpod import FakeRunPod, Fault, Life
 
 if TYPE_CHECKING:
-    from tests.integration.cli.conftest import Desk, Said
+    from tests.desk import Desk, Said
 
 UP = ("up", "runpod", "--yes", "--name", "lab", "--gpu-type", "4090", "--timeout", "0.015")
 CONSOLE = "https://console.runpod.io/user/settings"

@@ -16,7 +16,7 @@ from provisioners.aws import AwsProvisioner, launch
 from tests.fakes.aws import FakeAWS
 
 if TYPE_CHECKING:
-    from tests.integration.cli.conftest import Desk, Said
+    from tests.desk import Desk, Said
 
 UP = ("up", "aws", "--yes", "--name", "lab", "--nodes", "2", "--spot", "--timeout", "0.01")
 ONE = (*UP, "--gpu-type", "g5.12xlarge")

@@ -20,9 +20,9 @@ from gpuops.core.polling import Clock
 from gpuops.ledger.store import Ledger
 from provisioners.aws import AwsProvisioner, credentials, errors, launch, network, offers
 from tests.conftest import no_guards
+from tests.desk import Desk, Said
 from tests.fakes.aws import FakeAWS, Fault, course, filters
 from tests.fakes.aws import Request as Heard
-from tests.integration.cli.conftest import Desk, Said
 from tests.integration.provisioners.aws.conftest import Tenant
 
 UP = ("up", "aws", "--yes", "--name", "lab", "--gpus", "4", "--gpu-type", "g5.12xlarge", "--timeout", "0.01")

@@ -22,7 +22,7 @@ from gpuops.core.models import Lease, Resource
 from gpuops.core.processes import Identity
 from gpuops.ledger.store import Ledger
 from tests.conftest import give_away, open_folder, without_root
-from tests.integration.cli.conftest import Desk
+from tests.desk import Desk
 
 DRY = ("run", "--dry-run", "--", "true")
 TRAIN = ("train", "multinode", "a.py")

@@ -20,7 +20,7 @@ import pytest
 from gpuops.transport.ssh import Target
 from provisioners.ssh.hosts import HostBook, KnownHost
 from tests.conftest import Shell
-from tests.integration.cli.conftest import Desk
+from tests.desk import Desk
 from tests.integration.cli.heard import spoken
 from tests.integration.cli.renter import deaf_port
 from tests.sshd import Sshd, can_serve, make_key, serving

@@ -13,7 +13,6 @@ import pytest
 from gpuops.cli import completion
 from gpuops.core.models import Lease
 from gpuops.core.processes import myself
-from gpuops.ledger import store
 from gpuops.ledger.store import Ledger
 from tests.conftest import HANG_S
 
@@ -89,13 +88,3 @@ def test_where_nothing_can_be_read_nothing_is_offered(tmp_path: Path, monkeypatc
     assert completion.runs("") == completion.live_runs("") == []
     monkeypatch.setenv("GPUOPS_HOME", "not absolute")
     assert completion.clusters("") == []
-
-
-def test_only_the_command_that_was_typed_is_loaded() -> None:
-    known = ["logs", "up"]
-    assert completion.typed({"COMP_WORDS": "gpuops logs --"}, known) == "logs"
-    assert completion.typed({"_TYPER_COMPLETE_ARGS": "gpuops up l"}, known) == "up"
-    assert [completion.typed({"COMP_WORDS": line}, known) for line in ("gpuops", "gpuops logs", "gpuops x y")] == [
-        None
-    ] * 3
-    assert store.FILE == completion.LEDGER

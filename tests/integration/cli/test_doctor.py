@@ -13,8 +13,8 @@ import psutil
 import pytest
 
 from tests.conftest import Shell, until
+from tests.desk import Desk
 from tests.fakes.aws import FakeAWS
-from tests.integration.cli.conftest import Desk
 from tests.integration.cli.test_json import document
 
 KEYS = {"say", "exit_code", "findings"}

@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 
-from tests.integration.cli.conftest import Desk
+from tests.desk import Desk
 
 ROOT = Path(__file__).parents[3]
 PAGE = (ROOT / "docs" / "first_hour.md").read_text(encoding="utf-8")

@@ -1,102 +1,8 @@
-"""Help: every command has a sentence and an example, and every flag a description."""
+"""What tests/unit/cli/test_help.py leaves to commands that start git."""
 
 from __future__ import annotations
 
-import os
-import re
-import subprocess
-import sys
-from pathlib import Path
-
-import pytest
-
-from gpuops import __version__
-from gpuops.cli.registry import COMMANDS
-from tests.integration.cli.conftest import Desk
-
-PLUGIN = """
-from gpuops.core.models import Option
-from provisioners.local import LocalProvisioner
-
-
-class Moon(LocalProvisioner):
-    name = "moon"
-    options = (
-        Option("crater", "Which crater to land in."),
-        Option("dust", "How much of it, in tons.", "float", 1.5),
-        Option("far-side", "Where nobody listens.", "bool", False),
-        Option("flag", "Raise one. Repeatable.", "list"),
-    )
-
-    def preflight(self, request):
-        from gpuops.core.models import Problem
-        return [Problem(f"no rocket for {sorted(request.options.items())}", "build one")]
-"""
-METADATA = "Metadata-Version: 2.1\nName: moon\nVersion: 1\n"
-
-
-@pytest.fixture
-def moon(desk: Desk, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Desk:
-    """A provider that somebody else's wheel brings, found by its entry point."""
-    site = tmp_path / "site"
-    (site / "moon-1.dist-info").mkdir(parents=True)
-    (site / "moon_provider.py").write_text(PLUGIN)
-    (site / "moon-1.dist-info" / "METADATA").write_text(METADATA)
-    (site / "moon-1.dist-info" / "entry_points.txt").write_text("[gpuops.provisioners]\nmoon = moon_provider:Moon\n")
-    monkeypatch.syspath_prepend(str(site))
-    yield desk
-    sys.modules.pop("moon_provider", None)
-
-
-def test_alone_it_shows_what_there_is(desk: Desk) -> None:
-    said = desk.type()
-    assert (said.code, said.err) == (0, "")
-    assert said.out == desk.type("--help").out == desk.type("-h").out
-    for name in COMMANDS:
-        assert re.search(rf"^  {name} +[A-Z].*\.$", said.out, re.M), f"{name} has a whole sentence"
-    assert not desk.home.exists()
-
-
-def test_the_version() -> None:
-    done = subprocess.run([sys.executable, "-m", "gpuops", "--version"], capture_output=True, text=True, check=True)
-    assert done.stdout == f"gpuops {__version__}\n"
-
-
-@pytest.mark.parametrize("name", COMMANDS)
-def test_each_command_says_what_it_does_and_shows_it(desk: Desk, name: str) -> None:
-    said = desk.type(name, "--help")
-    assert (said.code, said.err) == (0, "")
-    assert said.out.startswith(f"Usage: gpuops {name} ")
-    assert re.search(rf"\n  Examples:\n    gpuops {name}", said.out)
-    options = said.out[said.out.index("\nOptions:") :]
-    for flag in re.findall(r"^  (?:-\w, )?(--[a-z-]+|-m)\b.*(?:\n {10,}.*)*", options, re.M):
-        assert re.search(rf"{flag}\b[^.]*[.]", options), f"{flag} is described"
-    assert not desk.home.exists()
-
-
-def test_where_the_arguments_of_a_program_stand(desk: Desk) -> None:
-    assert desk.type("train", "--help").out.startswith("Usage: gpuops train [OPTIONS] {MODE} [SCRIPT] [-- ARGS...]\n")
-    assert desk.type("run", "--help").out.startswith("Usage: gpuops run [OPTIONS] -- COMMAND [ARGS...]\n")
-
-
-def test_up_names_the_providers_and_their_own_options(moon: Desk) -> None:
-    everybody = moon.type("up", "--help").out
-    assert "Providers: aws, local, moon, runpod, ssh. Their own options:" in everybody
-    assert moon.type("up", "local", "--help").out.endswith("Options of local:\n  none of its own\n")
-    said = moon.type("up", "moon", "--nodes", "2", "-h").out
-    assert [line.split(maxsplit=1)[0] for line in said.partition("Options of moon:\n")[2].splitlines()] == [
-        "--crater", "--dust", "--far-side", "--flag",
-    ]  # fmt: skip
-    assert "Which crater to land in." in said
-
-
-def test_a_providers_own_options_reach_it(moon: Desk) -> None:
-    said = moon.type("up", "moon", "--flag", "a", "--crater", "Tycho", "--flag=b b", "--far-side", "--dust", "2")
-    assert said.code == 3
-    assert said.err == (
-        "error: no rocket for [('crater', 'Tycho'), ('dust', 2.0), ('far-side', True), ('flag', ['a', 'b b'])]\n"
-        "hint: build one\n"
-    )
+from tests.desk import Desk
 
 
 def test_they_reach_it_from_a_run_too(moon: Desk) -> None:
@@ -112,24 +18,3 @@ def test_they_reach_it_from_a_run_too(moon: Desk) -> None:
         )
     assert moon.type("train", "multinode", "--crater", "Tycho").err.startswith("error: there is no option --crater\n")
     assert moon.type("run", "--on", "moon", "--dust", "--", "true").err.startswith("error: --dust needs a value\n")
-
-
-@pytest.mark.parametrize(
-    ("words", "say"),
-    [
-        (["--dust", "much"], "--dust takes a number, not 'much'"),
-        (["--dust"], "--dust needs a value"),
-        (["--crate", "x"], "there is no option --crate; did you mean --crater?"),
-    ],
-)
-def test_a_providers_own_options_are_checked(moon: Desk, words: list[str], say: str) -> None:
-    said = moon.type("up", "moon", *words)
-    assert (said.code, said.err.splitlines()[0]) == (2, f"error: {say}")
-
-
-def test_every_variable_that_is_read_is_explained() -> None:
-    from gpuops.core.settings import FROM_DOTENV, FROM_ENVIRONMENT
-
-    example = (Path(__file__).parents[3] / ".env.example").read_text()
-    assert set(re.findall(r"^# ([A-Z_]+)=", example, re.M)) == {*FROM_DOTENV, *FROM_ENVIRONMENT}
-    assert os.linesep.join(line for line in example.splitlines() if not line.startswith("#")).strip() == ""

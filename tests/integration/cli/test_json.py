@@ -17,7 +17,7 @@ import pytest
 from provisioners.aws.errors import NO_KEYS
 from provisioners.runpod.credentials import NO_KEY
 from tests.conftest import HANG_S, Shell
-from tests.integration.cli.conftest import Desk
+from tests.desk import Desk
 from tests.integration.cli.counting import MEETS
 
 CONTROL = re.compile(r"[\x00-\x08\x0b-\x1f\x7f]")

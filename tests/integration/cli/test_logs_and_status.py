@@ -17,7 +17,7 @@ from gpuops.cli.terminal.progress import FRAMES
 from gpuops.core.processes import myself
 from gpuops.ledger.store import Ledger
 from tests.conftest import HANG_S, Shell, until
-from tests.integration.cli.conftest import Desk
+from tests.desk import Desk
 from tests.integration.cli.test_json import on_a_terminal
 
 TALK = """

@@ -9,8 +9,8 @@ from pathlib import Path
 import pytest
 
 from tests.conftest import Shell, until
+from tests.desk import Desk
 from tests.fakes.tent import pitch
-from tests.integration.cli.conftest import Desk
 
 
 def standing(camp: Shell) -> list[str]:

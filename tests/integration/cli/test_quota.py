@@ -14,9 +14,9 @@ import pytest
 from gpuops.cli.terminal.output import Output
 from gpuops.core.polling import Clock
 from provisioners.aws import quota_advice, quota_report
+from tests.desk import Desk
 from tests.fakes.aws import FakeAWS, Fault
 from tests.fakes.aws.known import G_SPOT, P5_SPOT, G
-from tests.integration.cli.conftest import Desk
 
 ASKED = ("quota", "aws", "--gpus", "4", "--nodes", "2", "--spot")
 

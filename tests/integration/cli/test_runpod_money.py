@@ -6,9 +6,9 @@ import re
 
 import pytest
 
+from tests.desk import Said
 from tests.fakes.runpod import Fault, Pod
 from tests.fakes.runpod.faults import deaf_delete, denied
-from tests.integration.cli.conftest import Said
 from tests.integration.cli.renter import CREDIT, ENOUGH, POOR, SHORT, UP, Renter, end_all, expect
 
 pytestmark = pytest.mark.usefixtures("no_guard_stays")

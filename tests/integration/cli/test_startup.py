@@ -7,6 +7,7 @@ import sys
 
 import pytest
 
+from gpuops import __version__
 from tests.unit.test_imports import HEAVY
 
 
@@ -22,3 +23,8 @@ def test_to_say_who_it_is_it_loads_nothing_heavy(flag: str) -> None:
     )
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, timeout=600, check=False)
     assert done.returncode == 0, done.stderr
+
+
+def test_the_version() -> None:
+    done = subprocess.run([sys.executable, "-m", "gpuops", "--version"], capture_output=True, text=True, check=True)
+    assert done.stdout == f"gpuops {__version__}\n"
