@@ -302,7 +302,7 @@ def _rebuild_run(
     }
     return RunRow(
         id=0, name=name, cluster=0, folder=draft.folder, home=home, tree=str(spec["tree"]),
-        request=dataclasses.asdict(rebuild_request(spec)), state="home" if verdict else LIVE, facts=RunFacts(facts),
+        request=rebuild_request(spec).document(), state="home" if verdict else LIVE, facts=RunFacts(facts),
         verdict=verdict, owner_process=None, created=began, started=began, ended=_end_time(record) if verdict else None,
     )  # fmt: skip
 

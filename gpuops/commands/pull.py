@@ -16,7 +16,8 @@ from gpuops.ledger.store import ClusterRow, RunRow
 from gpuops.nodes.session import ClusterSession, open_session
 from gpuops.runs.finish import Policy, finish, finish_late, is_awaited
 from gpuops.runs.outcome.node_report import NodeReport, parse_report
-from gpuops.runs.results.collect import Agents, fetch_now
+from gpuops.runs.results.collect import Agents, fetch_bucket, fetch_now
+from gpuops.runs.spec import request_of
 from gpuops.sync import RunHome, archive, mirror
 from gpuops.sync.edits import PulledEdit, pull_edits
 from gpuops.sync.push_record import PushRecord
@@ -116,15 +117,15 @@ def _pull_from_bucket(ctx: Context, row: RunRow, cluster: ClusterRow, progress: 
             return False
         except NodeError:
             pass  # they are gone, or out of reach
-    brought, errors = archive.fetch_archives(ctx, row, range(int(row.request["nodes"])), progress)
-    for error in errors:
+    fetched = fetch_bucket(ctx, row, range(request_of(row).nodes), progress)
+    for error in fetched.errors:
         raise error
-    return bool(brought)
+    return bool(fetched.brought)
 
 
 def _pull_from_nodes(ctx: Context, live: ClusterSession, row: RunRow, progress: Progress) -> None:
     """Download what a run's nodes have. Raises NodeError where some of it is missing."""
-    nodes = range(int(row.request["nodes"]))
+    nodes = range(request_of(row).nodes)
     reports: dict[int, NodeReport] = {}
     failed: dict[int, NodeError] = {}
     for index in nodes:

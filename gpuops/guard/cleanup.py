@@ -185,16 +185,16 @@ def _finish_run(
     try:
         live = _open_session(ctx, row)
     except NodeError as error:
-        return _finish_unreachable(
-            ctx, row, run, error, given_up=stop_s is not None or isinstance(error, MalformedAnswer)
-        )
+        is_given_up = stop_s is not None or isinstance(error, MalformedAnswer)
+        return _finish(ctx, row, run, _unreachable_source(ctx, row, error, is_given_up=is_given_up), Policy(Silent()))
     try:
         reports = _follow(ctx, live, run, stop_s)
         if reports is not None:
             policy = Policy(Silent(), deferred is not None, retry_hint=RETRY_HINT if stop_s is None else None)
-            _conclude(ctx, live, run, reports, policy, deferred)
+            _finish(ctx, row, run, _results_source(ctx, live, run, reports), policy, deferred)
     finally:
         live.close()
+    return None
 
 
 def _open_session(ctx: Context, row: ClusterRow) -> ClusterSession:
@@ -233,27 +233,32 @@ def _follow(ctx: Context, live: ClusterSession, run: RunRow, stop_s: float | Non
     return dict(following.reports)  # a copy: a thread may still add one
 
 
-def _conclude(
+def _finish(
     ctx: Context,
-    live: ClusterSession,
+    row: ClusterRow,
     run: RunRow,
-    reports: Mapping[int, NodeReport],
+    source: Agents | Disks | None,
     policy: Policy,
-    deferred: list[Callable[[], None]] | None,
+    deferred: list[Callable[[], None]] | None = None,
 ) -> None:
-    if reports and all(report.kind == ReasonKind.NEVER_STARTED for report in reports.values()):
-        return _record_never_started(ctx, run)
-    outcome = finish(ctx, run, _results_source(ctx, live, run, reports), policy)
-    _notify(ctx, live.row, run, outcome)
+    """End a run by `runs.finish`, and leave a notice. `source`: None where no node knows the run."""
+    if source is None or (isinstance(source, Disks) and run.started is None):
+        ctx.ledger.set_run(run.id, state="home", owner_process=None, ended=ctx.clock.now())
+        ctx.ledger.notice(f"{run.name} was never started: its command died first")
+        return
+    outcome = finish(ctx, run, source, policy)
+    _notify(ctx, row, run, outcome)
     if deferred is not None and (fetch := outcome.deferred_fetch):
-        deferred.append(lambda: _notify(ctx, live.row, run, fetch()))
-    return None
+        deferred.append(lambda: _notify(ctx, row, run, fetch()))
 
 
 def _results_source(
     ctx: Context, live: ClusterSession, run: RunRow, reports: Mapping[int, NodeReport]
-) -> Agents | Disks:
-    """The agents; where all nodes ended while they were followed, the disks of hosts of the user's own, which stay."""
+) -> Agents | Disks | None:
+    """The agents; where all nodes ended while they were followed, the disks of hosts of the user's own, which stay.
+    None: no node knows the run."""
+    if reports and all(report.kind == ReasonKind.NEVER_STARTED for report in reports.values()):
+        return None
     nodes = range(request_of(run).nodes)
     ended = len(reports) == len(nodes) and all(report.kind == ReasonKind.ENDED for report in reports.values())
     if ended and not is_rented(ctx.provisioner(live.row.provider)):
@@ -262,6 +267,15 @@ def _results_source(
     running = {index: lost_report(index, f"node{index} did not stop in time", ReasonKind.UNREACHABLE)
                for index in nodes}  # fmt: skip
     return Agents(live, {**running, **reports})
+
+
+def _unreachable_source(ctx: Context, row: ClusterRow, error: NodeError, *, is_given_up: bool) -> Disks:
+    """The disks of nodes of which none answers. Raises `error` while a later attempt may reach them: their machines
+    have not ended, and are not given up either."""
+    has_ended = not is_given_up and all_machines_ended(ctx, row)
+    if not (is_given_up or has_ended):
+        raise error
+    return Disks(row, error, ended=has_ended)
 
 
 def _notify(ctx: Context, row: ClusterRow, run: RunRow, outcome: RunOutcome) -> None:
@@ -298,24 +312,6 @@ def _note_given_up(ctx: Context, what: str, error: Exception) -> None:
     why = error.say if isinstance(error, GpuopsError) else f"{type(error).__name__}: {error}"
     with suppress(GpuopsError):
         ctx.ledger.notice(f"{what}: {why}")
-
-
-def _record_never_started(ctx: Context, run: RunRow) -> None:
-    ctx.ledger.set_run(run.id, state="home", owner_process=None, ended=ctx.clock.now())
-    ctx.ledger.notice(f"{run.name} was never started: its command died first")
-
-
-def _finish_unreachable(ctx: Context, row: ClusterRow, run: RunRow, error: NodeError, *, given_up: bool) -> None:
-    """No node answers. While its provider still knows the machines and the lease lasts, they are tried again later,
-    unless they are there and answer nonsense."""
-    gone = not given_up and all_machines_ended(ctx, row)
-    if not (given_up or gone):
-        raise error
-    if run.started is None:
-        return _record_never_started(ctx, run)
-    outcome = finish(ctx, run, Disks(row, error, ended=gone), Policy(Silent()))
-    ctx.ledger.notice(f"{run.name}: {outcome.verdict.say}; what had come home is in {run.home}")
-    return None
 
 
 def _tear_down(ctx: Context, row: ClusterRow, say: str) -> None:

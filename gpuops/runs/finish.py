@@ -1,8 +1,8 @@
 """The one end of a run: results home and verified, a verdict, and the record of both.
 
 `finish` takes what a source gives (`collect`), judges it (`judgement`, pure), and writes it down. It serves the
-attached command, the guard, `gpuops down`, `stop` and `pull`; `finish_late` serves a run that was judged while its
-bucket could not be asked.
+attached command, the guard, `gpuops down`, `stop` and `pull`, and a run that is judged again since its bucket could not
+be asked before (`finish_late`).
 """
 
 from __future__ import annotations
@@ -14,7 +14,7 @@ from typing import Any
 
 from gpuops.core.context import Context
 from gpuops.core.errors import NodeError
-from gpuops.core.format import SCHEMA, plural
+from gpuops.core.format import SCHEMA
 from gpuops.core.models import Verdict
 from gpuops.core.reporting import Progress
 from gpuops.ledger.store import RunRow
@@ -27,18 +27,15 @@ from gpuops.runs.outcome.judgement import (
     bucket_place,
     judge_run,
     may_defer,
-    weigh_reports,
 )
-from gpuops.runs.outcome.node_report import NodeReport, ReasonKind, lost_report, parse_report
+from gpuops.runs.outcome.node_report import NodeReport
 from gpuops.runs.outcome.verdict import read_progress
-from gpuops.runs.results.collect import Source, fetch_bucket
+from gpuops.runs.results.collect import EarlierReports, Source, fetch_bucket
 from gpuops.runs.spec import request_of
 from gpuops.sync import RunHome, archive, bucket, sinks
 from gpuops.sync.merged_outputs import inherit
 from gpuops.sync.restore import list_outputs
 from gpuops.sync.run_folder import read_json
-
-SINK_SAFE = {"state": "safe"}
 
 
 @dataclass(frozen=True)
@@ -51,6 +48,8 @@ class Policy:
     fetched."""
     retry_hint: str | None = None
     """Where another try may bring more, NodeError is raised, with this hint; None: it is only written down."""
+    requires_bucket: bool = False
+    """The bucket's errors are raised. What came in part is remembered, and is not fetched again by the next try."""
 
 
 @dataclass(frozen=True)
@@ -84,13 +83,15 @@ def finish(ctx: Context, row: RunRow, source: Source, policy: Policy) -> RunOutc
     """Bring home what `source` and the bucket have, judge the run, and write it down.
 
     The machines may be destroyed where the outcome's `may_destroy` is true. Raises NodeError by `policy.retry_hint`,
-    ConnectionLost (`collect.Disks`), LocalDisk, Interrupted.
+    ConnectionLost (`collect.Disks`), LocalDisk, Interrupted; by `policy.requires_bucket` ProviderError and NodeError.
     """
     evidence = source.collect(ctx, row, policy.progress)
     absent = [index for index, state in evidence.nodes.items() if state.is_absent]
 
     def with_bucket() -> RunOutcome:
         whole = dataclasses.replace(evidence, bucket=fetch_bucket(ctx, row, absent, policy.progress))
+        if policy.requires_bucket:
+            _require_bucket(ctx, row, whole)
         return _judge_and_persist(ctx, row, whole)
 
     def deferred_fetch() -> RunOutcome:
@@ -113,6 +114,21 @@ def finish(ctx: Context, row: RunRow, source: Source, policy: Policy) -> RunOutc
     return outcome
 
 
+def _require_bucket(ctx: Context, row: RunRow, evidence: Evidence) -> None:
+    """Raise what kept the bucket from giving all that it has; NodeError where no node has a report."""
+    fetched = evidence.bucket
+    judgement = judge_run(row, request_of(row), evidence, saved=False)
+    if fetched.errors:
+        if fetched.brought:
+            ctx.ledger.set_run(row.id, facts={**ctx.ledger.run(row.id).facts, **_bucket_facts(row, judgement)})
+        raise fetched.errors[0]
+    if len(judgement.absent) == len(judgement.nodes):
+        raise NodeError(
+            f"nothing that {row.name} left is in {bucket_place(row)}",
+            "its nodes ended before they had sent it: see its logs",
+        )
+
+
 def _judge_and_persist(ctx: Context, row: RunRow, evidence: Evidence) -> RunOutcome:
     home, request = RunHome(row.home), request_of(row)
     inherit(home, evidence.handed)
@@ -124,19 +140,26 @@ def _judge_and_persist(ctx: Context, row: RunRow, evidence: Evidence) -> RunOutc
 
 def _persist(ctx: Context, row: RunRow, evidence: Evidence, judgement: Judgement) -> dict[str, Any]:
     """Write `run.json` and the ledger's row. Returns the former."""
-    request, reports = request_of(row), judgement.reports
-    document = record(ctx, row, judgement.verdict, judgement.results.missing, evidence.ended_at)
-    document |= {
+    request, reports, home = request_of(row), judgement.reports, RunHome(row.home)
+    document: dict[str, Any] = {
+        "verdict": dataclasses.asdict(judgement.verdict),
+        "missing": judgement.results.missing,
         "nodes_ended": _nodes_ended(reports),
-        "left_behind": evidence.fetched.left_behind,
         "kept": sinks.describe_outcome(
             request, row.name, judgement.sink_states, range(request.nodes), bucket_place(row)
         )
         if request.sink
         else "",
-        "progress": read_progress(reports[index] for index in sorted(reports)),
     }
-    RunHome(row.home).write_record(document)
+    if evidence.is_late:
+        document = {**read_json(home.path / "run.json"), **document, "in_bucket": judgement.absent}
+    else:
+        document |= {
+            "left_behind": evidence.fetched.left_behind,
+            "progress": read_progress(reports[index] for index in sorted(reports)),
+        }
+        document = record(ctx, row, judgement.verdict, judgement.results.missing, evidence.ended_at) | document
+    home.write_record(document)
     ctx.ledger.set_run(
         row.id,
         state="home" if judgement.may_destroy else "ended",
@@ -203,24 +226,12 @@ def is_awaited(row: RunRow) -> bool:
 
 
 def finish_late(ctx: Context, row: RunRow, progress: Progress) -> None:
-    """Bring home what is in the bucket of a judged run, and judge it again. Raises NodeError, ProviderError, LocalDisk.
+    """Bring home what is in the bucket of a judged run, and judge it again.
 
-    What came in part is remembered, and is not fetched again by the next try.
+    Raises NodeError, ProviderError, LocalDisk.
     """
-    request, place = request_of(row), bucket_place(row)
-    documents = row.facts.documents
-    asked = [index for index in range(request.nodes) if index not in documents]
-    brought, errors = archive.fetch_archives(ctx, row, asked, progress)
-    documents |= {index: _with_sink(one.result, one) for index, one in brought.items() if one.result}
-    if errors and brought:
-        ctx.ledger.set_run(row.id, facts={**row.facts, **_late_facts(documents, request.nodes)})
-    for error in errors:
-        raise error
-    if not documents:
-        raise NodeError(
-            f"nothing that {row.name} left is in {place}", "its nodes ended before they had sent it: see its logs"
-        )
-    _judge_late(ctx, row, documents, archive.describe_missing(brought))
+    outcome = finish(ctx, row, EarlierReports(), Policy(progress, requires_bucket=True))
+    ctx.out.say(f"{row.name}: {outcome.verdict.say}")
 
 
 def finish_before_resume(ctx: Context, row: RunRow) -> None:
@@ -234,49 +245,3 @@ def finish_before_resume(ctx: Context, row: RunRow) -> None:
         if not list_outputs(RunHome(row.home)):
             raise
         ctx.out.say(f"note: {error.say}; going on from what is home")
-
-
-def _judge_late(ctx: Context, row: RunRow, documents: Mapping[int, Mapping[str, Any]], lacking: str) -> None:
-    """`documents`: the result documents of all nodes that gave one, then or now, each with its `sink`."""
-    request, home = request_of(row), RunHome(row.home)
-    empty = [index for index in range(request.nodes) if index not in documents]
-    reports = {index: lost_report(index, f"node{index} kept nothing", ReasonKind.ENDED, _known_preemption(row, index))
-               for index in empty}  # fmt: skip
-    reports |= {index: parse_report(index, document) for index, document in documents.items()}
-    verdict = weigh_reports(row, request, reports, saved=bool(list_outputs(home)))
-    names = ", ".join(f"node{index}" for index in empty)
-    states = {index: document.get("sink") or SINK_SAFE for index, document in documents.items()}
-    home.write_record(
-        {
-            **read_json(home.path / "run.json"),
-            "verdict": dataclasses.asdict(verdict),
-            "missing": "; ".join(filter(None, [f"{names} kept nothing" if names else "", lacking])),
-            "kept": sinks.describe_outcome(request, row.name, states, range(request.nodes), bucket_place(row)),
-            "in_bucket": empty,
-            "nodes_ended": _nodes_ended(reports),
-        }
-    )
-    facts = {**row.facts, **_late_facts(documents, request.nodes)}
-    ctx.ledger.set_run(row.id, verdict=dataclasses.asdict(verdict), facts=facts)
-    ctx.out.say(f"{row.name}: {verdict.say}")
-
-
-def _with_sink(result: Mapping[str, Any], one: archive.FetchedNode) -> dict[str, Any]:
-    """A node's result document with what its archive says: files may be missing from it, also when it is not fetched
-    again."""
-    why = f"{plural(one.missing, 'file')} could not be kept"
-    return {**result, "sink": {"state": "failed", "why": why} if one.missing else SINK_SAFE}
-
-
-def _known_preemption(row: RunRow, index: int) -> dict[str, Any]:
-    """That a node was preempted, as the first judgement knew it: its provider cannot be asked any more."""
-    ends = read_json(RunHome(row.home).path / "run.json").get("nodes_ended") or {}
-    reason = (ends.get(str(index)) or {}).get("reason") or {}
-    return {name: reason[name] for name in ("reclaimed", "by") if name in reason}
-
-
-def _late_facts(documents: Mapping[int, Mapping[str, Any]], nodes: int) -> dict[str, Any]:
-    """What need not be fetched by the next try."""
-    empty = [index for index in range(nodes) if index not in documents]
-    told = {str(index): {"sink": SINK_SAFE, **document} for index, document in documents.items()}
-    return {"in_bucket": empty, "told": told if empty else {}}

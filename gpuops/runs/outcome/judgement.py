@@ -13,6 +13,8 @@ from dataclasses import dataclass, field
 from enum import Enum, auto
 from typing import Any
 
+from gpuops.core.errors import GpuopsError
+from gpuops.core.format import plural
 from gpuops.core.models import RunRequest, Verdict
 from gpuops.ledger.store import RunRow
 from gpuops.runs.outcome.node_report import NodeReport, ReasonKind, parse_report
@@ -21,6 +23,8 @@ from gpuops.runs.outcome.verdict import NODE_FAILED, judge, resume_hint
 from gpuops.sync import archive, sinks
 from gpuops.sync.archive import FetchedNode
 
+SINK_SAFE: Mapping[str, Any] = {"state": "safe"}
+"""What a node's agent says once all results are where they are kept."""
 FOREIGN_ANSWERS = "check that this node is yours; what came home of it is in the run's folder"
 
 
@@ -74,10 +78,13 @@ class FinalFetch:
 
 @dataclass(frozen=True)
 class BucketFetch:
-    """What came home from the bucket of absent nodes. `trouble`: why not all that is there."""
+    """What came home from the bucket of absent nodes."""
 
     brought: Mapping[int, FetchedNode] = field(default_factory=dict)
     trouble: str = ""
+    """Why not all came that is there; a sentence."""
+    errors: Sequence[GpuopsError] = ()
+    """The errors that `trouble` tells, where the bucket was asked."""
 
 
 @dataclass(frozen=True)
@@ -95,6 +102,8 @@ class Evidence:
     sink_states: Mapping[int, Mapping[str, Any]] = field(default_factory=dict)
     """By node: what its agent says of the results that it keeps elsewhere."""
     bucket: BucketFetch = BucketFetch()
+    is_late: bool = False
+    """The run was judged before: its machines ended long ago, and what the bucket does not have now never comes."""
 
     @property
     def nodes(self) -> Nodes:
@@ -189,8 +198,7 @@ def judge_run(row: RunRow, request: RunRequest, evidence: Evidence, *, saved: bo
     own = {index: parse_report(index, one.result) for index, one in brought.items() if one.result}
     reports = {**evidence.reports, **own}
     nodes = _states_after_bucket(evidence, reports)
-    safe = {index: {"state": "safe"} for index, one in brought.items() if not one.missing}
-    sink_states = {**evidence.sink_states, **safe}
+    sink_states = {**evidence.sink_states, **{index: _archive_state(one) for index, one in brought.items()}}
     all_safe = all(sink_states.get(index, {}).get("state") == "safe" for index in range(request.nodes))
     return Judgement(
         _complete_verdict(row, request, evidence, reports, nodes, saved),
@@ -200,6 +208,13 @@ def judge_run(row: RunRow, request: RunRequest, evidence: Evidence, *, saved: bo
         sink_states,
         "" if evidence.is_answered else evidence.bucket.trouble,
     )
+
+
+def _archive_state(archive_of_node: FetchedNode) -> Mapping[str, Any]:
+    """The sink state of a node, by its archive."""
+    if not archive_of_node.missing:
+        return SINK_SAFE
+    return {"state": "failed", "why": f"{plural(archive_of_node.missing, 'file')} could not be kept"}
 
 
 def weigh_reports(row: RunRow, request: RunRequest, reports: Mapping[int, NodeReport], *, saved: bool) -> Verdict:
@@ -238,7 +253,9 @@ def _judge_results(run: str, evidence: Evidence, nodes: Nodes, *, kept_elsewhere
     missing = join_sentences(
         retryable,
         evidence.fetched.nonsense,
-        _name_nodes(nodes, NodeState.ENDED, "ended before all results were home"),
+        _name_nodes(
+            nodes, NodeState.ENDED, "kept nothing" if evidence.is_late else "ended before all results were home"
+        ),
         archive.describe_missing(bucket.brought),
     )
     if bucket.trouble and evidence.is_answered:  # else the verdict says it
@@ -266,7 +283,8 @@ def _complete_verdict(
     if not_sent := held_back(verdict.tail, row.facts.held):
         verdict = dataclasses.replace(verdict, hint=not_sent)
     preempted, trouble = verdict.outcome == "reclaimed", evidence.bucket.trouble
-    if request.sink and not evidence.is_answered and NodeState.ENDED in nodes.values() and not preempted:
+    ended_while_away = not evidence.is_answered and not evidence.is_late and NodeState.ENDED in nodes.values()
+    if request.sink and ended_while_away and not preempted:
         verdict = Verdict(
             "unclear", NODE_FAILED, *sinks.describe_ended_while_away(request, row.name, bucket_place(row), trouble)
         )

@@ -1,7 +1,8 @@
 """Where the results of an ended run come from: its agents, the disks of nodes whose agents ended, its bucket.
 
-Every source gives `Evidence`; nothing is judged here. Nodes come before the bucket: they cost money and may vanish,
-the bucket stays.
+`Agents`, `Disks` and `EarlierReports` are the sources of `runs.finish.finish`; `fetch_bucket` adds what absent nodes
+kept in a bucket. Every source gives `Evidence`; nothing is judged here. Nodes come before the bucket: they cost money
+and may vanish, the bucket stays.
 """
 
 from __future__ import annotations
@@ -23,11 +24,12 @@ from gpuops.core.reporting import Progress
 from gpuops.core.sink import BucketSink
 from gpuops.ledger.store import ClusterRow, RunRow
 from gpuops.nodes.session import ClusterSession, absent_session, end_reason, nodes_of
-from gpuops.runs.outcome.judgement import BucketFetch, Evidence, FinalFetch, classify_nodes, join_sentences
-from gpuops.runs.outcome.node_report import NodeReport, ReasonKind, lost_report
+from gpuops.runs.outcome.judgement import SINK_SAFE, BucketFetch, Evidence, FinalFetch, classify_nodes, join_sentences
+from gpuops.runs.outcome.node_report import NodeReport, ReasonKind, lost_report, parse_report
 from gpuops.runs.results.dead_agents import salvage
 from gpuops.runs.spec import request_of
 from gpuops.sync import RunHome, archive, fetch
+from gpuops.sync.run_folder import read_json
 from gpuops.sync.unmatched_files import choose_unasked, describe_unmatched_files, exact_patterns, list_unmatched_files
 from gpuops.transport.rpc import AgentClient
 
@@ -115,7 +117,35 @@ class Disks:
         """No agent is there to be released."""
 
 
-Source = Agents | Disks
+@dataclass(frozen=True)
+class EarlierReports:
+    """The nodes of a run that was judged before its bucket could be asked, as they are known since then: the ledger has
+    the reports of some, and the others' can only be in the bucket."""
+
+    def collect(self, ctx: Context, row: RunRow, progress: Progress) -> Evidence:  # noqa: ARG002
+        documents = row.facts.documents
+        record = read_json(RunHome(row.home).path / "run.json")
+        reports = {
+            index: parse_report(index, documents[index])
+            if index in documents
+            else lost_report(index, f"node{index} kept nothing", ReasonKind.ENDED, _earlier_preemption(record, index))
+            for index in range(request_of(row).nodes)
+        }
+        sink_states = {index: document.get("sink") or SINK_SAFE for index, document in documents.items()}
+        return Evidence(row.ended or ctx.clock.now(), reports, FinalFetch(), sink_states=sink_states, is_late=True)
+
+    def release(self, row: RunRow) -> None:
+        """No agent is there to be released."""
+
+
+def _earlier_preemption(record: Mapping[str, Any], index: int) -> dict[str, Any]:
+    """That a node was preempted, as the first judgement knew it (`record`: run.json); its provider cannot be asked any
+    more."""
+    reason = (record.get("nodes_ended") or {}).get(str(index), {}).get("reason") or {}
+    return {name: reason[name] for name in ("reclaimed", "by") if name in reason}
+
+
+Source = Agents | Disks | EarlierReports
 
 
 def fetch_now(
@@ -137,9 +167,9 @@ def fetch_bucket(ctx: Context, row: RunRow, nodes: Sequence[int], progress: Prog
         return BucketFetch()
     try:
         brought, errors = archive.fetch_archives(ctx, row, nodes, progress)
-        return BucketFetch(brought, join_sentences(*dict.fromkeys(error.say for error in errors)))
+        return BucketFetch(brought, join_sentences(*dict.fromkeys(error.say for error in errors)), errors)
     except GpuopsError as error:
-        return BucketFetch(trouble=error.say)
+        return BucketFetch(trouble=error.say, errors=[error])
     except Interrupted as error:
         error.hint = f"gpuops pull {row.name} fetches what is in {row.facts.bucket_place}"
         raise
