@@ -7,11 +7,12 @@ prove; and train_run (`train`, `run`), push_pull (`push`, `pull`), ssh (`ssh`, `
 - `registry`: the table of commands and the text of `gpuops --help`; it imports nothing.
 - `flags`: the flags of `up`, `run` and `train` as dataclasses.
 - `request`: from flags, `gpuops.toml` and a provider's own options to requests.
+- `launch`: from the flags of `train` or `run` to a job, and to its plan or its exit code.
 - `context`: the Context of a command, and the news that a command prints first.
 - `help`: words behind `--`, a provider's own options in help texts.
 - `errors`: typer's complaints in gpuops' words.
 - `completion`: what a shell offers for a value.
-- `terminal/`: output, writer, progress.
+- `terminal/`: output, writer, progress and its phases.
 
 `main` is the entry point. No SDK and nothing heavy is imported before a command needs it.
 """

@@ -370,7 +370,7 @@ def rename_never() -> None:
 
 
 def test_paths_on_nodes_are_those_of_linux() -> None:
-    """A script is named to torchrun as the node has it (cli/train_run.py relies on this)."""
+    """A script is named to torchrun as the node has it (cli/launch.py relies on this)."""
     assert str(PurePosixPath(PureWindowsPath("src\\models\\train.py"))) == "src/models/train.py"
 
 
