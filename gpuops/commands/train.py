@@ -168,7 +168,7 @@ def estimate_upload(ctx: Context, job: Job, offer: Offer) -> str:
     size = tree.size + (
         inputs.scan_data(ctx, job.request.data, job.sending.send_anyway).size if job.request.data else 0
     )
-    return upload.estimate(size, offer.nodes, offer.per_hour, upload.recall_rate(ctx.home / "cache"))
+    return upload.describe_estimate(size, offer.nodes, offer.per_hour, upload.read_upload_rate(ctx.home / "cache"))
 
 
 def _run_on(

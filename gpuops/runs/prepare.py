@@ -186,7 +186,7 @@ def _prepare_nodes(
         reports = sync.push_many(clients, name, tree, overwrite=sending.overwrite, progress=progress, record=record)
     if not shared:
         took_s = ctx.clock.monotonic() - began
-        upload.remember_rate(ctx.home / "cache", sum(one.bytes_sent for one in reports), took_s)
+        upload.record_upload_rate(ctx.home / "cache", sum(one.bytes_sent for one in reports), took_s)
     _report_kept_edits(ctx, reports)
     places = inputs.push_data(ctx, live, request, allow=sending.send_anyway, overwrite=sending.overwrite)
     if request.resume:

@@ -27,13 +27,15 @@ RECORD_FOLDER = "pushed"
 
 @dataclass(frozen=True)
 class _NodeState:
-    """What `<tree>-n<node>.json` holds: keys of the lists that may be on the node, and rows of edited files it kept."""
+    """The content of `<tree>-n<node>.json`."""
 
     lists: Sequence[str] = ()
-    kept: Sequence[Sequence[Any]] = ()
+    """Keys of the lists that may be on the node."""
+    kept: Sequence[FileEntry] = ()
+    """Files of earlier lists that were edited on the node and stayed there."""
 
-    def document(self) -> dict[str, Any]:
-        return {"schema": 1, "lists": list(self.lists), "kept": list(self.kept)}
+    def document(self) -> dict[str, object]:
+        return {"schema": 1, "lists": list(self.lists), "kept": [entry.wire for entry in self.kept]}
 
 
 class PushRecord:
@@ -45,35 +47,36 @@ class PushRecord:
         self._tree = tree
         self._lock = FileLock(home / RECORD_FOLDER / ".lock")
 
-    def begin(self, node: str, files: Sequence[FileEntry]) -> str:
-        """Record a push before it is committed. Returns its key, for `end`."""
+    def begin_push(self, node: str, files: Sequence[FileEntry]) -> str:
+        """Record a push before it is committed. Returns its key, for `end_push`."""
         data = json.dumps([entry.wire for entry in files]).encode()
         key = hashlib.sha256(data).hexdigest()
         with self._locked():
             if self._folder.size(key) is None:
                 self._folder.write(key, io.BytesIO(data), 0)
-            state = self._state(node)
+            state = self._read_state(node)
             if key not in state.lists:
-                self._write(node, replace(state, lists=[*state.lists, key]))
+                self._write_state(node, replace(state, lists=[*state.lists, key]))
         return key
 
-    def end(self, node: str, key: str, kept: Iterable[str]) -> None:
+    def end_push(self, node: str, key: str, kept: Iterable[str]) -> None:
         """Record that a push was committed. `kept`: files of earlier pushes that were edited there and stayed."""
         with self._locked():
-            state = _NodeState([key], self._stays(node, key, kept))
-            if self._state(node) != state:
-                self._write(node, state)
+            state = _NodeState([key], self._kept_entries(node, key, kept))
+            if self._read_state(node) != state:
+                self._write_state(node, state)
             names = self._folder.names()
-            used = {one for name in names if name.endswith(".json") for one in self._read(name).lists}
+            used = {used for name in names if name.endswith(".json") for used in self._read_file(name).lists}
             for name in names:
                 if not name.endswith(".json") and name not in used:
                     self._folder.remove(name)
 
-    def _stays(self, node: str, key: str, kept: Iterable[str]) -> list[Any]:
+    def _kept_entries(self, node: str, key: str, kept: Iterable[str]) -> list[FileEntry]:
+        """The recorded versions of files that stayed on the node and are not in the list `key`."""
         if not (paths := set(kept)):
             return []
-        after, before = {entry.path for entry in self._list(key)}, self.files(node)
-        return [one.wire for path in sorted(paths - after) for one in before.get(path, [])]
+        listed, before = {entry.path for entry in self._read_list(key)}, self.files(node)
+        return [entry for path in sorted(paths - listed) for entry in before.get(path, [])]
 
     @contextmanager
     def _locked(self) -> Iterator[None]:
@@ -89,37 +92,40 @@ class PushRecord:
 
     def files(self, node: str) -> dict[str, list[FileEntry]]:
         """Every version of every file that may lie on a node because of a push, by path, the latest first."""
-        state = self._state(node)
-        found: dict[str, list[FileEntry]] = {}
+        state = self._read_state(node)
+        versions: dict[str, list[FileEntry]] = {}
         for key in reversed(state.lists):
-            for entry in self._list(key):
-                found.setdefault(entry.path, []).append(entry)
-        for row in state.kept:
-            found.setdefault(row[0], []).append(FileEntry(*row))
-        return found
+            for entry in self._read_list(key):
+                versions.setdefault(entry.path, []).append(entry)
+        for entry in state.kept:
+            versions.setdefault(entry.path, []).append(entry)
+        return versions
 
-    def _file(self, node: str) -> str:
+    def _file_name(self, node: str) -> str:
         return f"{self._tree}-{node}.json"
 
-    def _write(self, node: str, state: _NodeState) -> None:
-        self._folder.write_json(self._file(node), state.document())
+    def _write_state(self, node: str, state: _NodeState) -> None:
+        self._folder.write_json(self._file_name(node), state.document())
 
-    def _state(self, node: str) -> _NodeState:
-        return self._read(self._file(node))
+    def _read_state(self, node: str) -> _NodeState:
+        return self._read_file(self._file_name(node))
 
-    def _read(self, name: str) -> _NodeState:
-        found = self._json(name)
-        return _NodeState(found["lists"], found["kept"]) if isinstance(found, dict) else _NodeState([], [])
+    def _read_file(self, name: str) -> _NodeState:
+        document = self._read_json(name)
+        if not isinstance(document, dict):
+            return _NodeState([], [])
+        return _NodeState(document["lists"], [FileEntry(*row) for row in document["kept"]])
 
-    def _list(self, key: str) -> list[FileEntry]:
-        return [FileEntry(*row) for row in self._json(key) or []]
+    def _read_list(self, key: str) -> list[FileEntry]:
+        return [FileEntry(*row) for row in self._read_json(key) or []]
 
-    def _json(self, name: str) -> Any:
+    def _read_json(self, name: str) -> Any:
+        """The content of a file; None where nothing was pushed from here, or the disk has lost it."""
         try:
             with self._folder.reading(name) as file:
                 return json.load(file)
         except (OSError, ValueError):
-            return None  # nothing was pushed from here, or the disk has lost it
+            return None
 
 
 def forget_cluster(home: Path, token: str) -> None:

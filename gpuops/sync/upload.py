@@ -1,7 +1,8 @@
 """A push: scan what a folder sends, compare it with what the nodes have, send the difference, commit it.
 
 `scan` and `scan_data` decide what is sent and what is held back, `push_many` brings all nodes up to date at once, and
-`estimate` says before anything is rented how long the upload will take and what it will cost, from earlier uploads.
+`describe_estimate` says before anything is rented how long the upload will take and what it will cost, judging by
+earlier uploads.
 """
 
 from __future__ import annotations
@@ -12,12 +13,12 @@ import json
 import os
 import re
 import threading
-from collections.abc import Collection, Mapping, Sequence
+from collections.abc import Collection, Sequence
 from dataclasses import dataclass
 from fnmatch import fnmatchcase
 from functools import partial
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 from gpuops.core.errors import MalformedAnswer, UsageError
 from gpuops.core.files import write_atomic
@@ -64,12 +65,13 @@ MIN_NAMED_TREE_BYTES = 10_000_000
 """From this size on the biggest files are listed before a push."""
 
 
-def remember_rate(cache: Path, size: int, seconds: float) -> None:
+def record_upload_rate(cache: Path, size: int, seconds: float) -> None:
     """Record the speed of an upload of `size` bytes. An error of the disk is ignored: it costs only the estimate."""
     if size < MIN_MEASURED_BYTES or seconds <= 0:
         return
-    before = recall_rate(cache)
-    rate = size / seconds if before is None else LATEST_RATE_WEIGHT * size / seconds + (1 - LATEST_RATE_WEIGHT) * before
+    rate, average = size / seconds, read_upload_rate(cache)
+    if average is not None:
+        rate = LATEST_RATE_WEIGHT * rate + (1 - LATEST_RATE_WEIGHT) * average
     try:
         cache.mkdir(mode=0o700, parents=True, exist_ok=True)
         write_atomic(cache / RATE_FILE, json.dumps({"bytes_per_s": rate}).encode())
@@ -77,7 +79,7 @@ def remember_rate(cache: Path, size: int, seconds: float) -> None:
         pass
 
 
-def recall_rate(cache: Path) -> float | None:
+def read_upload_rate(cache: Path) -> float | None:
     """Average bytes per second of earlier uploads; None without any."""
     try:
         rate = float(json.loads((cache / RATE_FILE).read_text(encoding="utf-8"))["bytes_per_s"])
@@ -86,7 +88,7 @@ def recall_rate(cache: Path) -> float | None:
     return rate if rate > 0 else None
 
 
-def estimate(size: int, nodes: int, per_hour: float, rate: float | None) -> str:
+def describe_estimate(size: int, nodes: int, per_hour: float, rate: float | None) -> str:
     """`upload: about 4 min, $0.35: 1.2 GB to each of 2 nodes at 10 MB/s, as before`; empty for a small upload.
 
     `per_hour`: $/h of all machines, which wait for the upload.
@@ -95,10 +97,10 @@ def estimate(size: int, nodes: int, per_hour: float, rate: float | None) -> str:
         return ""
     bytes_per_s = rate or DEFAULT_RATE_BYTES_PER_S
     seconds = size * nodes / bytes_per_s
-    whom = f" to each of {nodes} nodes" if nodes > 1 else ""
-    how = "as before" if rate else "a guess"
+    targets = f" to each of {nodes} nodes" if nodes > 1 else ""
+    origin = "as before" if rate else "a guess"
     cost = f", {money(per_hour * seconds / 3600)}" if per_hour else ""
-    return f"upload: about {span(seconds)}{cost}: {amount(size)}{whom} at {amount(bytes_per_s)}/s ({how})"
+    return f"upload: about {span(seconds)}{cost}: {amount(size)}{targets} at {amount(bytes_per_s)}/s ({origin})"
 
 
 @dataclass(frozen=True)
@@ -146,23 +148,23 @@ def scan(folder: Path, cache: Path, allow: Sequence[str] = ()) -> Tree:
     Raises UsageError for an unreadable folder or file, for a key in a file that git tracks, and for a
     folder that is no project: the root, or a home folder without a word on what to leave out.
     """
-    _refuse_everything(folder, cache.parent)
+    _refuse_non_project(folder, cache.parent)
     listing = project_files(folder)
-    ours = _home_prefix(folder, cache.parent)
-    paths = [path for path in listing.paths if not (ours and path.startswith(ours))]
+    home_prefix = _home_prefix(folder, cache.parent)
+    paths = [path for path in listing.paths if not (home_prefix and path.startswith(home_prefix))]
     try:
         files = [file for path in paths if (file := read_entry(folder, path))]
-        keys = find_keys(folder, [file for file in files if not _allowed(file.path, allow)], cache)
+        keys = find_keys(folder, [file for file in files if not _is_allowed(file.path, allow)], cache)
     except OSError as error:
         raise UsageError(f"{error.filename} cannot be read: {error.strerror}", f"list it in {IGNORE_FILE}") from error
-    _refuse_tracked([path for path in keys if path in listing.tracked], keys)
+    _refuse_tracked_keys([path for path in keys if path in listing.tracked], keys)
     copies = {
-        path: why for path, why in _find_edited_copies(paths, listing.tracked).items() if not _allowed(path, allow)
+        path: why for path, why in _find_edited_copies(paths, listing.tracked).items() if not _is_allowed(path, allow)
     }
-    stay = {**copies, **keys}
-    held = [HeldBack(path, why) for path, why in stay.items()]
+    reasons = {**copies, **keys}
+    held = [HeldBack(path, why) for path, why in reasons.items()]
     commit, dirty = commit_of(folder) if listing.in_git else (None, False)
-    return Tree(folder, [file for file in files if file.path not in stay], held, commit, dirty)
+    return Tree(folder, [file for file in files if file.path not in reasons], held, commit, dirty)
 
 
 def scan_data(data: Path, cache: Path, allow: Sequence[str] = (), project: Path | None = None) -> Tree:
@@ -174,26 +176,24 @@ def scan_data(data: Path, cache: Path, allow: Sequence[str] = (), project: Path 
     places, real = allowed_places(allow), data.resolve()
     if project and data.is_relative_to(project):
         path = data.relative_to(project).as_posix()
-        straight = lies_here(project, path) or is_in_project(project, path)
-        if not straight and not any(map(real.is_relative_to, places)):
+        is_inside = lies_here(project, path) or is_in_project(project, path)
+        if not is_inside and not any(map(real.is_relative_to, places)):
             refuse_escaping_links([(path, real)])
     try:
-        whole = data.is_dir()
-        files = list_files(data, places) if whole else [file_entry(data)]
-        keys = find_keys(
-            data if whole else data.parent, [file for file in files if not _allowed(file.path, allow)], cache
-        )
+        is_folder = data.is_dir()
+        files = list_files(data, places) if is_folder else [file_entry(data)]
+        searched = [file for file in files if not _is_allowed(file.path, allow)]
+        keys = find_keys(data if is_folder else data.parent, searched, cache)
     except OSError as error:
         raise UsageError(f"{error.filename} cannot be read: {error.strerror}", "move it out of the data") from error
-    base = f"{data.name}/" if whole else ""
-    named = [dataclasses.replace(file, path=base + file.path) for file in files if file.path not in keys]
-    return Tree(data.parent, named, [HeldBack(base + path, why) for path, why in keys.items()])
+    base = f"{data.name}/" if is_folder else ""
+    sent = [dataclasses.replace(file, path=base + file.path) for file in files if file.path not in keys]
+    return Tree(data.parent, sent, [HeldBack(base + path, why) for path, why in keys.items()])
 
 
 def allowed_places(allow: Sequence[str]) -> list[Path]:
     """The absolute paths in `--send-anyway`, where links of the data may lead."""
-    whole = map(os.path.expanduser, allow)
-    return [Path(path).resolve() for path in whole if os.path.isabs(path)]
+    return [Path(path).resolve() for path in map(os.path.expanduser, allow) if os.path.isabs(path)]
 
 
 def _home_prefix(folder: Path, home: Path) -> str:
@@ -206,32 +206,32 @@ def _home_prefix(folder: Path, home: Path) -> str:
 
 def _find_edited_copies(paths: Sequence[str], tracked: Collection[str]) -> dict[str, str]:
     """Path to reason, for nodes' versions that `pull --edits` has put beside files of the project."""
-    there = set(paths)
-    copies = {path: found[1] for path in paths if (found := EDITED_COPY.fullmatch(path)) and path not in tracked}
+    known = set(paths)
+    originals = {path: match[1] for path in paths if (match := EDITED_COPY.fullmatch(path)) and path not in tracked}
     return {
         path: f"a node's version of {printable_path(original)}"
-        for path, original in copies.items()
-        if original in there
+        for path, original in originals.items()
+        if original in known
     }
 
 
-def _refuse_everything(folder: Path, home: Path) -> None:
+def _refuse_non_project(folder: Path, home: Path) -> None:
     """Raises UsageError for a root, a home folder without ignore rules, and gpuops' own folder."""
     if folder.resolve() == home.resolve() and (home / "owner").exists():
         raise UsageError(f"{folder} is gpuops' own folder, not a project", "start gpuops in your project's folder")
-    whole = folder == Path(folder.anchor) or folder == Path.home()
-    if whole and not (folder / ".git").exists() and not (folder / IGNORE_FILE).exists():
+    is_everything = folder == Path(folder.anchor) or folder == Path.home()
+    if is_everything and not (folder / ".git").exists() and not (folder / IGNORE_FILE).exists():
         raise UsageError(
             f"{folder} is not a project: all of it would be sent",
             f"start gpuops in your project's folder, or say in {folder / IGNORE_FILE} what to leave out",
         )
 
 
-def _allowed(path: str, allow: Sequence[str]) -> bool:
+def _is_allowed(path: str, allow: Sequence[str]) -> bool:
     return any(fnmatchcase(path, item) or path.startswith(item.rstrip("/") + "/") for item in allow)
 
 
-def _refuse_tracked(paths: Sequence[str], keys: dict[str, str]) -> None:
+def _refuse_tracked_keys(paths: Sequence[str], keys: dict[str, str]) -> None:
     if not paths:
         return
     named = "; ".join(f"{printable_path(path)} ({keys[path]})" for path in paths[:3])
@@ -251,8 +251,8 @@ def summary(tree: Tree) -> list[str]:
             "biggest: " + ", ".join(f"{printable_path(file.path)} ({amount(file.size)})" for file in tree.biggest())
         )
     if large := sum(file.size > MAX_WHOLE_BYTES for file in tree.files):
-        which = f"{plural(large, 'file')} above {amount(MAX_WHOLE_BYTES)}"
-        lines.append(f"{which} searched for keys at the beginning and the end only")
+        files = f"{plural(large, 'file')} above {amount(MAX_WHOLE_BYTES)}"
+        lines.append(f"{files} searched for keys at the beginning and the end only")
     lines += [f"held back: {printable_path(held.path)} ({held.why})" for held in tree.held[:10]]
     if len(tree.held) > 10:
         lines.append(f"held back: {len(tree.held) - 10} more")
@@ -274,18 +274,18 @@ def push_many(
     a node and differs here (then nothing is sent), or keeps changing while it is sent; NodeRefused, ConnectionLost.
     """
     for _ in range(MAX_PUSH_ATTEMPTS):
-        plans = on_each(partial(_plan, tree_name, tree, overwrite), clients)
+        plans = on_each(partial(_plan_node, tree_name, tree, overwrite), clients)
         _refuse_conflicts(plans)
-        changed = _send(plans, progress)
+        changed = _send_files(plans, progress)
         if not changed:
-            return on_each(partial(_commit, record), plans)
+            return on_each(partial(_commit_push, record), plans)
         tree = _rescan(tree, changed)
     raise UsageError(f"{printable_path(changed[0])} keeps changing while it is sent",
                      f"stop what writes it, or list it in {IGNORE_FILE}")  # fmt: skip
 
 
 @dataclass(frozen=True)
-class _Plan:
+class _NodePlan:
     """One node's answer to the list of files: what it needs."""
 
     client: AgentClient
@@ -302,34 +302,36 @@ class _Plan:
         return sum(file.size for _, file in self.need)
 
 
-def _plan(tree_name: str, tree: Tree, overwrite: bool, client: AgentClient) -> _Plan:
-    args = {"tree": tree_name, "files": [file.wire for file in tree.files], "overwrite": overwrite}
-    answer = _request_plan(client, args)
+def _plan_node(tree_name: str, tree: Tree, overwrite: bool, client: AgentClient) -> _NodePlan:
+    request = partial(_request_plan, client, len(tree.files), tree=tree_name,
+                      files=[file.wire for file in tree.files], overwrite=overwrite)  # fmt: skip
+    answer = request()
     if answer.ask:
-        sums = {str(index): _sha256(tree.folder / tree.files[index].path) for index in answer.ask}
-        answer = _request_plan(client, {**args, "sums": sums})
-    return _Plan(client, tree_name, tree, answer)
+        answer = request(sums={str(index): _hash_file(tree.folder / tree.files[index].path) for index in answer.ask})
+    return _NodePlan(client, tree_name, tree, answer)
 
 
-def _request_plan(client: AgentClient, args: Mapping[str, Any]) -> schemas.UploadPlan:
-    answer: schemas.UploadPlan = client.call("plan", timeout=TREE_TIMEOUT_S, **args)
+def _request_plan(client: AgentClient, count: int, **arguments: object) -> schemas.UploadPlan:
+    """The node's answer on a list of `count` files."""
+    answer: schemas.UploadPlan = client.call("plan", timeout=TREE_TIMEOUT_S, **arguments)
     for numbers in (answer.need, answer.ask):
-        if len(set(numbers)) < len(numbers) or max(numbers, default=-1) >= len(args["files"]):
+        if len(set(numbers)) < len(numbers) or max(numbers, default=-1) >= count:
             raise MalformedAnswer(
                 client.label, "to 'plan': it needs files that are not on the list, or one of them twice"
             )
     return answer
 
 
-def _sha256(path: Path) -> str:
+def _hash_file(path: Path) -> str:
+    """SHA-256 of a file; empty for one that was removed since the scan, which equals no file."""
     try:
         with open(path, "rb") as file:
             return hashlib.file_digest(file, "sha256").hexdigest()
     except FileNotFoundError:
-        return ""  # removed since the scan: equal to no file
+        return ""
 
 
-def _refuse_conflicts(plans: Sequence[_Plan]) -> None:
+def _refuse_conflicts(plans: Sequence[_NodePlan]) -> None:
     edited = [(path, plan.client.label) for plan in plans for path in plan.answer.conflicts]
     if not edited:
         return
@@ -339,7 +341,7 @@ def _refuse_conflicts(plans: Sequence[_Plan]) -> None:
                      "`gpuops pull --edits` brings it home, beside yours; `--overwrite` sends yours")  # fmt: skip
 
 
-def _send(plans: Sequence[_Plan], progress: Progress) -> list[str]:
+def _send_files(plans: Sequence[_NodePlan], progress: Progress) -> list[str]:
     """Send what each node needs. Returns the paths that changed during the transfer."""
     total = sum(plan.size for plan in plans)
     if not any(plan.need for plan in plans):
@@ -348,7 +350,7 @@ def _send(plans: Sequence[_Plan], progress: Progress) -> list[str]:
     label = plans[0].client.label if len(plans) == 1 else f"{len(plans)} nodes"
     progress.phase(f"sending {plural(count, 'file')} to {label}, {amount(total)}")
     sent = _SharedProgress(progress, total, label)
-    changed = on_each(partial(_send_one, sent), [plan for plan in plans if plan.need])
+    changed = on_each(partial(_send_to_node, sent), [plan for plan in plans if plan.need])
     return sorted({path for paths in changed for path in paths})
 
 
@@ -366,10 +368,10 @@ class _SharedProgress:
             self.progress.advance(self.done, self.total, self.label)
 
 
-def _send_one(sent: _SharedProgress, plan: _Plan) -> list[str]:
+def _send_to_node(sent: _SharedProgress, plan: _NodePlan) -> list[str]:
     client = plan.client
-    started = client.bulk("receive", "--tree", plan.tree_name, "--push", plan.answer.push)
-    with transfer(started, client.label) as channel:
+    program = client.bulk("receive", "--tree", plan.tree_name, "--push", plan.answer.push)
+    with transfer(program, client.label) as channel:
         changed = write_files(channel, plan.tree.folder, plan.need, sent.add)
         finish(channel, client.label)
         return changed
@@ -381,14 +383,14 @@ def _rescan(tree: Tree, changed: Sequence[str]) -> Tree:
     return dataclasses.replace(tree, files=[file for file in files if file])
 
 
-def _commit(record: PushRecord | None, plan: _Plan) -> PushReport:
-    key = record.begin(plan.client.label, plan.tree.files) if record else ""
+def _commit_push(record: PushRecord | None, plan: _NodePlan) -> PushReport:
+    key = record.begin_push(plan.client.label, plan.tree.files) if record else ""
     removed = 0
     if plan.answer.push:  # else everything is there as it should be
-        done: schemas.UploadCommit = plan.client.call(
+        answer: schemas.UploadCommit = plan.client.call(
             "commit", timeout=TREE_TIMEOUT_S, tree=plan.tree_name, push=plan.answer.push
         )
-        removed = done.removed
+        removed = answer.removed
     if record:
-        record.end(plan.client.label, key, plan.answer.kept)
+        record.end_push(plan.client.label, key, plan.answer.kept)
     return PushReport(plan.client.label, len(plan.need), plan.size, removed, plan.answer.kept)

@@ -4,31 +4,31 @@ from __future__ import annotations
 
 from pathlib import Path
 
-from gpuops.sync.upload import DEFAULT_RATE_BYTES_PER_S, estimate, recall_rate, remember_rate
+from gpuops.sync.upload import DEFAULT_RATE_BYTES_PER_S, describe_estimate, read_upload_rate, record_upload_rate
 
 
 def test_a_small_upload_is_not_worth_a_line() -> None:
-    assert estimate(400_000, 2, 3.0, None) == ""
+    assert describe_estimate(400_000, 2, 3.0, None) == ""
 
 
 def test_time_and_price() -> None:
-    assert estimate(1_200_000_000, 2, 2.0, 10e6) == (
+    assert describe_estimate(1_200_000_000, 2, 2.0, 10e6) == (
         "upload: about 4:00 min, $0.13: 1.2 GB to each of 2 nodes at 10.0 MB/s (as before)"
     )
     assert (
-        estimate(int(DEFAULT_RATE_BYTES_PER_S * 60), 1, 0.0, None)
+        describe_estimate(int(DEFAULT_RATE_BYTES_PER_S * 60), 1, 0.0, None)
         == "upload: about 1:00 min: 150.0 MB at 2.5 MB/s (a guess)"
     )
 
 
 def test_the_latest_uploads_count(tmp_path: Path) -> None:
     cache = tmp_path / "cache"
-    assert recall_rate(cache) is None
-    remember_rate(cache, 1000, 1.0)
-    assert recall_rate(cache) is None, "too little to tell"
-    remember_rate(cache, 10_000_000, 1.0)
-    assert recall_rate(cache) == 10e6
-    remember_rate(cache, 20_000_000, 1.0)
-    assert recall_rate(cache) == 15e6
+    assert read_upload_rate(cache) is None
+    record_upload_rate(cache, 1000, 1.0)
+    assert read_upload_rate(cache) is None, "too little to tell"
+    record_upload_rate(cache, 10_000_000, 1.0)
+    assert read_upload_rate(cache) == 10e6
+    record_upload_rate(cache, 20_000_000, 1.0)
+    assert read_upload_rate(cache) == 15e6
     (cache / "uplink.json").write_text("{torn")
-    assert recall_rate(cache) is None
+    assert read_upload_rate(cache) is None
