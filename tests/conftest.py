@@ -33,7 +33,10 @@ from tests.platforms import LEFT_OUT, why_not
 HANG_S = 600.0
 """Beyond this a test is hanging; nothing is measured with it. pytest-timeout waits longer: this tells what hangs."""
 TESTS = Path(__file__).parent
-LONG = ("system/lab/test_workloads.py", "system/packaging/", "system/lab/test_cut.py", "system/chaos/", "system/lab/")
+LONG = (
+    "system/lab/test_workloads.py", "system/lab/test_deadmen.py", "system/packaging/", "system/lab/test_cut.py",
+    "system/chaos/", "system/lab/",
+)  # fmt: skip
 """What takes minutes comes first, the longest file before all, so that no worker has one left when others are done."""
 
 os.environ.setdefault("KF_RULE_CACHE_DIR", str(TESTS.parent / ".pytest_cache" / "rules"))

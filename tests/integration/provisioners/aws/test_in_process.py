@@ -1,6 +1,6 @@
 """The provisioner against moto within this process, without HTTP: the same fake, asked by way of botocore alone.
 
-The contract's scenarios run so as well (tests/integration/provisioners/aws/test_contract.py, on demand).
+The contract's scenarios run so as well (tests/integration/provisioners/test_rented_contract.py, on demand).
 """
 
 from __future__ import annotations
