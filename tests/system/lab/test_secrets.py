@@ -3,7 +3,7 @@
 The account's keys stay on the laptop, and so does what else lies in `.env`. The host key that travelled through the
 provider is of no use once somebody has logged in. What a provider's way of working puts on a machine besides:
 
-AWS      a bucket is opened to a node by signed addresses. They name the key that signed them and, where that is a
+AWS      a bucket is opened to a node by presigned URLs. They name the key that signed them and, where that is a
          temporary one, carry its session's token: neither is of use without the secret.
 RunPod   puts a key of the pod's own into its environment, for whoever ends the pod.
 """
@@ -163,21 +163,21 @@ class KeysOfAws(Keys):
         return [self._fake.key, SESSION]
 
     def requests(self) -> list[str]:
-        """A path may be a signed address, which names the key."""
+        """A path may be a presigned URL, which names the key."""
         asked = [(one, one.path.replace(self._fake.key, "")) for one in self._fake.requests]
         return [f"{path} {self.unsigned(one.headers)} {one.raw!r} {one.parameters}" for one, path in asked]
 
     def check_running(self, machine: RentedMachine, snapshot: Snapshot) -> None:
-        """A signed address has the key's name and its session's token, in the one file that only its user reads."""
-        (addresses,) = [name for name in snapshot.files if name.endswith("/urls.json")]
-        assert (machine.disk / addresses).stat().st_mode & 0o777 == 0o600
-        signed = snapshot.files[addresses].decode()
+        """A presigned URL has the key's name and its session's token, in the one file that only its user reads."""
+        (urls,) = [name for name in snapshot.files if name.endswith("/urls.json")]
+        assert (machine.disk / urls).stat().st_mode & 0o777 == 0o600
+        signed = snapshot.files[urls].decode()
         assert f"X-Amz-Credential={self._fake.key}" in signed
         assert "X-Amz-Security-Token=canary" in signed
         assert "4711" in signed
         for trace in (self._fake.key, SESSION, "session%2Btoken", "X-Amz-Signature"):
-            assert set(snapshot.files_with(trace)) <= {addresses}
-        assert snapshot.files_with("canary") == [addresses]
+            assert set(snapshot.files_with(trace)) <= {urls}
+        assert snapshot.files_with("canary") == [urls]
 
     def kept_by_provider(self) -> dict[str, bytes]:
         objects = self._fake.objects("results")
