@@ -26,6 +26,8 @@ Where two providers have the same story to tell, its file has the same name in b
     data centers, and which a `--region` means             regions                       x
     what a pod's log tells of a start that fails           boot_log                      x
     the program by which a pod ends itself                 self_destruct                 x
+    EC2's answers as types                                 ec2                                  x
+    the tags by which things are ours                      tags                                 x
     prices                                                 pricing                              x
     machine images                                         images                               x
     subnets, security groups, this computer's address      network                              x

@@ -107,6 +107,6 @@ class Context:
 
     def _load(self, key: object, name: str, env: Mapping[str, str], dotenv: Mapping[str, str]) -> Provisioner:
         if key not in self.provisioners:
-            surroundings = provider.Context(owner=self.owner, home=self.home, env=env, dotenv=dotenv)
+            surroundings = provider.Context(self.owner, self.home, env, dotenv, self.clock)
             self.provisioners[key] = self.services.load_provisioner(name, surroundings)
         return self.provisioners[key]

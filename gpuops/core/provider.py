@@ -34,6 +34,7 @@ from gpuops.core.models import (
     Request,
     Resource,
 )
+from gpuops.core.polling import Clock
 
 CONTRACT = 1
 """Version of this contract; a provisioner states the one it was written for as `contract`."""
@@ -86,6 +87,8 @@ class Context:
     """The real environment, and settings of `.env` that choose no account (a region)."""
     dotenv: Mapping[str, str] = field(default_factory=dict, repr=False)
     """Keys to providers in the project's `.env`: the last place to look in (`credential`)."""
+    clock: Clock = field(default_factory=Clock, repr=False)
+    """What its waits and deadlines are counted with."""
 
     def credential(
         self, names: Sequence[str], stored: Callable[[], Credential | None], also: Sequence[str] = ()

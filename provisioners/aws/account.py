@@ -9,6 +9,7 @@ import threading
 from collections.abc import Mapping
 from contextlib import suppress
 from dataclasses import dataclass
+from enum import Enum
 from pathlib import Path
 from typing import Any, TypeVar
 
@@ -31,12 +32,26 @@ PROFILES = "aws-profiles"
 """File in gpuops' own folder: one profile a line, of those that something was ever made with."""
 
 
+class Plan(Enum):
+    """What AWS says of an account's plan."""
+
+    FREE = "FREE"
+    OTHER = ""
+    """A paid one, or an answer that is not documented."""
+    UNKNOWN = "unknown"
+    """It may not be asked, or was not answered; or there is none, as with accounts from before July 2025."""
+
+    @classmethod
+    def _missing_(cls, _: object) -> Plan:
+        return cls.OTHER
+
+
 @dataclass(frozen=True)
 class Identity:
     """Who the credentials are."""
 
     account: str
-    """Its number."""
+    """The account's number."""
     arn: str
     name: str
     """The user's or role's own name."""
@@ -63,7 +78,7 @@ class Account:
         self.price_list = DEFAULT
         """Where the price list has answered last (`prices`)."""
         self._plan_lock = threading.Lock()
-        self._plans: dict[str, bool | None] = {}
+        self._plans: dict[str, Plan] = {}
 
     def client(self, service: str, region: str) -> Any:
         """A client that retries, for calls that create nothing. Raises NotSetUp, AuthFailed, UsageError."""
@@ -116,19 +131,16 @@ class Account:
                 self._identities[profile] = known
         return known
 
-    def on_free_plan(self, region: str) -> bool | None:
-        """Whether the account is on AWS's Free Plan; None where that may not be asked, or is not answered. Asked once.
-
-        Accounts from before July 2025 have no plan, which is None as well.
-        """
+    def plan(self, region: str) -> Plan:
+        """The account's plan; asked once."""
         profile = split_region(region)[1]
         with self._plan_lock:
             if profile not in self._plans:
-                self._plans[profile] = None
+                self._plans[profile] = Plan.UNKNOWN
                 with suppress(ProviderError):
                     client = self._client("freetier", join_region(DEFAULT, profile), launching=True)
-                    told = ask("ask for the account's plan", client.get_account_plan_state)
-                    self._plans[profile] = told.get("accountPlanType") == "FREE"
+                    answer = ask("ask for the account's plan", client.get_account_plan_state)
+                    self._plans[profile] = Plan(answer.get("accountPlanType"))
             return self._plans[profile]
 
     def explain(self, region: str, error: E) -> E | AuthFailed:

@@ -13,6 +13,9 @@ from typing import Any, TypeVar
 from gpuops.core.errors import GpuopsError, ProviderError, UsageError
 from provisioners.aws import errors
 
+Document = Mapping[str, Any]
+"""An answer of AWS's, or a part of one, as boto3 returns it. Whoever asked turns it into a type of ours."""
+
 K = TypeVar("K", bound=Hashable)
 V = TypeVar("V")
 

@@ -1,39 +1,114 @@
-"""The one request that starts machines: what it says, and how often it is said. All nodes or none, in one zone."""
+"""The one request that starts machines: its parameters, its repetition, and what its refusal means.
+
+All nodes start in one zone, or none does. A request that may have been lost is sent again with the same client token,
+which makes nothing twice (AWS, "Ensuring idempotency").
+"""
 
 from __future__ import annotations
 
 import re
-import time
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
 from typing import Any
 
 from gpuops.core.errors import ProviderError, QuotaExceeded, RateLimited, Unknown
 from gpuops.core.models import Intent, Offer
-from provisioners.aws import errors, machines, quota_advice
+from gpuops.core.polling import Clock
+from provisioners.aws import errors, quota_advice
 from provisioners.aws.alternatives import Demand
-from provisioners.aws.api import ask, split_region
+from provisioners.aws.api import Document, ask, split_region
+from provisioners.aws.ec2 import Instance, parse_instances
 from provisioners.aws.network import backoff_s, is_not_propagated
 from provisioners.aws.options import Wishes
-from provisioners.aws.quotas import format_calculation
+from provisioners.aws.quotas import SPOT, format_calculation
+from provisioners.aws.tags import tag_specifications
 
 MAX_ATTEMPTS = 6
-QUOTA_LIMIT = re.compile(r"limit of (\d+)")
-"""In AWS's words: what the quota is now."""
 LAST_ATTEMPT_S = 100.0
 """No attempt begins later than this after `create` began; its answer may take 40 s more."""
+QUOTA_LIMIT = re.compile(r"limit of (\d+)")
+"""In AWS's words: what the quota is now."""
+VCPU_QUOTA_CODES = ("MaxSpotInstanceCountExceeded", "VcpuLimitExceeded")
 
 
-def run_parameters(offer: Offer, intent: Intent, group: str, user_data: str, told: Mapping[str, str]) -> dict[str, Any]:
-    """RunInstances' parameters. `group`: the security group's id; `told`: the tags of everything."""
-    data, spot = offer.data, offer.data["market"] == "spot"
+@dataclass(frozen=True)
+class LaunchSpec:
+    """The machines that an offer stands for: what `offers` has put into `Offer.data`, as a type."""
+
+    region: str
+    zone: str
+    nodes: int
+    gpus: int
+    """Per node."""
+    type: str
+    vcpus: float
+    """Per node; 0 where the offer does not say."""
+    market: str
+    per_hour: float
+    """$/h of one machine."""
+    ami: str
+    is_default_image: bool
+    """Whether it is AWS's image, and not one that the user has named."""
+    user: str
+    root_device: str
+    other_devices: Sequence[str]
+    """Further disks of the image."""
+    disk_gb: int
+    subnet: str
+    vpc: str
+    has_public_address: bool
+    security_group: str
+    """The user's own; empty: one is made for the cluster."""
+    ssh_from: str
+    """A CIDR; empty: this computer's address."""
+    more_parameters: Document
+    """`optional_parameters`."""
+
+    @property
+    def say(self) -> str:
+        """For people: `start 2 x g5.12xlarge in us-east-1b`."""
+        return f"start {self.nodes} x {self.type} in {self.zone or split_region(self.region)[0]}"
+
+
+def parse_offer(offer: Offer) -> LaunchSpec:
+    data = offer.data
+    return LaunchSpec(
+        region=offer.region,
+        zone=str(data.get("zone") or ""),
+        nodes=offer.nodes,
+        gpus=offer.gpus,
+        type=str(data["type"]),
+        vcpus=float(data.get("vcpus") or 0),
+        market=str(data["market"]),
+        per_hour=offer.per_hour / offer.nodes,
+        ami=str(data["ami"]),
+        is_default_image=bool(data.get("ami_ours")),
+        user=str(data["user"]),
+        root_device=str(data["root_device"]),
+        other_devices=tuple(data.get("devices") or ()),
+        disk_gb=int(data["disk"]),
+        subnet=str(data["subnet"]),
+        vpc=str(data["vpc"]),
+        has_public_address=bool(data.get("public", True)),
+        security_group=str(data.get("security_group") or ""),
+        ssh_from=str(data.get("ssh_from") or ""),
+        more_parameters=data.get("launch") or {},
+    )
+
+
+def run_parameters(
+    spec: LaunchSpec, intent: Intent, group: str, user_data: str, tags: Mapping[str, str]
+) -> dict[str, Any]:
+    """RunInstances' parameters. `group`: the security group's id; `tags`: those of everything that is made."""
+    is_spot = spec.market == SPOT
     ebs = {"DeleteOnTermination": True, "Encrypted": True}  # some organizations insist; the account's own key is free
-    disk = {"VolumeSize": int(data["disk"]), "VolumeType": "gp3", **ebs}
-    further = [{"DeviceName": one, "Ebs": ebs} for one in data.get("devices") or ()]
-    found: dict[str, Any] = {
-        "ImageId": data["ami"],
-        "InstanceType": data["type"],
-        "MinCount": offer.nodes,
-        "MaxCount": offer.nodes,
+    disk = {"VolumeSize": spec.disk_gb, "VolumeType": "gp3", **ebs}
+    spot_type = ["spot-instances-request"] if is_spot else []
+    parameters: dict[str, Any] = {
+        "ImageId": spec.ami,
+        "InstanceType": spec.type,
+        "MinCount": spec.nodes,
+        "MaxCount": spec.nodes,
         "ClientToken": intent.token,
         "UserData": user_data,
         "InstanceInitiatedShutdownBehavior": "terminate",
@@ -43,95 +118,90 @@ def run_parameters(offer: Offer, intent: Intent, group: str, user_data: str, tol
             "HttpPutResponseHopLimit": 1,
             "InstanceMetadataTags": "disabled",
         },
-        "BlockDeviceMappings": [{"DeviceName": data["root_device"], "Ebs": disk}, *further],
+        "BlockDeviceMappings": [
+            {"DeviceName": spec.root_device, "Ebs": disk},
+            *({"DeviceName": device, "Ebs": ebs} for device in spec.other_devices),
+        ],
         "NetworkInterfaces": [
             {
                 "DeviceIndex": 0,
-                "SubnetId": data["subnet"],
+                "SubnetId": spec.subnet,
                 "Groups": [group],
-                "AssociatePublicIpAddress": bool(data.get("public", True)),
+                "AssociatePublicIpAddress": spec.has_public_address,
                 "DeleteOnTermination": True,
             }
         ],
-        "TagSpecifications": machines.tag_specifications(
-            told, "instance", "volume", "network-interface", *(["spot-instances-request"] if spot else [])
-        ),
+        "TagSpecifications": tag_specifications(tags, "instance", "volume", "network-interface", *spot_type),
     }
-    if spot:
-        found["InstanceMarketOptions"] = {
+    if is_spot:
+        parameters["InstanceMarketOptions"] = {
             "MarketType": "spot",
             "SpotOptions": {"SpotInstanceType": "one-time", "InstanceInterruptionBehavior": "terminate"},
         }
-    return {**found, **(data.get("launch") or {})}
+    return {**parameters, **spec.more_parameters}
 
 
-def optional_parameters(given: Wishes) -> dict[str, Any]:
+def optional_parameters(wishes: Wishes) -> Document:
     """What a request adds to RunInstances' parameters."""
-    found: dict[str, Any] = {}
-    if profile := given.instance_profile:
-        found["IamInstanceProfile"] = {"Arn" if profile.startswith("arn:") else "Name": profile}
-    if given.placement_group:
-        found["Placement"] = {"GroupName": given.placement_group}
-    return found | (given.reserved.parameters() if given.reserved else {})
+    parameters: dict[str, Any] = {}
+    if profile := wishes.instance_profile:
+        parameters["IamInstanceProfile"] = {"Arn" if profile.startswith("arn:") else "Name": profile}
+    if wishes.placement_group:
+        parameters["Placement"] = {"GroupName": wishes.placement_group}
+    return parameters | (wishes.reserved.parameters() if wishes.reserved else {})
 
 
 def run_instances(
     client: Any,
-    wanted: Mapping[str, Any],
+    parameters: Mapping[str, Any],
     doing: str,
     *,
-    ours: bool,
-    since: float | None = None,
-    pause: Callable[[float], None] = time.sleep,
-    clock: Callable[[], float] = time.monotonic,
-) -> dict[str, Any]:
-    """RunInstances' answer. `client`: one that asks once; `ours`: whether the security group was just made; `since`:
-    when, by the clock, `create` has begun.
+    group_is_new: bool,
+    clock: Clock,
+    began: float,
+) -> list[Instance]:
+    """Start machines, and return them as AWS lists them. `client`: one that sends each request once; `group_is_new`:
+    whether the security group was just made; `began`: when `create` began, by the monotonic clock.
 
-    What may have gone wrong on the way is asked again with the same client token, which makes nothing twice. Raises
-    ProviderError: Unknown as soon as one of the requests was not answered, with what another said as `instead`.
+    What may have gone wrong on the way is sent again with the same client token. Raises ProviderError: Unknown as soon
+    as one of the requests was not answered, with what another said as `instead`.
     """
-    began, unanswered = clock() if since is None else since, False
+    unanswered = False
     for attempt in range(MAX_ATTEMPTS):
         try:
-            return dict(ask(doing, client.run_instances, creating=True, **wanted))
+            return parse_instances(ask(doing, client.run_instances, creating=True, **parameters))
         except ProviderError as error:
             unanswered = unanswered or isinstance(error, Unknown)
-            again = isinstance(error, Unknown | RateLimited) or (ours and is_not_propagated(error))
-            wait = max(backoff_s(attempt), getattr(error, "retry_after", None) or 0.0)
-            late = attempt == MAX_ATTEMPTS - 1 or clock() - began + wait >= LAST_ATTEMPT_S
-            if not again or late or errors.code(error) == "IdempotentParameterMismatch":
+            wait_s = max(backoff_s(attempt), getattr(error, "retry_after", None) or 0.0)
+            is_late = attempt == MAX_ATTEMPTS - 1 or clock.monotonic() - began + wait_s >= LAST_ATTEMPT_S
+            if not _may_be_retried(error, group_is_new) or is_late:
                 if unanswered and not isinstance(error, Unknown):
                     say = f"{error.say}; and a request before was not answered"
                     raise Unknown(say, error.hint, instead=error) from error
                 raise
-            pause(wait)
+            clock.sleep(wait_s)
     raise AssertionError("every attempt returns or raises")
 
 
-def explain_quota_error(error: QuotaExceeded, offer: Offer) -> QuotaExceeded:
-    """The same refusal with the numbers and the command of this offer, where it is a quota of vCPUs that it exceeds."""
-    data, named = offer.data, errors.code(error)
-    if named not in ("MaxSpotInstanceCountExceeded", "VcpuLimitExceeded"):
+def _may_be_retried(error: ProviderError, group_is_new: bool) -> bool:
+    may_pass = isinstance(error, Unknown | RateLimited) or (group_is_new and is_not_propagated(error))
+    return may_pass and errors.code(error) != "IdempotentParameterMismatch"
+
+
+def explain_quota_error(error: QuotaExceeded, spec: LaunchSpec) -> QuotaExceeded:
+    """The same refusal with the numbers and the command of these machines, where it is a quota of vCPUs that they
+    exceed."""
+    if errors.code(error) not in VCPU_QUOTA_CODES:
         return error
-    told = QUOTA_LIMIT.search(error.say)
-    limit = f" ({told[1]} vCPU)" if told else ""
-    where, market = split_region(offer.region)[0], str(data["market"])
-    kind = str(data["type"])
-    wished = (
-        Demand(offer.nodes, offer.gpus, kind, None, market)
-        if offer.gpus
-        else Demand(offer.nodes, None, None, None, market, types=kind)
+    match = QUOTA_LIMIT.search(error.say)
+    limit = f" ({match[1]} vCPU)" if match else ""
+    demand = (
+        Demand(spec.nodes, spec.gpus, spec.type, None, spec.market)
+        if spec.gpus
+        else Demand(spec.nodes, None, None, None, spec.market, types=spec.type)
     )
     return QuotaExceeded(
-        f"the account's quota of {market} vCPUs in {where}{limit} is too small for "
-        f"{format_calculation(offer.nodes, float(data['vcpus']))}, or used up",
-        f"see what is missing, and request more: {quota_advice.build_command(wished, 'quota', offer.region)}",
+        f"the account's quota of {spec.market} vCPUs in {split_region(spec.region)[0]}{limit} is too small for "
+        f"{format_calculation(spec.nodes, spec.vcpus)}, or used up",
+        f"see what is missing, and request more: {quota_advice.build_command(demand, 'quota', spec.region)}",
     )
-
-
-def describe_launch(offer: Offer) -> str:
-    """What it is, for people: `start 2 x g5.12xlarge in us-east-1b`."""
-    data = offer.data
-    where = data.get("zone") or split_region(offer.region)[0]
-    return f"start {offer.nodes} x {data['type']} in {where}"

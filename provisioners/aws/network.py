@@ -4,14 +4,15 @@ from __future__ import annotations
 
 import ipaddress
 import random
-import time
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from typing import Any, NamedTuple
 
 from gpuops.core.errors import ProviderError, Rejected, UsageError
-from provisioners.aws import errors
+from gpuops.core.polling import Clock
+from provisioners.aws import ec2, errors
 from provisioners.aws.account import Account
-from provisioners.aws.api import ask, pages, split_region
+from provisioners.aws.api import Document, ask, pages, split_region
+from provisioners.aws.ec2 import SecurityGroup
 from provisioners.aws.options import Wishes
 
 CHECKIP_URL = "https://checkip.amazonaws.com"
@@ -82,8 +83,8 @@ def _check_network(client: Any, name: str, wishes: Wishes, found: Sequence[Subne
     """Raises UsageError, ProviderError where the wishes do not go with the network."""
     if wishes.security_group:
         doing = f"look at the security group {wishes.security_group} in {name}"
-        listed = pages(doing, client, "describe_security_groups", "SecurityGroups", GroupIds=[wishes.security_group])
-        vpc = str(listed[0].get("VpcId") or "") if listed else ""
+        group = next(iter(ec2.list_groups(client, doing, ids=[wishes.security_group])), None)
+        vpc = group.vpc if group else ""
         if others := sorted({place.vpc for place in found} - {vpc}):
             raise UsageError(
                 f"the security group {wishes.security_group} is in the network {vpc}, and the machines would be in "
@@ -122,20 +123,20 @@ def find_caller_network(env: Mapping[str, str]) -> str:
     return str(ipaddress.ip_network(found))
 
 
-def ssh_rule(cidr: str, description: str) -> dict[str, Any]:
+def ssh_rule(cidr: str, description: str) -> Document:
     """SSH from one network."""
-    permission: dict[str, Any] = {"IpProtocol": "tcp", "FromPort": 22, "ToPort": 22}
+    permission = {"IpProtocol": "tcp", "FromPort": 22, "ToPort": 22}
     if ":" in cidr:
         return {**permission, "Ipv6Ranges": [{"CidrIpv6": cidr, "Description": description}]}
     return {**permission, "IpRanges": [{"CidrIp": cidr, "Description": description}]}
 
 
-def members_rule(group: str) -> dict[str, Any]:
+def members_rule(group: str) -> Document:
     """Everything between the members of a group."""
     return {"IpProtocol": "-1", "UserIdGroupPairs": [{"GroupId": group, "Description": MEMBERS_DESCRIPTION}]}
 
 
-def create_group(client: Any, name: str, vpc: str, tags: Sequence[Mapping[str, Any]], doing: str) -> str:
+def create_group(client: Any, name: str, vpc: str, tags: Sequence[Document], doing: str) -> str:
     """The id of a new security group, open to no connection. `client`: one without retries. Raises ProviderError."""
     made = ask(
         doing,
@@ -149,21 +150,33 @@ def create_group(client: Any, name: str, vpc: str, tags: Sequence[Mapping[str, A
     return str(made["GroupId"])
 
 
-def open_group(
-    client: Any, group: str, cidr: str, *, given: bool, doing: str, pause: Callable[[float], None] = time.sleep
-) -> None:
-    """Let this computer in, and the machines to each other. Idempotent. Raises ProviderError."""
-    for rules in ([ssh_rule(cidr, SSH_FROM_DESCRIPTION if given else CALLER_DESCRIPTION)], [members_rule(group)]):
-        for left in reversed(range(MAX_ATTEMPTS)):
-            try:
-                ask(doing, client.authorize_security_group_ingress, GroupId=group, IpPermissions=rules)
-                break
-            except ProviderError as error:
-                if errors.code(error) == "InvalidPermission.Duplicate":
-                    break
-                if not is_not_propagated(error) or not left:
-                    raise
-                pause(backoff_s(MAX_ATTEMPTS - 1 - left))
+def open_group(client: Any, group: str, cidr: str, *, given: bool, clock: Clock) -> None:
+    """Let a network in by SSH, and the machines to each other. Idempotent. Raises ProviderError.
+
+    given   whether the user has named the network; without, it is this computer's and follows its address
+    """
+    description = SSH_FROM_DESCRIPTION if given else CALLER_DESCRIPTION
+    for rule in (ssh_rule(cidr, description), members_rule(group)):
+        _allow(client, group, rule, clock)
+
+
+def _allow(client: Any, group: str, rule: Document, clock: Clock) -> None:
+    """Add a rule to a group that may have been made a moment ago."""
+    for attempt in range(MAX_ATTEMPTS):
+        try:
+            ask(
+                f"open the security group {group}",
+                client.authorize_security_group_ingress,
+                GroupId=group,
+                IpPermissions=[rule],
+            )
+            return
+        except ProviderError as error:
+            if errors.code(error) == "InvalidPermission.Duplicate":
+                return
+            if not is_not_propagated(error) or attempt == MAX_ATTEMPTS - 1:
+                raise
+        clock.sleep(backoff_s(attempt))
 
 
 def is_not_propagated(error: ProviderError) -> bool:
@@ -180,31 +193,25 @@ def backoff_s(attempt: int) -> float:
     return float(min(2.0**attempt, 16.0) * random.uniform(0.5, 1.0))
 
 
-def followed_networks(permissions: Sequence[Mapping[str, Any]]) -> list[str]:
-    """The networks of the rules that follow this computer's address, of a group's permissions."""
-    return [
-        str(entry.get(key))
-        for permission in permissions
-        for ranges, key in (("IpRanges", "CidrIp"), ("Ipv6Ranges", "CidrIpv6"))
-        for entry in permission.get(ranges) or []
-        if entry.get("Description") == CALLER_DESCRIPTION
-    ]
+def followed_networks(group: SecurityGroup) -> list[str]:
+    """The networks of a group's rules that follow this computer's address."""
+    return [rule.cidr for rule in group.rules if rule.description == CALLER_DESCRIPTION]
 
 
-def follow_caller(client: Any, group: Mapping[str, Any], cidr: str) -> bool:
+def follow_caller(client: Any, group: SecurityGroup, cidr: str) -> bool:
     """Let this computer's present address into a group, and its former one no more. Returns whether that was needed.
 
     A group that lets in whom the user has named is left as it is. Raises ProviderError.
     """
-    name, former = str(group["GroupId"]), followed_networks(group.get("IpPermissions") or [])
+    former = followed_networks(group)
     if not former or cidr in former:
         return False
-    doing = f"let this computer into the security group {name}"
+    doing = f"let this computer into the security group {group.id}"
     try:
         ask(
             doing,
             client.authorize_security_group_ingress,
-            GroupId=name,
+            GroupId=group.id,
             IpPermissions=[ssh_rule(cidr, CALLER_DESCRIPTION)],
         )
     except ProviderError as error:
@@ -215,7 +222,7 @@ def follow_caller(client: Any, group: Mapping[str, Any], cidr: str) -> bool:
             ask(
                 doing,
                 client.revoke_security_group_ingress,
-                GroupId=name,
+                GroupId=group.id,
                 IpPermissions=[ssh_rule(old, CALLER_DESCRIPTION)],
             )
         except ProviderError as error:

@@ -13,7 +13,7 @@ from gpuops.core.errors import ProviderError, UsageError
 from gpuops.core.format import first_few
 from gpuops.core.models import Increase, Quota, QuotaReport, Request
 from provisioners.aws import catalog, quota_advice
-from provisioners.aws.account import Account
+from provisioners.aws.account import Account, Plan
 from provisioners.aws.alternatives import Demand, RegionSurvey
 from provisioners.aws.api import ask, ask_all, require, split_region
 from provisioners.aws.catalog import InstanceType
@@ -71,7 +71,7 @@ def build_report(account: Account, request: Request) -> QuotaReport:
     left_out = [(region, one.say) for region, one in found.items() if not isinstance(one, RegionSurvey)]
     gaps = [(place.region, said) for place in places for said in place.standing.why.values()]
     notes = [*_group_by_reason(left_out, "left out"), *_group_by_reason(gaps, "known in part")]
-    if account.on_free_plan(regions[0]):
+    if account.plan(regions[0]) is Plan.FREE:
         notes.insert(0, "; ".join(FREE_PLAN))
     rows = [row for place in places for row in build_rows(place, asked, something=something)]
     if something:

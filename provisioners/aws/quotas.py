@@ -12,16 +12,18 @@ import dataclasses
 import re
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
+from datetime import datetime
 from functools import partial
 from typing import Any
 
 from gpuops.core.errors import AuthFailed, ProviderError, UsageError
 from gpuops.core.models import Increase, Quota
+from provisioners.aws import ec2
 from provisioners.aws.account import Account
-from provisioners.aws.api import ask, ask_all, pages, require
+from provisioners.aws.api import Document, ask, ask_all, pages, require
 from provisioners.aws.catalog import InstanceType
+from provisioners.aws.ec2 import COUNTED_REQUESTS, COUNTED_STATES, Instance, SpotRequest, SpotRequestState
 from provisioners.aws.errors import code, denied
-from provisioners.aws.machines import Instance, RequestState, SpotRequest, State, instances_of, read_request
 
 SERVICE = "ec2"
 SPOT, ON_DEMAND = "spot", "on-demand"
@@ -33,7 +35,6 @@ GRANTED_BY_STATUS = {"APPROVED": True, "DENIED": False, "NOT_APPROVED": False, "
 CASE_URL = "https://support.console.aws.amazon.com/support/home#/case/?displayId={}"
 CASE_LIST_URL = "https://support.console.aws.amazon.com/support/home#/case/history"
 NO_SUCH_RESOURCE = "NoSuchResourceException"
-COUNTED_STATES = (State.PENDING, State.RUNNING)
 READ_QUOTAS = "read the quotas"
 FAMILY = re.compile(r"([a-z]+)(\d*)")
 
@@ -101,8 +102,8 @@ def count_usage(
             count(instance.type, market, own)
             counted.add(instance.id)
     for request in requests:
-        ended = request.state is RequestState.ACTIVE and request.instance and request.instance not in counted
-        if request.state is RequestState.OPEN or ended:  # AWS counts an ended machine's request until it is closed
+        ended = request.state is SpotRequestState.ACTIVE and request.instance and request.instance not in counted
+        if request.state is SpotRequestState.OPEN or ended:  # AWS counts an ended machine's request until it is closed
             count(request.type, SPOT, vcpus.get(request.type))
     return used
 
@@ -170,7 +171,7 @@ def case_link(one: Increase) -> str:
     return CASE_URL.format(one.case) if one.case else CASE_LIST_URL
 
 
-def parse_increase(document: Mapping[str, Any]) -> Increase:
+def parse_increase(document: Document) -> Increase:
     """An increase from a document of Service Quotas."""
     status = str(document.get("Status") or "")
     found = Increase(
@@ -187,8 +188,8 @@ def parse_increase(document: Mapping[str, Any]) -> Increase:
     return dataclasses.replace(found, advice=advice if found.open and found.case else ())
 
 
-def _timestamp(told: Any) -> float | None:
-    return float(told.timestamp()) if hasattr(told, "timestamp") else None
+def _timestamp(moment: object) -> float | None:
+    return moment.timestamp() if isinstance(moment, datetime) else None
 
 
 # Questions. Where something may not be read, or does not answer, it is unknown; only wrong credentials are an error.
@@ -242,20 +243,13 @@ def read_limit(account: Account, region: str, of: str) -> float:
 def _read_usage(
     account: Account, region: str, vcpus: Callable[[], Mapping[str, int]], *, spot: bool
 ) -> dict[str, float | None]:
-    client = account.client("ec2", region)
-    running = [{"Name": "instance-state-name", "Values": [state.value for state in COUNTED_STATES]}]
-    waiting = [{"Name": "state", "Values": [RequestState.OPEN.value, RequestState.ACTIVE.value]}]
-    doing = "see what is in use"
-    calls: dict[str, Callable[[], list[Any]]] = {
-        "machines": partial(pages, doing, client, "describe_instances", "Reservations", Filters=running)
-    }
+    client, doing = account.client("ec2", region), "see what is in use"
+    running: Document = {"Name": "instance-state-name", "Values": [state.value for state in COUNTED_STATES]}
+    calls: dict[str, Callable[[], Any]] = {"machines": partial(ec2.list_instances, client, doing, [running])}
     if spot:
-        calls["requests"] = partial(
-            pages, doing, client, "describe_spot_instance_requests", "SpotInstanceRequests", Filters=waiting
-        )
-    found = {name: require(value) for name, value in ask_all(calls).items()}
-    requests = map(read_request, found.get("requests", ()))
-    return count_usage(instances_of(found["machines"]), requests, vcpus())
+        calls["requests"] = partial(ec2.list_spot_requests, client, doing, [COUNTED_REQUESTS])
+    answers = {name: require(answer) for name, answer in ask_all(calls).items()}
+    return count_usage(answers["machines"], answers.get("requests", ()), vcpus())
 
 
 def select_increases(history: Mapping[str, Sequence[Increase]], *, open: bool) -> dict[str, list[Increase]]:

@@ -7,7 +7,6 @@ import os
 import shutil
 import subprocess
 import sys
-import time
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 
@@ -106,7 +105,7 @@ class LocalProvisioner:
                 "cores_share": 1 / offer.nodes,
                 "artefact": artefact.stem,
             },
-            "lease": {"boot_in": max(1.0, intent.boot_deadline - time.time())},
+            "lease": {"boot_in": max(1.0, intent.boot_deadline - self.context.clock.now())},
         }
         start_node(artefact, folder, document)
         resource = self._resource(folder)

@@ -1,18 +1,23 @@
-"""Whose account a key is, and what money is on it: RunPod tells both over GraphQL alone, by its own package."""
+"""Whose account a key is, and what money is on it.
+
+RunPod tells both over GraphQL alone, which its own package speaks: a process of its own runs that. Where the package is
+not installed, or does not answer, nothing is known, which is no error.
+"""
 
 from __future__ import annotations
 
+import dataclasses
 import json
 import subprocess
 import sys
 import threading
-import time
 from collections.abc import Mapping
+from dataclasses import dataclass
 from typing import Any
 
 from gpuops.core.errors import AuthFailed, UsageError
 from gpuops.core.models import Payer, Resource
-from provisioners.base import NOTHING
+from gpuops.core.polling import Clock
 from provisioners.runpod import credentials
 from provisioners.runpod.credentials import fingerprint, graphql_base, key
 
@@ -42,83 +47,105 @@ for query in given["queries"]:
 """
 
 
-def ask(key: str, base: str, environ: Mapping[str, str]) -> dict[str, Any]:
-    """`id`, `email`, `balance`, `spend_per_hr`, `spend_limit` in $, those that are known. {} where nothing is."""
-    hidden = {name: value for name, value in environ.items() if not name.startswith("RUNPOD_")}
+@dataclass(frozen=True)
+class AccountFacts:
+    """What RunPod says of an account. Money is in $, None where it is not known; text is empty then."""
+
+    id: str = ""
+    email: str = ""
+    balance: float | None = None
+    spend_per_hr: float | None = None
+    """$/h that the account spends now."""
+    spend_limit: float | None = None
+    """$/h that it may spend."""
+
+    def document(self) -> dict[str, Any]:
+        """By name, those that are known."""
+        return {name: value for name, value in dataclasses.asdict(self).items() if value not in ("", None)}
+
+
+def query_account(key: str, base: str, environ: Mapping[str, str]) -> AccountFacts:
+    """What RunPod says of a key's account, by one process of at most QUERY_TIMEOUT_S."""
+    without_key = {name: value for name, value in environ.items() if not name.startswith("RUNPOD_")}
     try:
         done = subprocess.run(
             [sys.executable, "-I", "-c", PROGRAM],
             input=json.dumps({"key": key, "base": base, "queries": QUERIES}),
-            env=hidden,
+            env=without_key,
             capture_output=True,
             text=True,
             timeout=QUERY_TIMEOUT_S,
             check=True,
         )
-        return read(json.loads(done.stdout))
+        return parse_facts(json.loads(done.stdout))
     except (OSError, subprocess.SubprocessError, ValueError):
-        return {}
+        return AccountFacts()
 
 
-def read(answer: Any) -> dict[str, Any]:
-    """The facts in GraphQL's answer, by our names; {} where it has none."""
+def parse_facts(answer: object) -> AccountFacts:
+    """The facts in GraphQL's answer."""
     data = answer.get("data") if isinstance(answer, dict) else None
     myself = data.get("myself") if isinstance(data, dict) else None
     if not isinstance(myself, dict):
-        return {}
-    names = (("balance", "clientBalance"), ("spend_per_hr", "currentSpendPerHr"), ("spend_limit", "spendLimit"))
-    found: dict[str, Any] = {name: str(myself[name]) for name in ("id", "email") if myself.get(name)}
-    for ours, theirs in names:
-        value = myself.get(theirs)
-        if isinstance(value, int | float) and not isinstance(value, bool):
-            found[ours] = float(value)
-    return found
+        return AccountFacts()
+    return AccountFacts(
+        id=str(myself.get("id") or ""),
+        email=str(myself.get("email") or ""),
+        balance=_dollars(myself.get("clientBalance")),
+        spend_per_hr=_dollars(myself.get("currentSpendPerHr")),
+        spend_limit=_dollars(myself.get("spendLimit")),
+    )
+
+
+def _dollars(value: object) -> float | None:
+    return float(value) if isinstance(value, int | float) and not isinstance(value, bool) else None
 
 
 class Account:
     """The account of the key that `credentials.find` finds. May be used from any thread."""
 
-    def __init__(self, env: Mapping[str, str], dotenv: Mapping[str, str] = NOTHING) -> None:
+    def __init__(self, env: Mapping[str, str], dotenv: Mapping[str, str], clock: Clock) -> None:
         self._env = env
         self._dotenv = dotenv
+        self._clock = clock
         self._lock = threading.Lock()
-        self._facts: tuple[float, dict[str, Any]] | None = None
+        self._known: AccountFacts | None = None
+        self._asked_at = 0.0
+        """By the monotonic clock."""
 
     def payer(self, patience_s: float) -> Payer:
         """Whose key this is; RunPod is asked unless it was before, for at most `patience_s`. Raises AuthFailed."""
         source = credentials.find(self._env, self._dotenv).source
-        if patience_s > 0 and self._facts is None:
+        if patience_s > 0 and self._known is None:
             asking = threading.Thread(target=self.facts, daemon=True, name="payer")
             asking.start()
             asking.join(patience_s)
-        known = self._facts[1] if self._facts else {}
-        account = known.get("email") or (f"RunPod account {known['id']}" if known.get("id") else "")
-        return Payer(str(account), source)
+        known = self._known or AccountFacts()
+        return Payer(known.email or (f"RunPod account {known.id}" if known.id else ""), source)
 
-    def facts(self, fresh_s: float = float("inf")) -> dict[str, Any]:
-        """`id`, `email`, `balance`, `spend_per_hr`, `spend_limit` ($, $/h), those that are known. RunPod is asked again
-        where the answer is older than `fresh_s`."""
+    def facts(self, max_age_s: float = float("inf")) -> AccountFacts:
+        """What RunPod says of the account; it is asked again where its answer is older than `max_age_s`."""
         with self._lock:
-            if self._facts is None or time.monotonic() - self._facts[0] >= fresh_s:
+            if self._known is None or self._clock.monotonic() - self._asked_at >= max_age_s:
                 try:
-                    found = ask(key(self._env, self._dotenv), graphql_base(self._env), self._env)
+                    facts = query_account(key(self._env, self._dotenv), graphql_base(self._env), self._env)
                 except (AuthFailed, UsageError):
-                    found = {}
-                self._facts = (time.monotonic(), found)
-            return self._facts[1]
+                    facts = AccountFacts()
+                self._known, self._asked_at = facts, self._clock.monotonic()
+            return self._known
 
     def data(self) -> dict[str, str]:
         """What a resource keeps of its account: the key's fingerprint, and the id where that is known."""
-        known = self._facts[1] if self._facts else {}
-        return {"key": fingerprint(key(self._env, self._dotenv)), "id": str(known.get("id") or "")}
+        known_id = self._known.id if self._known else ""
+        return {"key": fingerprint(key(self._env, self._dotenv)), "id": known_id}
 
     def check(self, resource: Resource) -> None:
         """Raises AuthFailed where what RunPod does not find may be another account's, and go on there."""
-        kept = resource.data.get("account")
-        theirs = kept if isinstance(kept, dict) else {}
-        if not theirs.get("key") or theirs["key"] == self.data()["key"]:
+        account = resource.data.get("account")
+        kept = account if isinstance(account, dict) else {}
+        if not kept.get("key") or kept["key"] == self.data()["key"]:
             return
-        if theirs.get("id") and theirs["id"] == str(self.facts().get("id") or ""):
+        if kept.get("id") and kept["id"] == self.facts().id:
             return
         raise AuthFailed(
             f"{resource.name} was made with another API key, and this one does not see it",

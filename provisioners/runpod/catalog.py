@@ -1,4 +1,7 @@
-"""The kinds of GPU that RunPod has, and which of them a request means. Pure."""
+"""The kinds of GPU and the network volumes that RunPod has, and which of the GPUs a request means. Pure.
+
+RunPod's answers are parsed here into types; of a number that is missing or none, 0 is taken.
+"""
 
 from __future__ import annotations
 
@@ -7,10 +10,10 @@ import math
 import re
 from collections.abc import Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any
 
 from gpuops.core.errors import UsageError
 from gpuops.core.names import close_names, spellings, words
+from provisioners.runpod.api import Document
 
 LEVELS = ("NONE", "LOW", "MEDIUM", "HIGH")
 MAKERS = frozenset({"nvidia", "amd", "geforce", "rtx", "instinct"})
@@ -65,11 +68,11 @@ class Volume:
     """The data center that it is in: pods elsewhere cannot mount it."""
 
 
-def parse_volume(document: Mapping[str, Any]) -> Volume:
+def parse_volume(document: Document) -> Volume:
     return Volume(str(document["id"]), str(document.get("name") or ""), str(document.get("dataCenter") or ""))
 
 
-def parse_gpu(document: Mapping[str, Any], cloud: str) -> Gpu:
+def parse_gpu(document: Document, cloud: str) -> Gpu:
     """A GPU of the catalog, as it is in that cloud (SECURE, COMMUNITY)."""
     side = cloud.lower()
     price = _parse_number(_nested(document, "price").get(side)) or 0.0
@@ -94,35 +97,66 @@ def parse_gpu(document: Mapping[str, Any], cloud: str) -> Gpu:
     )
 
 
-def at_cluster_prices(gpus: Sequence[Gpu], documents: Sequence[Any]) -> list[Gpu]:
-    """The GPUs at GraphQL's `clusterPrice` of them; those without one keep the price of pods (`price_of`)."""
-    prices = {
-        str(item.get("id")): _parse_number(item.get("clusterPrice")) or 0.0
-        for item in documents
-        if isinstance(item, dict)
+@dataclass(frozen=True)
+class CheapestMachine:
+    """The cheapest machine with a GPU, of those that have the least RAM and vCPUs that were asked for."""
+
+    is_free: bool
+    """Whether there is one: RunPod says a price of it."""
+    ram: float
+    """GB."""
+    vcpus: float
+
+
+def parse_cluster_prices(data: Document) -> dict[str, float]:
+    """$/h for one GPU in a cluster, by the GPU's id: GraphQL's `clusterPrice`, where it is a price."""
+    prices = {id_: _parse_number(item.get("clusterPrice")) or 0.0 for id_, item in _gpu_types(data).items()}
+    return {id_: price for id_, price in prices.items() if 0 < price < math.inf}
+
+
+def parse_cheapest_machines(data: Document) -> dict[str, CheapestMachine]:
+    """By the GPU's id: GraphQL's `lowestPrice`."""
+    lowest = {id_: _nested(item, "lowestPrice") for id_, item in _gpu_types(data).items()}
+    return {
+        id_: CheapestMachine(
+            is_free=bool(_parse_number(item.get("uninterruptablePrice"))),
+            ram=_parse_number(item.get("minMemory")) or 0,
+            vcpus=_parse_number(item.get("minVcpu")) or 0,
+        )
+        for id_, item in lowest.items()
     }
-    known = {gpu.id: prices.get(gpu.id, 0.0) for gpu in gpus}
+
+
+def _gpu_types(data: Document) -> dict[str, Document]:
+    """The `gpuTypes` of GraphQL's answer, by id."""
+    listed = data.get("gpuTypes")
+    return {
+        str(item.get("id")): item for item in (listed if isinstance(listed, list) else []) if isinstance(item, dict)
+    }
+
+
+def at_cluster_prices(gpus: Sequence[Gpu], prices: Mapping[str, float]) -> list[Gpu]:
+    """The GPUs at their prices in a cluster; those without one keep the price of pods (`price_of`)."""
     return [
-        dataclasses.replace(gpu, price=known[gpu.id])
-        if gpu.price and 0 < known[gpu.id] < math.inf
+        dataclasses.replace(gpu, price=prices[gpu.id])
+        if gpu.price and gpu.id in prices
         else dataclasses.replace(gpu, price_of="pods")
         for gpu in gpus
     ]
 
 
-def with_at_least(gpus: Sequence[Gpu], documents: Sequence[Any], ram: int, vcpus: int) -> list[Gpu]:
-    """The GPUs with the RAM and vCPUs of GraphQL's `lowestPrice`, which was queried with `ram` (GB) and `vcpus`.
-
-    No price, or less RAM or vCPUs, means that no machine has enough. A GPU that is not listed stays as it is.
-    """
-    known = {str(item.get("id")): item for item in documents if isinstance(item, dict)}
+def with_at_least(gpus: Sequence[Gpu], machines: Mapping[str, CheapestMachine], ram: int, vcpus: int) -> list[Gpu]:
+    """The GPUs with the RAM (GB) and vCPUs of their machines; `NONE` is free of one whose machines have less. A GPU
+    of which nothing is known stays as it is."""
     found = []
     for gpu in gpus:
-        lowest = _nested(known.get(gpu.id, {}), "lowestPrice")
-        has = [_parse_number(lowest.get(name)) or 0 for name in ("minMemory", "minVcpu")]
-        fits = bool(_parse_number(lowest.get("uninterruptablePrice"))) and has[0] >= ram and has[1] >= vcpus
-        gpu = dataclasses.replace(gpu, ram=has[0], vcpus=has[1])
-        found.append(gpu if fits or gpu.id not in known else dataclasses.replace(gpu, level="NONE"))
+        machine = machines.get(gpu.id)
+        if machine is None:
+            found.append(gpu)
+            continue
+        fits = machine.is_free and machine.ram >= ram and machine.vcpus >= vcpus
+        level = gpu.level if fits else "NONE"
+        found.append(dataclasses.replace(gpu, ram=machine.ram, vcpus=machine.vcpus, level=level))
     return found
 
 
@@ -216,16 +250,16 @@ def _gpu_spellings(gpu: Gpu) -> set[str]:
     return spellings(gpu.name) | spellings(gpu.id)
 
 
-def _parse_level(value: Any) -> str:
+def _parse_level(value: object) -> str:
     return value.upper() if isinstance(value, str) else ""
 
 
-def _nested(document: Mapping[str, Any], name: str) -> Mapping[str, Any]:
+def _nested(document: Document, name: str) -> Document:
     inner = document.get(name)
     return inner if isinstance(inner, dict) else {}
 
 
-def _parse_number(value: Any) -> float | None:
+def _parse_number(value: object) -> float | None:
     """A number, which RunPod also writes as text."""
     if isinstance(value, bool) or not isinstance(value, int | float | str):
         return None

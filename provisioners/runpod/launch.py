@@ -2,16 +2,68 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
 from typing import Any
 
 from gpuops.core.models import Intent
 from provisioners.keys import KeyPair
 from provisioners.runpod import boot_script
-from provisioners.runpod.machines import HOST_PUBLIC, TOKEN, VOLUME
+from provisioners.runpod.api import Document
+from provisioners.runpod.pods import HOST_PUBLIC, TOKEN, VOLUME
 
 MOUNT = "/workspace"
 """Where a network volume is mounted."""
+
+
+@dataclass(frozen=True)
+class PodSpec:
+    """The pods that an offer stands for: what `offers` has put into `Offer.data`, as a type."""
+
+    nodes: int
+    gpu: str
+    """RunPod's id of the GPU."""
+    gpu_name: str
+    count: int
+    """GPUs of each pod."""
+    cloud: str
+    centers: Sequence[str]
+    """Empty: any."""
+    disk_gb: int
+    image: str
+    template: str
+    registry: str
+    ports: Sequence[str]
+    """Beside SSH's."""
+    cuda: str
+    """The least version; empty: any."""
+    volume: str
+    """The network volume's id; empty: none."""
+    volume_name: str
+
+    @property
+    def say(self) -> str:
+        return f"{self.count} x {self.gpu_name}"
+
+
+def parse_offer(data: Mapping[str, Any]) -> PodSpec:
+    """The pods of an `Offer.data` of ours."""
+    return PodSpec(
+        nodes=int(data["nodes"]),
+        gpu=str(data["gpu"]),
+        gpu_name=str(data.get("gpu_name") or data["gpu"]),
+        count=int(data["count"]),
+        cloud=str(data["cloud"]),
+        centers=tuple(data["centers"]),
+        disk_gb=int(data["disk"]),
+        image=str(data.get("image") or ""),
+        template=str(data.get("template") or ""),
+        registry=str(data.get("registry") or ""),
+        ports=tuple(data.get("ports") or ()),
+        cuda=str(data["cuda"]),
+        volume=str(data["volume"]),
+        volume_name=str(data.get("volume_name") or ""),
+    )
 
 
 def pod_environment(intent: Intent, token: str, host: KeyPair, public: str, api: str) -> dict[str, str]:
@@ -27,32 +79,28 @@ def pod_environment(intent: Intent, token: str, host: KeyPair, public: str, api:
     }
 
 
-def pod_body(name: str, offer: Mapping[str, Any], env: Mapping[str, str]) -> dict[str, Any]:
-    """The body of `POST /pods`. `offer`: an `Offer.data` of ours. Without a count RunPod finds no machine for a GPU."""
-    gpu = {"id": offer["gpu"], "count": offer["count"], **({"minCudaVersion": offer["cuda"]} if offer["cuda"] else {})}
-    return {"name": name, "cloud": offer["cloud"], "gpu": gpu, **_container(offer, env)}
+def pod_body(name: str, spec: PodSpec, env: Mapping[str, str]) -> Document:
+    """The body of `POST /pods`. Without a count RunPod finds no machine for a GPU."""
+    gpu = {"id": spec.gpu, "count": spec.count, **({"minCudaVersion": spec.cuda} if spec.cuda else {})}
+    return {"name": name, "cloud": spec.cloud, "gpu": gpu, **_container(spec, env)}
 
 
-def cluster_body(name: str, offer: Mapping[str, Any], env: Mapping[str, str]) -> dict[str, Any]:
+def cluster_body(name: str, spec: PodSpec, env: Mapping[str, str]) -> Document:
     """The body of `POST /clusters`, which takes no least version of CUDA."""
-    compute = {"gpuTypeId": offer["gpu"], "gpuCountPerPod": offer["count"], "podCount": offer["nodes"]}
-    return {"name": name, "type": "TRAINING", "compute": compute, **_container(offer, env)}
+    compute = {"gpuTypeId": spec.gpu, "gpuCountPerPod": spec.count, "podCount": spec.nodes}
+    return {"name": name, "type": "TRAINING", "compute": compute, **_container(spec, env)}
 
 
-def _container(offer: Mapping[str, Any], env: Mapping[str, str]) -> dict[str, Any]:
+def _container(spec: PodSpec, env: Mapping[str, str]) -> Document:
     """What a pod and the members of a cluster have in common."""
-    body: dict[str, Any] = {
+    overrides = {"image": spec.image, "templateId": spec.template, "registry": spec.registry}
+    volume_name = {VOLUME: spec.volume_name} if spec.volume else {}
+    return {
         "args": boot_script.ARGS,
-        "disk": offer["disk"],
-        "ports": ["22/tcp", *offer.get("ports", ())],
-        "env": dict(env),
+        "disk": spec.disk_gb,
+        "ports": ["22/tcp", *spec.ports],
+        "env": {**env, **volume_name},
+        **{name: value for name, value in overrides.items() if value},  # they override the template's own
+        **({"mounts": {"network": [{"volumeId": spec.volume, "path": MOUNT}]}} if spec.volume else {}),
+        **({"dataCenterIds": list(spec.centers)} if spec.centers else {}),
     }
-    for name, key in (("image", "image"), ("templateId", "template"), ("registry", "registry")):
-        if offer.get(key):  # it overrides the template's own
-            body[name] = offer[key]
-    if offer["volume"]:
-        body["mounts"] = {"network": [{"volumeId": offer["volume"], "path": MOUNT}]}
-        body["env"][VOLUME] = str(offer.get("volume_name") or "")
-    if offer["centers"]:
-        body["dataCenterIds"] = list(offer["centers"])
-    return body

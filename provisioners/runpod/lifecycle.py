@@ -4,18 +4,18 @@ from __future__ import annotations
 
 import dataclasses
 import threading
-import time
 from collections.abc import Callable, Sequence
 from functools import partial
 from pathlib import Path
-from typing import Any
 
 from gpuops.core.errors import AuthFailed, ProviderError, Rejected, Unknown
 from gpuops.core.models import Resource
+from gpuops.core.polling import Clock
 from provisioners.runpod import boot_log, machines
 from provisioners.runpod.account import Account
 from provisioners.runpod.api import Api, path_segment
-from provisioners.runpod.machines import CLUSTER, Pod, Status
+from provisioners.runpod.machines import CLUSTER
+from provisioners.runpod.pods import Cluster, Pod, Status, parse_cluster, parse_pod
 
 IMAGE_PULL_LOG_INTERVAL_S = 60.0
 """How long a pod may be no node before its host's log is read, and from then on from one reading to the next: a normal
@@ -30,8 +30,9 @@ LAST_LINES = 20
 class Lifecycle:
     """All of an account's pods and clusters. Raises ProviderError; may be used from any thread."""
 
-    def __init__(self, api: Api, account: Account, home: Path) -> None:
+    def __init__(self, api: Api, account: Account, home: Path, clock: Clock) -> None:
         self._api = api
+        self._clock = clock
         self._account = account
         self._home = home
         self._lock = threading.Lock()
@@ -42,33 +43,34 @@ class Lifecycle:
 
     def list_owned(self, owner: str) -> list[Resource]:
         """Every pod and cluster with the owner's mark. A pod's cluster tells its mark where its own name does not."""
-        ours, account = f"gpuops-{owner}-", self._account.data()
-        pods = [machines.read(item) for item in self._api.pages("/pods", "pods", "list pods", includeClusterPods=True)]
-        has_members = any(pod.cluster and machines.mark(pod, {}).startswith(ours) for pod in pods)
-        clusters = {str(item["id"]): item for item in self._clusters(has_members)}
-        names = {id_: str(cluster.get("name") or "") for id_, cluster in clusters.items()}
-        resources = [
-            machines.resource(pod, name, self._home, account, kind=pod.kind)
+        prefix, account = f"gpuops-{owner}-", self._account.data()
+        listed = self._api.pages("/pods", "pods", "list pods", includeClusterPods=True)
+        pods = [parse_pod(document) for document in listed]
+        has_members = any(pod.cluster and machines.resource_name(pod, {}).startswith(prefix) for pod in pods)
+        clusters = self._list_clusters(has_members)
+        names = {cluster.id: cluster.name for cluster in clusters}
+        members_and_machines = [
+            machines.pod_resource(pod, machines.new_pod(pod, name, kind=pod.kind), self._home, account)
             for pod in pods
-            if (name := machines.mark(pod, names)).startswith(ours)
+            if (name := machines.resource_name(pod, names)).startswith(prefix)
         ]
-        tokens = {item.parent: str(item.data["token"]) for item in resources if item.parent}
+        tokens = {member.parent: str(member.data["token"]) for member in members_and_machines if member.parent}
         return [
             *(
-                machines.cluster_resource(cluster, account, tokens.get(id_, ""))
-                for id_, cluster in clusters.items()
-                if names[id_].startswith(ours)
+                machines.cluster_resource(cluster, account, tokens.get(cluster.id, ""))
+                for cluster in clusters
+                if cluster.name.startswith(prefix)
             ),
-            *(item for item in resources if item.state != "ended"),
+            *(resource for resource in members_and_machines if resource.state != "ended"),
         ]
 
-    def _clusters(self, has_members: bool) -> list[dict[str, Any]]:
+    def _list_clusters(self, has_members: bool) -> list[Cluster]:
         """All clusters. A key that may not list them has made none; their members are listed as pods in any case.
 
         `has_members`: whether pods of ours are in one. Without any, a list that is refused (404) or fails is empty.
         """
         try:
-            return self._api.pages("/clusters", "clusters", "list clusters")
+            return [parse_cluster(document) for document in self._api.pages("/clusters", "clusters", "list clusters")]
         except AuthFailed:
             return []
         except (Rejected, Unknown):
@@ -79,10 +81,10 @@ class Lifecycle:
     def pods_by_rank(self, cluster: str, nodes: int) -> list[Pod]:
         """A cluster's pods in the order of their ranks; none while RunPod has not numbered all of them."""
         try:
-            pods = self._api.pages(f"/clusters/{path_segment(cluster)}/pods", "pods", "list a cluster's pods")
+            listed = self._api.pages(f"/clusters/{path_segment(cluster)}/pods", "pods", "list a cluster's pods")
         except ProviderError:
             return []
-        by_rank = {pod.rank: pod for pod in map(machines.read, pods)}
+        by_rank = {pod.rank: pod for pod in map(parse_pod, listed)}
         return [by_rank[index] for index in range(nodes)] if set(by_rank) == set(range(nodes)) else []
 
     # One look.
@@ -97,20 +99,11 @@ class Lifecycle:
             return dataclasses.replace(resource, state="ended", address="", port=0, per_hour=0.0)
         if is_cluster:
             return dataclasses.replace(resource, state="running")
-        return self._as_it_is(machines.read(document), resource)
+        return self._describe_pod(parse_pod(document), resource)
 
-    def _as_it_is(self, pod: Pod, resource: Resource) -> Resource:
-        before = resource.data
-        now = machines.resource(
-            pod,
-            resource.name,
-            self._home,
-            self._account.data(),
-            known=before,
-            parent=resource.parent,
-            kind=resource.kind,
-        )
-        was_node = bool(before.get("artefact"))
+    def _describe_pod(self, pod: Pod, resource: Resource) -> Resource:
+        now = machines.pod_resource(pod, resource, self._home, self._account.data())
+        was_node = bool(resource.data.get("artefact"))
         if pod.is_coming and not was_node and (fault := self._boot_fault(pod)).say:
             now = dataclasses.replace(now, data={**now.data, "hopeless": fault.say, "stopped": fault.machine})
         if pod.status is Status.EXITED:
@@ -120,9 +113,9 @@ class Lifecycle:
 
     def _boot_fault(self, pod: Pod) -> boot_log.BootFault:
         """Why a pod will never be a node; its host's log is read once in IMAGE_PULL_LOG_INTERVAL_S."""
-        now = time.monotonic()
+        now = self._clock.monotonic()
         with self._lock:
-            observed = self._observed.get(pod.id, boot_log.BootObservation(now)).after_look(pod.hidden, now)
+            observed = self._observed.get(pod.id, boot_log.BootObservation(now)).after_look(pod.carrier_address, now)
             due = now - observed.since >= IMAGE_PULL_LOG_INTERVAL_S
             self._observed[pod.id] = observed = observed.after_log(boot_log.BootFault(), now) if due else observed
         if due:
@@ -131,7 +124,7 @@ class Lifecycle:
                 self._observed[pod.id] = observed = observed.after_log(fault, now)
             except ProviderError:
                 pass  # the next reading may succeed
-        return observed.verdict(pod.hidden, now, IMAGE_PULL_LOG_INTERVAL_S)
+        return observed.verdict(pod.carrier_address, now, IMAGE_PULL_LOG_INTERVAL_S)
 
     def _why_never_up(self, pod: str) -> str:
         """What its host says of a pod that has stopped and never was a node; read once."""
@@ -157,9 +150,9 @@ class Lifecycle:
 
     def destroy(self, resources: Sequence[Resource]) -> None:
         """Clusters first: a member cannot go while its cluster is there, and one that is left behind can."""
-        clusters = dict.fromkeys(item.id if item.kind == CLUSTER else item.parent for item in resources)
-        ends: list[Callable[[], None]] = [partial(self._end_cluster, item) for item in clusters if item]
-        ends += [partial(self._end_pod, item) for item in resources if item.kind != CLUSTER]
+        clusters = dict.fromkeys(one.id if one.kind == CLUSTER else one.parent for one in resources)
+        ends: list[Callable[[], None]] = [partial(self._end_cluster, cluster) for cluster in clusters if cluster]
+        ends += [partial(self._end_pod, resource) for resource in resources if resource.kind != CLUSTER]
         errors: list[ProviderError] = []
         for end in ends:
             try:
@@ -177,5 +170,5 @@ class Lifecycle:
         path = f"/pods/{path_segment(pod.id)}"
         refused = self._api.delete(path, "end a pod") == 409
         document = self._api.get_or_none(path, "look at a pod") if refused and not pod.parent else None
-        if document and (cluster := machines.read(document).cluster):
+        if document and (cluster := parse_pod(document).cluster):
             self._end_cluster(cluster)

@@ -17,8 +17,10 @@ from provisioners.base import CONTRACT, Context
 from provisioners.runpod import catalog, launch, machines, offers, options
 from provisioners.runpod.account import BALANCE_VALID_S, Account
 from provisioners.runpod.api import Api
+from provisioners.runpod.launch import PodSpec
 from provisioners.runpod.lifecycle import Lifecycle
 from provisioners.runpod.options import Wishes
+from provisioners.runpod.pods import MARK, parse_cluster, parse_pod
 from provisioners.runpod.regions import REGION
 from provisioners.runpod.self_destruct import SOURCE
 from provisioners.runpod.stock import Stock
@@ -41,10 +43,10 @@ class RunpodProvisioner:
 
     def __init__(self, context: Context) -> None:
         self.context = context
-        self._api = Api(context.env, context.dotenv)
+        self._api = Api(context.env, context.dotenv, context.clock)
         self._stock = Stock(self._api)
-        self._account = Account(context.env, context.dotenv)
-        self._lifecycle = Lifecycle(self._api, self._account, context.home)
+        self._account = Account(context.env, context.dotenv, context.clock)
+        self._lifecycle = Lifecycle(self._api, self._account, context.home, context.clock)
 
     # Before anything is made.
 
@@ -99,43 +101,38 @@ class RunpodProvisioner:
 
     def create(self, offer: Offer, intent: Intent, journal: Journal) -> Sequence[Resource]:
         """A pod, or a cluster of them. Their environment holds all that adopting them takes when no answer comes."""
+        spec = launch.parse_offer(offer.data)
         if offer.nodes > 1:
-            return self._create_cluster(offer, intent, journal)
+            return self._create_cluster(spec, offer.per_hour, intent, journal)
         name, token = intent.mark(0), f"{intent.token}-0"
         env, account = self._variables(intent, token), self._account.data()
-        body = launch.pod_body(name, offer.data, env)
-        journal.will("machine", name, token, REGION)
-        answer = self._api.post("/pods", body, f"create a pod with {offer.data['count']} x {offer.data['gpu_name']}")
-        pod = machines.read(answer).with_env(env)
-        resource = machines.resource(pod, name, self.context.home, account, price=offer.per_hour)
+        journal.will(machines.MACHINE, name, token, REGION)
+        document = self._api.post("/pods", launch.pod_body(name, spec, env), f"create a pod with {spec.say}")
+        pod = parse_pod(document).with_env(env)
+        resource = machines.pod_resource(pod, machines.new_pod(pod, name), self.context.home, account, offer.per_hour)
         journal.got(resource)
         return [resource]
 
-    def _create_cluster(self, offer: Offer, intent: Intent, journal: Journal) -> Sequence[Resource]:
+    def _create_cluster(self, spec: PodSpec, per_hour: float, intent: Intent, journal: Journal) -> Sequence[Resource]:
         """One request for all nodes. A rank is `null until the index is assigned during provisioning`: where ranks are
         missing, the cluster alone is returned, and `list_owned` has its members once RunPod has numbered them."""
         name, token, account = intent.mark(machines.CLUSTER), f"{intent.token}-all", self._account.data()
-        env = {**self._variables(intent, intent.token), machines.MARK: intent.mark("")}
-        body = launch.cluster_body(name, offer.data, env)
+        env = {**self._variables(intent, intent.token), MARK: intent.mark("")}
         journal.will(machines.CLUSTER, name, token, REGION)
-        for index in range(offer.nodes):
-            journal.will("machine", intent.mark(index), f"{intent.token}-{index}", REGION)
-        doing = f"create a cluster of {offer.nodes} times {offer.data['count']} x {offer.data['gpu_name']}"
-        answer = {**self._api.post("/clusters", body, doing), "name": name, "compute": body["compute"]}
-        cluster = machines.cluster_resource(answer, account, token)
+        for index in range(spec.nodes):
+            journal.will(machines.MACHINE, intent.mark(index), f"{intent.token}-{index}", REGION)
+        doing = f"create a cluster of {spec.nodes} times {spec.say}"
+        created = parse_cluster(self._api.post("/clusters", launch.cluster_body(name, spec, env), doing))
+        created = dataclasses.replace(created, name=name, pod_count=spec.nodes)
+        cluster = machines.cluster_resource(created, account, token)
         journal.got(cluster)
         made = [cluster]
-        for index, pod in enumerate(self._lifecycle.pods_by_rank(cluster.id, offer.nodes)):
-            member = machines.resource(
-                pod.with_env(env),
-                intent.mark(index),
-                self.context.home,
-                account,
-                price=offer.per_hour / offer.nodes,
-                parent=cluster.id,
+        for index, pod in enumerate(self._lifecycle.pods_by_rank(cluster.id, spec.nodes)):
+            member = machines.new_pod(pod, intent.mark(index), parent=cluster.id)
+            made.append(
+                machines.pod_resource(pod.with_env(env), member, self.context.home, account, per_hour / spec.nodes)
             )
-            made.append(member)
-            journal.got(member)
+            journal.got(made[-1])
         return made
 
     def _variables(self, intent: Intent, token: str) -> dict[str, str]:
@@ -163,12 +160,11 @@ class RunpodProvisioner:
         return self._lifecycle.last_words(resource)
 
     def balance(self) -> float | None:
-        found = self._account.facts(BALANCE_VALID_S).get("balance")
-        return None if found is None else float(found)
+        return self._account.facts(BALANCE_VALID_S).balance
 
     def account(self) -> Mapping[str, Any]:
         """`id`, `email`, `balance`, `spend_per_hr`, `spend_limit`, those that are known; asked once."""
-        return self._account.facts()
+        return self._account.facts().document()
 
     def payer(self, request: Request, patience_s: float) -> Payer:
         return self._account.payer(patience_s)

@@ -47,8 +47,8 @@ class Stock:
 
     def with_cluster_prices(self, gpus: Sequence[catalog.Gpu]) -> list[catalog.Gpu]:
         """The GPUs at their prices in a cluster, where GraphQL has them: REST v2 has the prices of pods alone."""
-        listed = self._api.graphql("query { gpuTypes { id clusterPrice } }").get("gpuTypes")
-        return catalog.at_cluster_prices(gpus, listed if isinstance(listed, list) else [])
+        data = self._api.graphql("query { gpuTypes { id clusterPrice } }")
+        return catalog.at_cluster_prices(gpus, catalog.parse_cluster_prices(data))
 
     def with_minimums(self, gpus: Sequence[catalog.Gpu], wishes: Wishes, centers: Sequence[str]) -> list[catalog.Gpu]:
         """The GPUs with the RAM and vCPUs of their machines, which GraphQL alone has."""
@@ -62,8 +62,7 @@ class Stock:
         given = ", ".join(f"{name}: {json.dumps(value)}" for name, value in least.items())
         fields = "stockStatus uninterruptablePrice minVcpu minMemory"
         data = self._api.graphql(f"query {{ gpuTypes {{ id lowestPrice(input: {{{given}}}) {{ {fields} }} }} }}")
-        listed = data.get("gpuTypes")
-        return catalog.with_at_least(gpus, listed if isinstance(listed, list) else [], wishes.ram, wishes.vcpus)
+        return catalog.with_at_least(gpus, catalog.parse_cheapest_machines(data), wishes.ram, wishes.vcpus)
 
     def centers(self, region: str | None) -> list[str]:
         """The ids of the data centers that a `--region` means; empty without one."""

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-import time
 from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass, field
@@ -12,6 +11,7 @@ from typing import TYPE_CHECKING, Any
 
 from gpuops.core.errors import Rejected, Unknown, UsageError
 from gpuops.core.files import write_atomic
+from gpuops.core.polling import Clock
 
 if TYPE_CHECKING:
     from gpuops.transport.ssh import Target
@@ -34,8 +34,9 @@ class KnownHost:
 class HostBook:
     """JSON, by the host's name. Several commands may write it: a change holds a lock, and each write is atomic."""
 
-    def __init__(self, path: Path) -> None:
+    def __init__(self, path: Path, clock: Clock | None = None) -> None:
         self.path = path
+        self._clock = clock or Clock()
 
     def names(self) -> list[str]:
         return sorted(self._read())
@@ -67,7 +68,7 @@ class HostBook:
                 "target": known_host.target.document(),
                 "root": known_host.root,
                 "python": known_host.python,
-                "at": max(time.time(), _written_at(book.get(name)) + 1e-3),
+                "at": max(self._clock.now(), _written_at(book.get(name)) + 1e-3),
             }
 
     def remove_unchanged(self, name: str, known_host: KnownHost) -> None:
@@ -111,7 +112,7 @@ class HostBook:
             raise Unknown(f"{self.path} cannot be written: {error}", "free some space") from error
 
 
-def _written_at(entry: Any) -> float:
+def _written_at(entry: object) -> float:
     """When an entry was written, in UTC seconds; 0 where it does not say."""
     written_at = entry.get("at") if isinstance(entry, dict) else None
     return float(written_at) if isinstance(written_at, int | float) else 0.0

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 import threading
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -165,13 +165,44 @@ def typed_hosts(request: Request) -> list[str]:
     return [*(request.options.get("host") or ()), *(request.options.get("hosts") or ())]
 
 
-def place_nodes(hosts: Sequence[Host], nodes: int, gpus: int | None) -> tuple[list[dict[str, Any]], list[str]]:
+@dataclass(frozen=True)
+class NodePlace:
+    """One node of an offer: the host it will be on, and its share of that."""
+
+    host: str
+    target: Target
+    home: str
+    """The login's home folder there."""
+    python: str
+    all_gpus: int
+    """GPUs of the whole host."""
+    gpus: Sequence[str] | None
+    """The node's own, by their indices; None: all of them."""
+    cores_share: float
+
+    @property
+    def gpu_count(self) -> int:
+        return self.all_gpus if self.gpus is None else len(self.gpus)
+
+    def document(self) -> dict[str, object]:
+        """As `Offer.data` holds it."""
+        return {**vars(self), "target": self.target.document()}
+
+
+def parse_place(document: Mapping[str, Any]) -> NodePlace:
+    from gpuops.transport.ssh import Target
+
+    return NodePlace(**{**document, "target": Target.from_document(dict(document["target"]))})
+
+
+def place_nodes(hosts: Sequence[Host], nodes: int, gpus: int | None) -> tuple[list[NodePlace], list[str]]:
     """Which node is on which host, with its share of the GPUs and cores, and sentences that the user should know.
 
     Nodes of one host are neighbours in rank order. Raises Rejected where GPUs are wanted that are not there.
     """
     base, more = divmod(nodes, len(hosts))
-    places, notes = [], []
+    places: list[NodePlace] = []
+    notes: list[str] = []
     for position, host in enumerate(hosts):
         count = base + (position < more)
         gpu_ids = [str(index) for index in range(host.found.gpus)]
@@ -179,15 +210,17 @@ def place_nodes(hosts: Sequence[Host], nodes: int, gpus: int | None) -> tuple[li
         if note:
             notes.append(note)
         for share in shares:
-            places.append({
-                "host": host.name,
-                "target": host.target.document(),
-                "home": host.found.home,
-                "python": host.found.python,
-                "all_gpus": host.found.gpus,
-                "gpus": None if count == 1 and gpus is None else share,
-                "cores_share": 1 / count,
-            })  # fmt: skip
+            places.append(
+                NodePlace(
+                    host=host.name,
+                    target=host.target,
+                    home=host.found.home,
+                    python=host.found.python,
+                    all_gpus=host.found.gpus,
+                    gpus=None if count == 1 and gpus is None else share,
+                    cores_share=1 / count,
+                )
+            )
     if nodes > len(hosts):
         here = plural(len(hosts), "host")
         notes.append(f"{nodes} nodes on {here}: virtual nodes, which share cores, memory and disk")

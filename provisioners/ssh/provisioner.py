@@ -10,11 +10,11 @@ from __future__ import annotations
 import dataclasses
 import json
 import threading
-import time
 from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, TypeVar
+from typing import Any, TypeVar
 
 from gpuops.core.errors import (
     ConnectionLost,
@@ -32,13 +32,72 @@ from gpuops.core.models import Intent, Journal, Offer, Option, Problem, Request,
 from gpuops.core.parallel import on_each
 from provisioners.base import CONTRACT, Context
 from provisioners.ssh.hosts import HostBook, KnownHost
-from provisioners.ssh.placement import Logins, place_nodes, refuse_rental_flags, typed_hosts
-
-if TYPE_CHECKING:
-    from gpuops.transport.ssh import Target
-
+from provisioners.ssh.placement import (
+    Host,
+    Logins,
+    NodePlace,
+    parse_place,
+    place_nodes,
+    refuse_rental_flags,
+    typed_hosts,
+)
 
 T = TypeVar("T")
+
+MIN_BOOT_LEASE_S = 1.0
+"""A node whose boot deadline has passed still gets this long, and then ends itself."""
+DESTROY_WAIT_S = 0.5
+"""How long `destroy` waits for its threads; the core then lists again."""
+ABANDONED_S = 900.0
+"""A host without nodes is tidied and forgotten after this long: until then, a command may still create one there."""
+NEWEST_AGENT = 'agent=$(ls -t "$2"/*.pyz 2>/dev/null | head -n 1); '
+ORPHANS_ERROR = json.dumps({
+    "error": {
+        "kind": "no-agent",
+        "say": "somebody has removed the agent there, and nodes of ours are still there",
+        "hint": "end their processes and remove ~/.gpuops-* there by hand",
+    }
+})  # fmt: skip
+LIST_SCRIPT = (
+    NEWEST_AGENT
+    + f"""if [ -z "$agent" ]; then
+for node in "$3"/*/n*/node.json; do [ -e "$node" ] && {{ printf '%s\\n' '{ORPHANS_ERROR}' >&2; exit 1; }}; done
+printf '{{"nodes": []}}'; exit 0; fi
+exec "$1" -I "$agent" nodes --root "$3" --host "$4" """
+)
+"""Lists nodes with the newest agent there, which understands the files of every earlier one. No agent: no node."""
+END_SCRIPT = (
+    NEWEST_AGENT
+    + """if [ -z "$agent" ] || [ ! -d "$3" ]; then printf '{"ended": 0, "left": 0}'; exit 0; fi
+exec "$1" -I "$agent" end --node "$3" --remove --root """
+)
+
+
+@dataclass(frozen=True)
+class NodeRecord:
+    """A node as the agent on its host lists it."""
+
+    mark: str
+    """Its name: `gpuops-<owner>-<cluster>-<index>`."""
+    folder: str
+    state: str
+    """As `Resource.state`."""
+    gpus: Sequence[str] | None = None
+    """None: all of its host."""
+    cores_share: float | None = None
+    artefact: str | None = None
+    token: str | None = None
+    on: int | None = None
+    """Of a virtual node, the index of the node whose machine it shares."""
+
+
+def parse_record(document: Mapping[str, Any]) -> NodeRecord | None:
+    """A node of an agent's list; None for an entry that is none of ours."""
+    mark, folder, state = (document.get(name) for name in ("mark", "folder", "state"))
+    if not (isinstance(mark, str) and isinstance(folder, str) and isinstance(state, str)):
+        return None
+    more = {name: document.get(name) for name in ("gpus", "cores_share", "artefact", "token", "on")}
+    return NodeRecord(mark, folder, state, **more)
 
 
 class SshProvisioner:
@@ -68,7 +127,7 @@ class SshProvisioner:
     def __init__(self, context: Context) -> None:
         self.context = context
         folder = context.home / "ssh"
-        self._book = HostBook(folder / "hosts.json")
+        self._book = HostBook(folder / "hosts.json", context.clock)
         self._logins = Logins(folder, self._book)
         self._ending: dict[str, _Ending] = {}
 
@@ -83,29 +142,17 @@ class SshProvisioner:
 
     def offers(self, request: Request) -> Sequence[Offer]:
         """One offer: these hosts. More nodes than hosts are virtual ones, each with its share of the GPUs."""
-        everyone = [self._logins.log_in(typed, request) for typed in typed_hosts(request)]
-        hosts, spare = everyone[: request.nodes], everyone[request.nodes :]
-        names = [host.name for host in hosts]
-        doubled = sorted({name for name in names if names.count(name) > 1})
-        if doubled:
-            raise UsageError(
-                f"{doubled[0]} is named twice", f"name it once; --nodes {request.nodes} makes virtual nodes on it"
-            )
-        machines = [host.found.machine for host in hosts]
-        for position, host in enumerate(hosts):
-            if host.found.machine and host.found.machine in machines[:position]:
-                twin = hosts[machines.index(host.found.machine)].name
-                raise UsageError(
-                    f"{twin} and {host.name} are one machine",
-                    f"name it once; --nodes {request.nodes} makes virtual nodes",
-                )
+        logged_in = [self._logins.log_in(typed, request) for typed in typed_hosts(request)]
+        hosts, spare = logged_in[: request.nodes], logged_in[request.nodes :]
+        _refuse_doubles(hosts, request.nodes)
         places, notes = place_nodes(hosts, request.nodes, request.gpus)
         if spare:
             notes.append(f"not used, since --nodes is {request.nodes}: {', '.join(host.name for host in spare)}")
-        gpus = min((len(one["gpus"]) if one["gpus"] is not None else one["all_gpus"]) for one in places)
-        count = plural(request.nodes, "node")
-        what = f"{count} on {', '.join(dict.fromkeys(one['host'] for one in places))}"
-        return [Offer("ssh", "hosts", what, request.nodes, gpus, notes=tuple(notes), data={"places": places})]
+        gpus = min(place.gpu_count for place in places)
+        names = ", ".join(dict.fromkeys(place.host for place in places))
+        say = f"{plural(request.nodes, 'node')} on {names}"
+        data = {"places": [place.document() for place in places]}
+        return [Offer("ssh", "hosts", say, request.nodes, gpus, notes=tuple(notes), data=data)]
 
     def standing(self, request: Request) -> Sequence[Resource]:
         """The named hosts that were logged in to; without any name, all hosts in the file of hosts."""
@@ -114,32 +161,27 @@ class SshProvisioner:
                for host in self._logins.logged_in(typed)}  # fmt: skip
         known = {} if typed else {name: self._book.require(name) for name in self._book.names()}
         return [
-            self._resource(name, one, {"mark": name, "folder": "", "state": "running"})
-            for name, one in {**named, **known}.items()
+            self._resource(name, known_host, NodeRecord(name, "", "running"))
+            for name, known_host in {**named, **known}.items()
         ]
 
     # Making, finding, ending.
 
     def create(self, offer: Offer, intent: Intent, journal: Journal) -> Sequence[Resource]:
-        places: Sequence[Mapping[str, Any]] = offer.data["places"]
-        for index, one in enumerate(places):
-            journal.will("machine", intent.mark(index), f"{intent.token}-{index}", one["host"])
-        for one in places:
-            self._book.record(
-                one["host"], KnownHost(_parse_target(one["target"]), self._root(one["home"]), one["python"])
-            )
-        agents = dict(zip(
-            hosts := list(dict.fromkeys(one["host"] for one in places)),
-            on_each(lambda name: _as_provider_errors(lambda: self._install_agent(name, intent.agent)), hosts),
-            strict=True,
-        ))  # fmt: skip
+        places = [parse_place(document) for document in offer.data["places"]]
+        for index, place in enumerate(places):
+            journal.will("machine", intent.mark(index), f"{intent.token}-{index}", place.host)
+        for place in places:
+            self._book.record(place.host, KnownHost(place.target, self._root(place.home), place.python))
+        hosts = list(dict.fromkeys(place.host for place in places))
+        installed = on_each(lambda name: _as_provider_errors(lambda: self._install_agent(name, intent.agent)), hosts)
+        agents = dict(zip(hosts, installed, strict=True))
 
-        def one_node(index: int) -> Resource:
-            return _as_provider_errors(
-                lambda: self._create_node(index, places[index], agents[places[index]["host"]], intent)
-            )
+        def create_node(index: int) -> Resource:
+            place = places[index]
+            return _as_provider_errors(lambda: self._create_node(index, place, agents[place.host], intent))
 
-        made = on_each(one_node, range(len(places)))
+        made = on_each(create_node, range(len(places)))
         for resource in made:
             journal.got(resource)
         return made
@@ -153,10 +195,10 @@ class SshProvisioner:
         known_host = self._book.require(name)
         return bootstrap.install_agent(self._logins.connection(name, known_host.target), known_host.root, agent)
 
-    def _create_node(self, index: int, one: Mapping[str, Any], agent: str, intent: Intent) -> Resource:
+    def _create_node(self, index: int, place: NodePlace, agent: str, intent: Intent) -> Resource:
         from gpuops.nodes import bootstrap
 
-        known_host = self._book.require(one["host"])
+        known_host = self._book.require(place.host)
         folder = f"{known_host.root}/{intent.cluster}/n{index}"
         node = {
             "cluster": intent.cluster,
@@ -165,20 +207,24 @@ class SshProvisioner:
             "mark": intent.mark(index),
             "token": f"{intent.token}-{index}",
             "end": None,
-            "gpus": one["gpus"],
-            "cores_share": one["cores_share"],
+            "gpus": place.gpus,
+            "cores_share": place.cores_share,
             "artefact": intent.agent.stem,
-            "host": one["host"],
+            "host": place.host,
         }
-        lease = {"boot_in": max(1.0, intent.boot_deadline - time.time())}
-        bootstrap.init(
-            self._logins.connection(one["host"], known_host.target),
-            known_host.python,
-            agent,
+        lease = {"boot_in": max(MIN_BOOT_LEASE_S, intent.boot_deadline - self.context.clock.now())}
+        connection = self._logins.connection(place.host, known_host.target)
+        bootstrap.init(connection, known_host.python, agent, folder, {"node": node, "lease": lease})
+        record = NodeRecord(
+            intent.mark(index),
             folder,
-            {"node": node, "lease": lease},
+            "running",
+            gpus=place.gpus,
+            cores_share=place.cores_share,
+            artefact=intent.agent.stem,
+            token=f"{intent.token}-{index}",
         )
-        return self._resource(one["host"], known_host, {**node, "folder": folder, "state": "running"})
+        return self._resource(place.host, known_host, record)
 
     def list_owned(self, owner: str, regions: Sequence[str]) -> Sequence[Resource]:
         """Every node folder of this owner's, on these hosts or on all in the file of hosts."""
@@ -201,7 +247,7 @@ class SshProvisioner:
     def _list_and_tidy(self, name: str) -> list[Resource]:
         known_host = self._book.get(name)
         nodes = [] if known_host is None else self._list_nodes(name, known_host)
-        if known_host is not None and not nodes and time.time() - known_host.written_at > ABANDONED_S:
+        if known_host is not None and not nodes and self.context.clock.now() - known_host.written_at > ABANDONED_S:
             self._tidy(name, known_host)
         return nodes
 
@@ -226,22 +272,22 @@ class SshProvisioner:
         except NodeError as error:
             say = f"{error.say} (gone for good? gpuops reap --forget {name})"
             raise Unknown(say, error.hint) from error
-        found = answer.nodes
-        if found is None:
+        documents = answer.nodes
+        if documents is None:
             raise Rejected(
                 f"what answers on {name} is no agent of gpuops", f"look at what {known_host.python} is there"
             )
-        nodes = [node for node in found if all(isinstance(node.get(key), str) for key in ("mark", "folder", "state"))]
-        return [self._resource(name, known_host, node) for node in nodes]
+        records = [record for document in documents if (record := parse_record(document)) is not None]
+        return [self._resource(name, known_host, record) for record in records]
 
-    def _resource(self, name: str, known_host: KnownHost, node: Mapping[str, Any]) -> Resource:
+    def _resource(self, name: str, known_host: KnownHost, node: NodeRecord) -> Resource:
         return Resource(
             kind="machine",
-            id=f"{name}:{node['folder']}",
+            id=f"{name}:{node.folder}",
             region=name,
-            name=str(node["mark"]),
+            name=node.mark,
             bills=False,
-            state=str(node["state"]),
+            state=node.state,
             address=known_host.target.host,
             port=known_host.target.port,
             data={
@@ -251,7 +297,12 @@ class SshProvisioner:
                 "root": known_host.root,
                 "python": known_host.python,
                 "revives": True,
-                **{key: node.get(key) for key in ("folder", "gpus", "cores_share", "artefact", "token", "on")},
+                "folder": node.folder,
+                "gpus": node.gpus,
+                "cores_share": node.cores_share,
+                "artefact": node.artefact,
+                "token": node.token,
+                "on": node.on,
             },
         )
 
@@ -279,15 +330,8 @@ class SshProvisioner:
         from gpuops.nodes import bootstrap
 
         name, known_host, entry = resource.region, _known_host(resource), self._book.get(resource.region)
-        argv = [
-            "sh",
-            "-c",
-            END_SCRIPT,
-            "sh",
-            known_host.python,
-            f"{known_host.root}/agent",
-            str(resource.data["folder"]),
-        ]
+        folder = str(resource.data["folder"])
+        argv = ["sh", "-c", END_SCRIPT, "sh", known_host.python, f"{known_host.root}/agent", folder]
         _as_provider_errors(lambda: bootstrap.call_agent_mode(self._logins.connection(name, known_host.target), argv))
         if entry is not None and not self._list_nodes(name, known_host):
             self._book.remove_unchanged(name, entry)
@@ -298,33 +342,6 @@ class SshProvisioner:
 
     def self_destruct(self, resource: Resource) -> Sequence[str] | None:
         return None
-
-
-DESTROY_WAIT_S = 0.5
-"""How long `destroy` waits for its threads; the core then lists again."""
-ABANDONED_S = 900.0
-"""A host without nodes is tidied and forgotten after this long: until then, a command may still create one there."""
-NEWEST_AGENT = 'agent=$(ls -t "$2"/*.pyz 2>/dev/null | head -n 1); '
-ORPHANS_ERROR = json.dumps({
-    "error": {
-        "kind": "no-agent",
-        "say": "somebody has removed the agent there, and nodes of ours are still there",
-        "hint": "end their processes and remove ~/.gpuops-* there by hand",
-    }
-})  # fmt: skip
-LIST_SCRIPT = (
-    NEWEST_AGENT
-    + f"""if [ -z "$agent" ]; then
-for node in "$3"/*/n*/node.json; do [ -e "$node" ] && {{ printf '%s\\n' '{ORPHANS_ERROR}' >&2; exit 1; }}; done
-printf '{{"nodes": []}}'; exit 0; fi
-exec "$1" -I "$agent" nodes --root "$3" --host "$4" """
-)
-"""Lists nodes with the newest agent there, which understands the files of every earlier one. No agent: no node."""
-END_SCRIPT = (
-    NEWEST_AGENT
-    + """if [ -z "$agent" ] || [ ! -d "$3" ]; then printf '{"ended": 0, "left": 0}'; exit 0; fi
-exec "$1" -I "$agent" end --node "$3" --remove --root """
-)
 
 
 class _Ending(threading.Thread):
@@ -340,6 +357,20 @@ class _Ending(threading.Thread):
             self.error = error
 
 
+def _refuse_doubles(hosts: Sequence[Host], nodes: int) -> None:
+    """Raises UsageError where one machine was named twice, by one name or by two."""
+    names = [host.name for host in hosts]
+    if doubled := sorted({name for name in names if names.count(name) > 1}):
+        raise UsageError(f"{doubled[0]} is named twice", f"name it once; --nodes {nodes} makes virtual nodes on it")
+    name_by_machine: dict[str, str] = {}
+    for host in hosts:
+        twin = name_by_machine.setdefault(host.found.machine, host.name) if host.found.machine else host.name
+        if twin != host.name:
+            raise UsageError(
+                f"{twin} and {host.name} are one machine", f"name it once; --nodes {nodes} makes virtual nodes"
+            )
+
+
 def _as_provider_errors(work: Callable[[], T]) -> T:
     """The value of `work`, with a node's errors raised as a provider's."""
     try:
@@ -351,10 +382,8 @@ def _as_provider_errors(work: Callable[[], T]) -> T:
 
 
 def _known_host(resource: Resource) -> KnownHost:
-    return KnownHost(_parse_target(resource.data["target"]), str(resource.data["root"]), str(resource.data["python"]))
-
-
-def _parse_target(document: Mapping[str, Any]) -> Target:
+    """The host of a node, from the node's resource: it may have been removed from the file of hosts."""
     from gpuops.transport.ssh import Target
 
-    return Target.from_document(dict(document))
+    data = resource.data
+    return KnownHost(Target.from_document(dict(data["target"])), str(data["root"]), str(data["python"]))

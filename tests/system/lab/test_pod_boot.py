@@ -14,7 +14,7 @@ import pytest
 from gpuops.core.models import Intent
 from gpuops.core.provider import Context
 from provisioners import keys
-from provisioners.runpod import RunpodProvisioner, launch, machines, options
+from provisioners.runpod import RunpodProvisioner, launch, machines, options, pods
 from tests.conftest import HANG_S, until
 from tests.fakes.runpod import FakeRunPod, Pod
 from tests.system.lab.available import why_no_lab
@@ -47,7 +47,8 @@ def offered(image: str) -> dict[str, Any]:
 
 
 def made(lab: Lab, fake: FakeRunPod, image: str, lives_s: float = 3600.0) -> Pod:
-    body = launch.pod_body("gpuops-0a1b2c3d-lab-0", offered(image), told(lab, fake, lives_s))
+    spec = launch.parse_offer(offered(image))
+    body = dict(launch.pod_body("gpuops-0a1b2c3d-lab-0", spec, told(lab, fake, lives_s)))
     return fake.add_pod(body.pop("name"), **body)
 
 
@@ -88,17 +89,17 @@ def test_a_node_ends_its_pod(lab: Lab, fake: FakeRunPod, image: str, tmp_path: P
     pod = made(lab, fake, image)
     until(lambda: login(lab, pod, "true", tmp_path / "known").returncode == 0, f"a login: {pod.log}")
     runpod = RunpodProvisioner(Context("0a1b2c3d", tmp_path, fake.env))
-    machine = machines.resource(machines.read({"id": pod.id, "env": pod.env}), pod.name, tmp_path, {})
+    described = pods.parse_pod({"id": pod.id, "env": pod.env})
+    machine = machines.pod_resource(described, machines.new_pod(described, pod.name), tmp_path, {})
     line = shlex.join(runpod.self_destruct(machine))
     login(lab, pod, line, tmp_path / "known")
     until(lambda: not fake.pods[pod.id].bills, "it ends itself")
 
 
 def test_members_of_a_cluster_are_logged_in_to(lab: Lab, fake: FakeRunPod, tmp_path: Path) -> None:
-    env = {**told(lab, fake, 3600.0), machines.MARK: "gpuops-0a1b2c3d-lab-"}
-    body = launch.cluster_body(
-        "gpuops-0a1b2c3d-lab-cluster", {**offered(IMAGES[0]), "gpu": "NVIDIA H100 80GB HBM3"}, env
-    )
+    env = {**told(lab, fake, 3600.0), pods.MARK: "gpuops-0a1b2c3d-lab-"}
+    spec = launch.parse_offer({**offered(IMAGES[0]), "gpu": "NVIDIA H100 80GB HBM3"})
+    body = dict(launch.cluster_body("gpuops-0a1b2c3d-lab-cluster", spec, env))
     members = fake.add_cluster(body.pop("name"), **body).members
     for pod in members:
         until(lambda pod=pod: login(lab, pod, "true", tmp_path / "known").returncode == 0, f"a login: {pod.log}")

@@ -10,10 +10,11 @@ from typing import Any
 import pytest
 
 from gpuops.core.errors import ProviderError, Rejected, UsageError
-from provisioners.aws import network
+from provisioners.aws import ec2, network
 from provisioners.aws.options import Wishes, wishes
 from tests.conftest import until
 from tests.fakes.aws import FakeAWS, Fault
+from tests.fakes.provider import FakeClock
 from tests.integration.provisioners.aws.conftest import Notes, Tenant
 
 HERE = "203.0.113.7/32"
@@ -158,30 +159,27 @@ def test_whom_the_user_names_is_let_in_instead(fake: FakeAWS, tenant: Tenant) ->
 
 
 def test_a_group_that_aws_has_not_heard_of_everywhere_is_asked_for_again(fake: FakeAWS, tenant: Tenant) -> None:
-    pauses: list[float] = []
+    clock = FakeClock()
     code = "InvalidGroup.NotFound"
     fake.play(Fault("AuthorizeSecurityGroupIngress", times=3, what="code", code=code))
     account = tenant.provider._account
     vpc = next(iter(network.find_subnets(account, "us-east-1", wish(tenant)).values())).vpc
     group = network.create_group(account.launcher("us-east-1"), "x", vpc, [], "make a group")
     for _ in range(2):  # what is open is no failure
-        network.open_group(
-            account.client("ec2", "us-east-1"), group, HERE, given=False, doing="open", pause=pauses.append
-        )
-    assert len(pauses) == 3
+        network.open_group(account.client("ec2", "us-east-1"), group, HERE, given=False, clock=clock)
+    assert len(clock.slept) == 3
     assert rules(fake, group) == [("-1", None, group), ("tcp", 22, HERE)]
 
 
 def test_a_group_that_never_comes_is_given_up(fake: FakeAWS, tenant: Tenant) -> None:
     fake.play(Fault("AuthorizeSecurityGroupIngress", times=None, what="code", code="InvalidGroup.NotFound"))
-    pauses: list[float] = []
+    clock = FakeClock()
     with pytest.raises(Rejected):
         network.open_group(
-            tenant.provider._account.client("ec2", "us-east-1"), "sg-01234567", HERE, given=False, doing="open",
-            pause=pauses.append,
-        )  # fmt: skip
-    assert len(pauses) == network.MAX_ATTEMPTS - 1
-    assert sum(pauses) < 60
+            tenant.provider._account.client("ec2", "us-east-1"), "sg-01234567", HERE, given=False, clock=clock
+        )
+    assert len(clock.slept) == network.MAX_ATTEMPTS - 1
+    assert sum(clock.slept) < 60
 
 
 def test_a_new_address_is_let_in_and_the_former_no_more(fake: FakeAWS, tenant: Tenant) -> None:
@@ -263,12 +261,12 @@ def test_an_ipv6_address_gets_a_rule_of_its_kind() -> None:
     assert network.ssh_rule("2001:db8::7/128", "x")["Ipv6Ranges"] == [
         {"CidrIpv6": "2001:db8::7/128", "Description": "x"}
     ]
-    assert network.followed_networks(
-        [
-            network.ssh_rule("2001:db8::7/128", network.CALLER_DESCRIPTION),
-            network.ssh_rule(HERE, network.SSH_FROM_DESCRIPTION),
-        ]
-    ) == ["2001:db8::7/128"]
+    rules = [
+        network.ssh_rule("2001:db8::7/128", network.CALLER_DESCRIPTION),
+        network.ssh_rule(HERE, network.SSH_FROM_DESCRIPTION),
+    ]
+    group = ec2.parse_group({"GroupId": "sg-1", "IpPermissions": rules})
+    assert network.followed_networks(group) == ["2001:db8::7/128"]
 
 
 def test_without_an_address_nothing_is_made(fake: FakeAWS, tenant: Tenant) -> None:

@@ -24,7 +24,7 @@ from gpuops.core.errors import (
 from gpuops.core.models import Request, Resource
 from gpuops.core.provider import Context
 from provisioners.aws import AwsProvisioner, launch, network
-from provisioners.aws.machines import tag_specifications
+from provisioners.aws.tags import tag_specifications
 from tests.fakes.aws import FakeAWS, Fault
 from tests.integration.provisioners.aws.conftest import OWNER, Notes, Tenant
 

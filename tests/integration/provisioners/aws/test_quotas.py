@@ -11,7 +11,7 @@ import pytest
 
 from gpuops.core.errors import AuthFailed
 from gpuops.core.models import QuotaReport, Request
-from provisioners.aws import machines, quota_advice, quota_report, quotas
+from provisioners.aws import ec2, quota_advice, quota_report, quotas
 from provisioners.aws.account import Account
 from provisioners.aws.quotas import (
     GPU_CLASSES,
@@ -66,7 +66,7 @@ def running(kind: str, state: str = "running", **more: object) -> dict[str, obje
 def in_use(
     instances: list[dict[str, object]], requests: list[dict[str, object]], vcpus: dict[str, int]
 ) -> dict[str, float | None]:
-    return quotas.count_usage(map(machines.read, instances), map(machines.read_request, requests), vcpus)
+    return quotas.count_usage(map(ec2.parse_instance, instances), map(ec2.parse_spot_request, requests), vcpus)
 
 
 VCPUS = {kind.type: kind.vcpus for kind in kinds()}

@@ -22,16 +22,19 @@ from gpuops.core.errors import (
     Unknown,
     UsageError,
 )
+from gpuops.core.polling import Clock
 from provisioners.runpod import api as module
-from provisioners.runpod.api import Api, proxy_for
+from provisioners.runpod.api import Api
+from provisioners.runpod.http_client import HttpClient, Request, proxy_for
 from tests.conftest import HANG_S
+from tests.fakes.provider import FakeClock
 from tests.integration.provisioners.runpod.canned import CUT, Asked, Canned, Says, problem
 
 KEY = "rpa_MYSECRETKEY"
 
 
-def client(server: Canned, **env: str) -> Api:
-    return Api({"RUNPOD_API_KEY": KEY, "RUNPOD_API_URL": server.url, **env})
+def client(server: Canned, clock: Clock | None = None, **env: str) -> Api:
+    return Api({"RUNPOD_API_KEY": KEY, "RUNPOD_API_URL": server.url, **env}, clock=clock)
 
 
 def in_turn(*says: Says) -> Callable[[Asked], Says]:
@@ -48,8 +51,9 @@ def hurried(monkeypatch: pytest.MonkeyPatch) -> None:
 def test_what_a_stream_has_said_is_heard_however_late_it_is_read() -> None:
     """The time was up before the first look: an empty answer would be taken for all that a log holds."""
     said = [b"a line\n", b"another\n"]
-    response = SimpleNamespace(connection=None, read1=lambda _: said.pop(0))
-    assert module._read_body(response, 0.0, partial=True) == (b"a line\n", False)
+    response: Any = SimpleNamespace(connection=None, read1=lambda _: said.pop(0))
+    request = Request("GET", "http://x/", KEY, 1.0, is_stream=True)
+    assert HttpClient({}, Clock())._read_body(response, request, 0.0) == (b"a line\n", False)
 
 
 def test_every_request_says_who_asks_and_shows_its_key() -> None:
@@ -100,18 +104,17 @@ def slower(status: int, seconds: str) -> Says:
 
 
 @pytest.mark.parametrize("status", [429, 503])
-def test_what_only_reads_waits_as_long_as_it_is_told(monkeypatch: pytest.MonkeyPatch, status: int) -> None:
-    pauses: list[float] = []
-    monkeypatch.setattr(module, "time", SimpleNamespace(monotonic=lambda: sum(pauses), sleep=pauses.append))
+def test_what_only_reads_waits_as_long_as_it_is_told(status: int) -> None:
+    clock = FakeClock()
     with Canned(
         in_turn(slower(status, "12"), slower(status, "40"), slower(status, "0"), Says(200, {"id": "p1"}))
     ) as server:
-        assert client(server).get_or_none("/pods/p1", "look at a pod") == {"id": "p1"}
-    assert pauses == [12.0, 40.0, 1.0]
-    pauses.clear()
+        assert client(server, clock).get_or_none("/pods/p1", "look at a pod") == {"id": "p1"}
+    assert clock.slept == [12.0, 40.0, 1.0]
+    clock.slept.clear()
     with Canned(lambda _: slower(429, "40")) as server, pytest.raises(RateLimited) as caught:
-        client(server).get_or_none("/pods/p1", "look at a pod")
-    assert (pauses, caught.value.retry_after) == ([40.0], 40.0), "not for ever"
+        client(server, clock).get_or_none("/pods/p1", "look at a pod")
+    assert (clock.slept, caught.value.retry_after) == ([40.0], 40.0), "not for ever"
     with Canned(lambda _: slower(429, "5")) as server, pytest.raises(RateLimited):
         client(server).post("/pods", {}, "create a pod")
     assert len(server.asked) == 1, "what creates is asked for anew by whoever knows that nothing was made"
@@ -195,32 +198,33 @@ def test_nobody_there() -> None:
         api.post("/pods", {}, "create a pod")
 
 
-@pytest.fixture
-def brief(monkeypatch: pytest.MonkeyPatch) -> None:
+class Brief(Clock):
     """HANG_S are over once thirty pieces were heard: a busy machine has heard as many as any other."""
-    looks = itertools.count(0.0, HANG_S / 60)
-    monkeypatch.setattr(module, "time", SimpleNamespace(monotonic=lambda: next(looks)))
+
+    def __init__(self) -> None:
+        self._looks = itertools.count(0.0, HANG_S / 60)
+
+    def monotonic(self) -> float:
+        return next(self._looks)
 
 
-@pytest.mark.usefixtures("brief")
 def test_a_stream_is_heard_for_a_while() -> None:
     lines = b"".join(b'data: {"line": "%d"}\n\n' % at for at in range(100))
     with Canned(lambda _: Says(200, lines, drip_s=0.01)) as server:
-        heard = client(server).read_stream("/pods/p1/logs", HANG_S, "read a log", tail=5)
+        heard = client(server, Brief()).read_stream("/pods/p1/logs", HANG_S, "read a log", tail=5)
         assert heard.startswith(b'data: {"line": "0"}')
         assert len(heard) < len(lines)
     with Canned(lambda _: Says(200, lines)) as server:
-        assert client(server).read_stream("/pods/p1/logs", HANG_S, "read a log") == lines
+        assert client(server, Brief()).read_stream("/pods/p1/logs", HANG_S, "read a log") == lines
     assert server.said == ["GET /v2/pods/p1/logs"]
 
 
-@pytest.mark.usefixtures("brief")
 def test_a_half_heard_stream_does_not_confuse_the_next_answer() -> None:
     def tell(asked: Asked) -> Says:
         return Says(200, b"data: x\n" * 50, drip_s=0.02) if "logs" in asked.path else Says(200, {"id": "p1"})
 
     with Canned(tell) as server:
-        api = client(server)
+        api = client(server, Brief())
         assert len(api.read_stream("/pods/p1/logs", HANG_S, "read a log")) < 8 * 50
         assert api.get_or_none("/pods/p1", "look") == {"id": "p1"}
 

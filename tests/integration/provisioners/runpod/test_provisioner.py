@@ -34,6 +34,7 @@ from provisioners import keys
 from provisioners.runpod import RunpodProvisioner, boot_log, boot_script, lifecycle
 from provisioners.runpod import account as accounts
 from provisioners.runpod import provisioner as module
+from provisioners.runpod.account import AccountFacts
 from tests.conftest import HANG_S, until
 from tests.fakes.runpod import FakeRunPod, Fault, Life, Pod
 from tests.fakes.runpod.faults import (
@@ -547,7 +548,7 @@ def test_another_accounts_key_does_not_make_a_pod_gone(runpod: RunpodProvisioner
 def test_another_key_of_the_same_account_is_as_good(
     runpod: RunpodProvisioner, fake: FakeRunPod, home: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(accounts, "ask", lambda *_: {"id": fake.account_id, "balance": 3.0})
+    monkeypatch.setattr(accounts, "query_account", lambda *_: AccountFacts(fake.account_id, balance=3.0))
     assert runpod.account()["id"] == fake.account_id
     machine = made(runpod)
     assert machine.data["account"]["id"] == fake.account_id
@@ -579,8 +580,8 @@ def test_a_node_ends_itself_with_the_python_it_has(runpod: RunpodProvisioner, fa
 def test_the_balance_is_asked_for_in_another_process(
     runpod: RunpodProvisioner, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    answers = [{"id": "u1", "balance": 3.5}, {"id": "u1", "balance": 2.0}]
-    monkeypatch.setattr(accounts, "ask", lambda *_: answers.pop(0))
+    answers = [AccountFacts("u1", balance=3.5), AccountFacts("u1", balance=2.0)]
+    monkeypatch.setattr(accounts, "query_account", lambda *_: answers.pop(0))
     assert runpod.balance() == 3.5
     assert runpod.balance() == 3.5, "just asked"
     assert runpod.account() == {"id": "u1", "balance": 3.5}
@@ -589,15 +590,15 @@ def test_the_balance_is_asked_for_in_another_process(
 
 
 def test_without_runpods_package_nothing_is_known_of_the_account() -> None:
-    found = accounts.ask("rpa_x", "http://127.0.0.1:1", {})
-    assert found == {}
+    assert accounts.query_account("rpa_x", "http://127.0.0.1:1", {}) == AccountFacts()
 
 
 def test_what_the_account_says() -> None:
     told = {"id": "u1", "clientBalance": 3, "currentSpendPerHr": 0.5, "spendLimit": None}
-    assert accounts.read({"data": {"myself": told}}) == {"id": "u1", "balance": 3.0, "spend_per_hr": 0.5}
+    facts = accounts.parse_facts({"data": {"myself": told}})
+    assert facts.document() == {"id": "u1", "balance": 3.0, "spend_per_hr": 0.5}
     for nonsense in (None, [], {"data": None}, {"data": {"myself": None}}, {"errors": []}):
-        assert accounts.read(nonsense) == {}
+        assert accounts.parse_facts(nonsense) == AccountFacts()
 
 
 def test_our_key_is_made_once_whoever_comes_first(home: Path) -> None:

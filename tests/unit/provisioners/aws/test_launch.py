@@ -11,7 +11,8 @@ from botocore.exceptions import ClientError, ReadTimeoutError
 
 from gpuops.core.errors import AuthFailed, NoCapacity, ProviderError, QuotaExceeded, RateLimited, Rejected, Unknown
 from gpuops.core.models import Intent, Offer, Price
-from provisioners.aws import launch, machines
+from provisioners.aws import launch, tags
+from tests.fakes.provider import FakeClock
 
 TOKEN = "0123456789abcdef0123456789abcdef-12345678"
 INTENT = Intent("0a1b2c3d", "c-one", TOKEN, 1_900_000_000.5, Path("agent"))
@@ -20,13 +21,13 @@ DATA = {
     "root_device": "/dev/sda1", "disk": 200, "subnet": "subnet-1", "vpc": "vpc-1", "devices": ["/dev/sdf"],
 }  # fmt: skip
 OFFER = Offer("aws", "x", "2 x g5.12xlarge", 2, 4, "us-east-1", (Price("machines", 4.5),), DATA)
-TOLD = machines.tags_for(INTENT, host_key="ssh-ed25519 AAAA", user="ubuntu", price=2.25, public=True)
+TOLD = tags.build_tags(INTENT, host_key="ssh-ed25519 AAAA", user="ubuntu", price=2.25, public=True)
 EBS = {"DeleteOnTermination": True, "Encrypted": True}
 
 
 def asked(**more: Any) -> dict[str, Any]:
     offer = Offer("aws", "x", "2 x g5.12xlarge", 2, 4, "us-east-1", (), {**DATA, **more})
-    return launch.run_parameters(offer, INTENT, "sg-1", "#cloud-config", TOLD)
+    return launch.run_parameters(launch.parse_offer(offer), INTENT, "sg-1", "#cloud-config", TOLD)
 
 
 def test_all_nodes_or_none_once_and_one_time() -> None:
@@ -113,26 +114,20 @@ def says(code: str, status: int = 400) -> ClientError:
 
 LOST = ReadTimeoutError(endpoint_url="u")
 GOOD = {"Instances": [{"InstanceId": "i-1"}]}
+STARTED = ["i-1"]
 
 
-class Clock:
-    def __init__(self) -> None:
-        self.now = 0.0
-
-    def pause(self, seconds: float) -> None:
-        assert seconds > 0
-        self.now += seconds
-
-
-def start(aws: Aws, *, ours: bool = True, each_s: float = 0.0, since: float = 0.0) -> Any:
-    clock = Clock()
-    aws.takes = lambda: clock.pause(each_s) if each_s else None
+def start(aws: Aws, *, group_is_new: bool = True, each_s: float = 0.0, took_s: float = 0.0) -> list[str]:
+    clock = FakeClock()
+    began = clock.monotonic()
+    aws.takes = lambda: clock.sleep(each_s) if each_s else None
     try:
-        return launch.run_instances(
-            aws, asked(), "start", ours=ours, since=since, pause=clock.pause, clock=lambda: clock.now
+        started = launch.run_instances(
+            aws, asked(), "start", group_is_new=group_is_new, clock=clock, began=began - took_s
         )
+        return [instance.id for instance in started]
     finally:
-        assert clock.now < 150
+        assert clock.monotonic() - began < 150
 
 
 @pytest.mark.parametrize(
@@ -140,7 +135,7 @@ def start(aws: Aws, *, ours: bool = True, each_s: float = 0.0, since: float = 0.
 )
 def test_what_may_have_gone_wrong_on_the_way_is_asked_again_with_the_same_token(first: Exception) -> None:
     aws = Aws(first, first, GOOD)
-    assert start(aws) == GOOD
+    assert start(aws) == STARTED
     assert len(aws.asked) == 3
     assert aws.asked[0] == aws.asked[1] == aws.asked[2]
 
@@ -183,7 +178,7 @@ def test_slow_answers_end_it_sooner() -> None:
 def test_what_took_long_before_leaves_one_request() -> None:
     aws = Aws(LOST)
     with pytest.raises(Unknown):
-        start(aws, since=-500.0)
+        start(aws, took_s=500.0)
     assert len(aws.asked) == 1
 
 
@@ -206,9 +201,9 @@ def test_once_a_request_was_not_answered_no_later_no_is_certain(then: Exception,
 
 def test_a_group_that_was_just_made_may_not_be_known_yet() -> None:
     aws = Aws(says("InvalidGroup.NotFound"), says("InvalidGroup.NotFound"), GOOD)
-    assert start(aws) == GOOD
+    assert start(aws) == STARTED
     with pytest.raises(Rejected):
-        start(Aws(says("InvalidGroup.NotFound")), ours=False)
+        start(Aws(says("InvalidGroup.NotFound")), group_is_new=False)
 
 
 def test_throttled_and_then_full_is_full() -> None:
@@ -217,7 +212,7 @@ def test_throttled_and_then_full_is_full() -> None:
 
 
 def test_what_is_started_in_words() -> None:
-    assert launch.describe_launch(OFFER) == "start 2 x g5.12xlarge in us-east-1b"
+    assert launch.parse_offer(OFFER).say == "start 2 x g5.12xlarge in us-east-1b"
 
 
 def test_pauses_differ() -> None:

@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 
 from gpuops.core.models import Intent, Resource
-from provisioners.aws import machines
+from provisioners.aws import ec2, machines, tags
 
 TOKEN = "0123456789abcdef0123456789abcdef-12345678"
 INTENT = Intent("0a1b2c3d", "c-one", TOKEN, 1_900_000_000.0, Path("agent"))
@@ -18,7 +18,7 @@ MINE = {"id": "123456789012", "profile": ""}
 
 
 def told(state: str = "running", reason: str = "", **more: Any) -> dict[str, Any]:
-    marks = machines.tags_for(INTENT, host_key=KEY, user="ubuntu", price=2.25, public=more.pop("public", True))
+    marks = tags.build_tags(INTENT, host_key=KEY, user="ubuntu", price=2.25, public=more.pop("public", True))
     return {
         "InstanceId": "i-1",
         "AmiLaunchIndex": 1,
@@ -30,13 +30,16 @@ def told(state: str = "running", reason: str = "", **more: Any) -> dict[str, Any
         "Placement": {"AvailabilityZone": "us-east-1b"},
         "PublicIpAddress": "203.0.113.5",
         "PrivateIpAddress": "172.31.0.5",
-        "Tags": machines.tag_list(marks),
+        "Tags": tags.tag_list(marks),
         **more,
     }
 
 
 def seen(state: str = "running", reason: str = "", known: dict[str, Any] | None = None, **more: Any) -> Resource:
-    return machines.resource(machines.read(told(state, reason, **more)), "us-east-1@work", HOME, MINE, known=known)
+    previous = Resource("machine", "i-1", "us-east-1@work", "", True, data=known) if known else None
+    return machines.machine_resource(
+        ec2.parse_instance(told(state, reason, **more)), "us-east-1@work", HOME, MINE, previous
+    )
 
 
 def test_a_machine_by_its_tags_alone() -> None:
@@ -150,9 +153,9 @@ def test_what_is_not_ours_has_no_mark() -> None:
 
 
 def test_a_group_and_a_request_cost_nothing() -> None:
-    marks = machines.tags_for(INTENT, host_key=KEY, user="ubuntu", price=2.25, public=True)
-    group = machines.group_resource("sg-1", marks, "us-east-1", MINE)
-    asked = machines.read_request({"SpotInstanceRequestId": "sir-1", "Tags": machines.tag_list(marks)})
+    marks = tags.build_tags(INTENT, host_key=KEY, user="ubuntu", price=2.25, public=True)
+    group = machines.group_resource(ec2.SecurityGroup("sg-1", "vpc-1", (), marks), "us-east-1", MINE)
+    asked = ec2.parse_spot_request({"SpotInstanceRequestId": "sir-1", "Tags": tags.tag_list(marks)})
     request = machines.request_resource(asked, "us-east-1", MINE)
     assert (group.kind, group.name, group.bills) == ("group", "gpuops-0a1b2c3d-c-one-group", False)
     assert (request.kind, request.name, request.bills) == ("spot-request", "gpuops-0a1b2c3d-c-one-spot", False)
@@ -161,5 +164,5 @@ def test_a_group_and_a_request_cost_nothing() -> None:
 
 
 def test_a_cluster_by_the_mark_of_anything_of_it() -> None:
-    assert machines.cluster_of("gpuops-0a1b2c3d-c-one-group") == ("0a1b2c3d", "c-one")
-    assert machines.cluster_of("gpuops-0a1b2c3d-x-0") == ("0a1b2c3d", "x")
+    assert tags.cluster_of("gpuops-0a1b2c3d-c-one-group") == ("0a1b2c3d", "c-one")
+    assert tags.cluster_of("gpuops-0a1b2c3d-x-0") == ("0a1b2c3d", "x")

@@ -217,9 +217,11 @@ def test_an_amd_needs_an_image_of_its_own() -> None:
 ])  # fmt: skip
 def test_machines_with_too_little_beside_their_gpus(told: Any, level: str) -> None:
     one = gpu("A", 0.25)
-    (found,) = catalog.with_at_least([one], [7, {"id": one.id, "lowestPrice": told}], 64, 8)
+    machines = catalog.parse_cheapest_machines({"gpuTypes": [7, {"id": one.id, "lowestPrice": told}]})
+    (found,) = catalog.with_at_least([one], machines, 64, 8)
     assert found.level == level
-    assert catalog.with_at_least([one], [{"id": "another"}], 64, 8) == [one], "of which nothing is told"
+    others = catalog.parse_cheapest_machines({"gpuTypes": [{"id": "another"}]})
+    assert catalog.with_at_least([one], others, 64, 8) == [one], "of which nothing is told"
 
 
 def test_a_place_that_has_none() -> None:

@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
+import dataclasses
 from pathlib import Path
 from typing import Any
 
 import pytest
 
-from provisioners.runpod import machines
+from provisioners.runpod import machines, pods
 
 MOUNTS = {"network": [{"volumeId": "vol1", "path": "/workspace"}]}
 
@@ -15,14 +16,14 @@ MOUNTS = {"network": [{"volumeId": "vol1", "path": "/workspace"}]}
 @pytest.mark.parametrize(
     ("pod", "known", "expected"),
     [
-        ({"mounts": MOUNTS, "env": {machines.VOLUME: "data"}}, {}, {"vol1": "/workspace", "data": "/workspace"}),
+        ({"mounts": MOUNTS, "env": {pods.VOLUME: "data"}}, {}, {"vol1": "/workspace", "data": "/workspace"}),
         ({"mounts": MOUNTS, "env": {}}, {}, {"vol1": "/workspace"}),
         ({"mounts": None}, {"mounts": {"data": "/workspace"}}, {"data": "/workspace"}),
         ({}, {}, {}),
     ],
 )
 def test_a_volume_is_found_by_name_and_id(pod: dict[str, Any], known: dict[str, Any], expected: dict[str, str]) -> None:
-    made = machines.resource(
-        machines.read({"id": "p1", "status": "RUNNING", **pod}), "gpuops-me-a-0", Path("/h"), {}, known=known
-    )
+    described = pods.parse_pod({"id": "p1", "status": "RUNNING", **pod})
+    previous = dataclasses.replace(machines.new_pod(described, "gpuops-me-a-0"), data=known)
+    made = machines.pod_resource(described, previous, Path("/h"), {})
     assert made.data["mounts"] == expected

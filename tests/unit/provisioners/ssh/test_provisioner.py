@@ -26,7 +26,7 @@ def host(name: str, gpus: int = 0) -> Host:
 
 
 def placed(hosts: list[Host], nodes: int, gpus: int | None = None) -> list[tuple[object, ...]]:
-    return [(one["host"], one["gpus"], one["cores_share"]) for one in place_nodes(hosts, nodes, gpus)[0]]
+    return [(one.host, one.gpus, one.cores_share) for one in place_nodes(hosts, nodes, gpus)[0]]
 
 
 def test_a_node_for_each_host() -> None:
