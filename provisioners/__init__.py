@@ -27,6 +27,8 @@ Where two providers have the same story to tell, its file has the same name in b
     what a pod's log tells of a start that fails           boot_log                      x
     the program by which a pod ends itself                 self_destruct                 x
     EC2's answers as types                                 ec2                                  x
+    pods and clusters, as RunPod's answers describe them   pods                          x
+    one HTTP request: deadline, connections, proxy         http_client                   x
     the tags by which things are ours                      tags                                 x
     prices                                                 pricing                              x
     machine images                                         images                               x
