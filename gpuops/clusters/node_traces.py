@@ -7,7 +7,7 @@ import tempfile
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import Any, Literal
 
 from gpuops.core.models import RunRequest
 from gpuops.core.safe_folder import SafeFolder
@@ -26,10 +26,30 @@ KEPT_FILES = re.compile(r"([a-z][a-z0-9-]{0,23})/(spec\.json|result\.json|events
 
 
 @dataclass(frozen=True)
+class LaunchSpec:
+    """A node's spec of a run (docs/protocol.md), as far as a lost run is rebuilt from it."""
+
+    kind: Literal["torchrun", "command"]
+    tree: Literal["project", "train"]
+    nodes: int
+    world: int
+    """Ranks on all nodes."""
+    ranks: int
+    """Ranks on this node."""
+    argv: Sequence[str]
+    prelude: Sequence[str]
+    outs: Sequence[str]
+    env: Mapping[str, str]
+    """The user's variables."""
+    grace_s: float
+    hold_s: float | None
+
+
+@dataclass(frozen=True)
 class Traces:
     """What one node keeps of one run."""
 
-    spec: Mapping[str, Any]
+    spec: LaunchSpec
     began: float
     """When it was started (UTC seconds, the node's clock)."""
     result: Mapping[str, Any] | None
@@ -48,8 +68,8 @@ def read_traces(programs: Programs, index: int) -> dict[str, Traces]:
         names = sorted({one.path.partition("/")[0] for one in found})
         runs = {}
         for name in names:
-            spec = read_json(Path(folder, name, "spec.json"))
-            if is_valid_spec(spec, name, index):
+            spec = parse_spec(read_json(Path(folder, name, "spec.json")), name, index)
+            if spec is not None:
                 result = validation.parse_result(read_json(Path(folder, name, "result.json")))
                 events = Path(folder, name, "events.jsonl")
                 log = events.read_bytes() if events.is_file() and events.stat().st_size <= MAX_DOCUMENT_BYTES else b""
@@ -57,8 +77,26 @@ def read_traces(programs: Programs, index: int) -> dict[str, Traces]:
     return runs
 
 
-def is_valid_spec(spec: Mapping[str, Any], name: str, index: int) -> bool:
-    """Whether a node's spec of a run is one that gpuops wrote, as far as it is read here."""
+def parse_spec(document: Mapping[str, Any], name: str, index: int) -> LaunchSpec | None:
+    """The spec of run `name` on node `index`; None for a document that gpuops did not write."""
+    if not _is_valid(document, name, index):
+        return None
+    return LaunchSpec(
+        kind=document["kind"],
+        tree=document["tree"],
+        nodes=document["nodes"],
+        world=document["world"],
+        ranks=document["ranks"],
+        argv=document["argv"],
+        prelude=document.get("prelude", []),
+        outs=document.get("outs", []),
+        env={str(name): str(value) for name, value in document.get("user_env", {}).items()},
+        grace_s=float(document.get("grace_s", 10.0)),
+        hold_s=document.get("hold_s"),
+    )
+
+
+def _is_valid(spec: Mapping[str, Any], name: str, index: int) -> bool:
     texts = [spec.get("argv"), spec.get("prelude", []), spec.get("outs", [])]
     numbers = [spec.get(key) for key in ("node", "nodes", "world", "ranks")]
     return (
@@ -100,29 +138,35 @@ def _starts_with_file(text: bytes, log: Path) -> bool:
         return text.startswith(file.read(MAX_DOCUMENT_BYTES + 1))
 
 
-def rebuild_request(spec: Mapping[str, Any]) -> RunRequest:
+def rebuild_request(spec: LaunchSpec) -> RunRequest:
     """The request that a launch spec was written from, as far as it tells."""
-    torchrun = spec["kind"] == "torchrun"
-    script, module, arguments = _parse_program(spec["argv"]) if torchrun else (None, None, spec["argv"])
-    workload = Path(script or "").stem if spec["tree"] == "train" else ""
+    is_torchrun = spec.kind == "torchrun"
+    script, module, arguments = _parse_program(spec.argv) if is_torchrun else (None, None, spec.argv)
+    workload = Path(script or "").stem if spec.tree == "train" else ""
     return RunRequest(
-        kind=spec["kind"],
-        mode=("multinode" if spec["nodes"] > 1 else "multigpu" if spec["world"] > 1 else "single")
-        if torchrun
-        else "run",
-        nodes=spec["nodes"],
-        gpus=spec["ranks"] if torchrun else None,
+        kind=spec.kind,
+        mode=_rebuild_mode(spec),
+        nodes=spec.nodes,
+        gpus=spec.ranks if is_torchrun else None,
         script=script,
         module=module,
         workload=workload if workload in WORKLOADS else None,
         argv=arguments,
-        all_nodes=not torchrun and spec["nodes"] > 1,
-        outs=spec.get("outs", []),
-        env={str(name): str(value) for name, value in spec.get("user_env", {}).items()},
-        prelude=spec.get("prelude", []),
-        grace_s=float(spec.get("grace_s", 10.0)),
-        hold_s=spec.get("hold_s"),
+        all_nodes=not is_torchrun and spec.nodes > 1,
+        outs=spec.outs,
+        env=spec.env,
+        prelude=spec.prelude,
+        grace_s=spec.grace_s,
+        hold_s=spec.hold_s,
     )
+
+
+def _rebuild_mode(spec: LaunchSpec) -> Literal["single", "multigpu", "multinode", "run"]:
+    if spec.kind == "command":
+        return "run"
+    if spec.nodes > 1:
+        return "multinode"
+    return "multigpu" if spec.world > 1 else "single"
 
 
 def _parse_program(argv: Sequence[str]) -> tuple[str | None, str | None, Sequence[str]]:

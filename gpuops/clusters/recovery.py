@@ -12,7 +12,7 @@ from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
 
 from gpuops.clusters import virtual_nodes
-from gpuops.clusters.node_traces import Traces, find_run_home, read_traces, rebuild_request
+from gpuops.clusters.node_traces import LaunchSpec, Traces, find_run_home, read_traces, rebuild_request
 from gpuops.core.context import Context
 from gpuops.core.errors import GpuopsError, NodeError, UsageError
 from gpuops.core.format import plural
@@ -263,10 +263,10 @@ def _rebuild_runs(
     runs, notes = [], []
     for name in names:
         spec = next(node.runs[name].spec for node in nodes if name in node.runs)
-        if spec["nodes"] > len(machines) and not complete:
+        if spec.nodes > len(machines) and not complete:
             raise _missing_node_error(draft.name, len(machines))
-        if spec["nodes"] > len(machines):
-            notes.append(f"{name} ran on {spec['nodes']} nodes, of which {len(machines)} are left: it is left out")
+        if spec.nodes > len(machines):
+            notes.append(f"{name} ran on {spec.nodes} nodes, of which {len(machines)} are left: it is left out")
         else:
             runs.append(_rebuild_run(draft, machines, nodes, name, spec, now))
     return runs, notes
@@ -284,7 +284,7 @@ def _rebuild_run(
     machines: Sequence[Resource],
     nodes: Sequence[_Node],
     name: str,
-    spec: Mapping[str, Any],
+    spec: LaunchSpec,
     now: float,
 ) -> RunRow:
     events = {index: node.runs[name].events for index, node in enumerate(nodes) if name in node.runs}
@@ -297,11 +297,11 @@ def _rebuild_run(
         "cluster": draft.name,
         "per_hour": sum(one.per_hour for one in machines),
         "skews": [node.skew for node in nodes],
-        "nodes": spec["nodes"],
-        "world": spec["world"],
+        "nodes": spec.nodes,
+        "world": spec.world,
     }
     return RunRow(
-        id=0, name=name, cluster=0, folder=draft.folder, home=home, tree=str(spec["tree"]),
+        id=0, name=name, cluster=0, folder=draft.folder, home=home, tree=spec.tree,
         request=rebuild_request(spec).document(), state="home" if verdict else LIVE, facts=RunFacts(facts),
         verdict=verdict, owner_process=None, created=began, started=began, ended=_end_time(record) if verdict else None,
     )  # fmt: skip

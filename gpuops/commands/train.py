@@ -179,7 +179,7 @@ def _run_on(
         prepared = prepare(ctx, settings, live, request, job.sending, progress)
         if chain.losses:  # so that the record has them, whoever writes it
             facts = ctx.ledger.run(prepared.row.id).facts
-            ctx.ledger.set_run(prepared.row.id, facts={**facts, "retries": chain.losses})
+            ctx.ledger.set_run(prepared.row.id, facts={**facts, "retries": chain.documents})
         _launch(ctx, live, prepared)
     except NodeError as error:
         if not job.retries or ctx.signals.count:
@@ -210,7 +210,7 @@ def _run_on(
     if run.deferred_fetch:
         run = _fetch_deferred(ctx, live, row, run, run.deferred_fetch, ours)
     if chain.resumed(retries.first_step_time(row)):
-        run = dataclasses.replace(run, document={**run.document, "retries": chain.losses})
+        run = dataclasses.replace(run, document={**run.document, "retries": chain.documents})
         run.home.write_record(run.document)
     if job.retries:  # the hint to use --retries is for those who have not
         verdict = dataclasses.replace(run.verdict, hint=run.verdict.hint.removesuffix(RETRIES_HINT))

@@ -98,30 +98,52 @@ class Preemption:
 
 
 @dataclass
+class Loss:
+    """A preemption whose machines are gone."""
+
+    preemption: Preemption
+    cost: float
+    """What its cluster has cost, in $."""
+    gap_s: float | None = None
+    """Seconds from the notice, or without one from the end, to the first new step; None: not known yet."""
+
+    @property
+    def document(self) -> dict[str, Any]:
+        """As in `run.json` and `--json`."""
+        fields = dataclasses.asdict(self.preemption)
+        return {**fields, "steps_lost": self.preemption.steps_lost, "cost": self.cost, "gap_s": self.gap_s}
+
+
+@dataclass
 class RetryState:
     """What the attempts of one job share."""
 
     retries: int = 0
     approval: PriceApproval = field(default_factory=PriceApproval)
-    losses: list[dict[str, Any]] = field(default_factory=list)
-    """As in `run.json` and `--json`: the fields of Preemption, `steps_lost`, `cost` and, once it is known, `gap_s`: the
-    seconds from the notice, or without one from the end, to the first new step."""
+    losses: list[Loss] = field(default_factory=list)
     resume: str | None = None
     """The last run that left something to resume from."""
 
     @property
     def spent(self) -> float:
-        return sum(float(loss["cost"]) for loss in self.losses)
+        """What the preempted clusters have cost, in $."""
+        return sum(loss.cost for loss in self.losses)
+
+    @property
+    def documents(self) -> list[dict[str, Any]]:
+        """The losses as in `run.json` and `--json` (key `retries`)."""
+        return [loss.document for loss in self.losses]
 
     @property
     def left(self) -> int:
+        """How many retries are left."""
         return self.retries - len(self.losses)
 
     def add(self, loss: Preemption, cost: float) -> None:
         """Note a preemption whose machines are gone."""
-        self.losses.append({**dataclasses.asdict(loss), "steps_lost": loss.steps_lost, "cost": cost, "gap_s": None})
+        self.losses.append(Loss(loss, cost))
         if loss.place:
-            self.approval.avoided = [*(one for one in self.approval.avoided if one != loss.place), loss.place]
+            self.approval.avoided = [*(place for place in self.approval.avoided if place != loss.place), loss.place]
         if loss.resumable:
             self.resume = loss.run
         self.approval.settled = True
@@ -133,12 +155,14 @@ class RetryState:
     def resumed(self, first_step: float | None) -> bool:
         """Note when the run after the last preemptions did its first step (UTC seconds). Returns whether a gap became
         known by that."""
-        waiting = [one for one in self.losses if one["gap_s"] is None and one["noticed"] is not None]
-        if first_step is None or not waiting:
+        if first_step is None:
             return False
-        for loss in waiting:  # several where machines ended again before a first step
-            loss["gap_s"] = max(0.0, first_step - loss["noticed"])
-        return True
+        is_new = False
+        for loss in self.losses:  # several where machines ended again before a first step
+            if loss.gap_s is None and loss.preemption.noticed is not None:
+                loss.gap_s = max(0.0, first_step - loss.preemption.noticed)
+                is_new = True
+        return is_new
 
 
 def find_preemption(row: RunRow, cluster: ClusterRow, end: RunOutcome) -> Preemption | None:
@@ -300,6 +324,6 @@ def _failed_outcome(
         raise error
     hint = error.hint + (f"; go on from what is home: --resume {chain.resume}" if chain.resume else "")
     shown = {"say": error.say, "hint": hint}
-    document = {**before.document, "retries": chain.losses, "error": shown, "exit_code": error.exit_code}
+    document = {**before.document, "retries": chain.documents, "error": shown, "exit_code": error.exit_code}
     last = [*before.last, f"error: {error.say}\nhint: {hint.removeprefix('; ')}"]
     return JobOutcome(error.exit_code, document, last)

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
-from enum import StrEnum
+from enum import Enum, StrEnum
 from typing import Any, Literal, Self
 
 
@@ -63,6 +63,19 @@ class Reason:
     """The provider says that it took the machine back without a notice to the node."""
 
 
+class Joined(Enum):
+    """Whether a rank was seen connected to the rendezvous store. The values are those of the node protocol."""
+
+    YES = True
+    NO = False
+    UNKNOWN = None
+    """Its node could not tell."""
+
+    @classmethod
+    def _missing_(cls, _value: object) -> Joined:
+        return cls.UNKNOWN
+
+
 @dataclass(frozen=True)
 class RankReport:
     """How one rank ended. Times are UTC seconds by its node's clock, until `NodeReport.shifted`."""
@@ -75,8 +88,7 @@ class RankReport:
     signal: int | None
     started: float | None
     ended: float | None
-    joined: bool | None
-    """Whether it was seen connected to the rendezvous store; None: could not tell."""
+    joined: Joined
     oom: bool = False
     after_stop: bool = False
     """It ended after the node had begun to stop the run."""
@@ -168,7 +180,7 @@ def _rank_report(node: int, document: Mapping[str, Any]) -> RankReport:
         signal=document.get("signal"),
         started=document.get("started"),
         ended=document.get("ended"),
-        joined=document.get("joined"),
+        joined=Joined(document.get("joined")),
         oom=bool(document.get("oom")),
         after_stop=bool(document.get("after_stop")),
         tail=document.get("tail") or "",

@@ -24,7 +24,7 @@ from gpuops.runs.outcome.diagnosis import (
     logs_command,
     suggest_fix,
 )
-from gpuops.runs.outcome.node_report import NodeReport, RankReport, ReasonKind
+from gpuops.runs.outcome.node_report import Joined, NodeReport, RankReport, ReasonKind
 
 STOPPED = 130
 """Also for a run that `gpuops stop` ended from another terminal: nothing failed, and it is not done."""
@@ -173,7 +173,7 @@ def _explain_early_exit(death: Death, reports: Sequence[NodeReport]) -> str:
     """
     joining = remedies.was_joining(extract_exception(death.tail))
     for rank in (rank for report in reports for rank in report.ranks):
-        if joining and rank.code == 0 and rank.joined is not False:
+        if joining and rank.code == 0 and rank.joined is not Joined.NO:
             return f"rank {rank.rank} on node{rank.node} left while others still joined: {remedies.BARRIER}"
         if rank.code == 0 and rank.ended and death.ended and rank.ended <= death.ended:
             return (
@@ -190,13 +190,13 @@ def _judge_world(request: RunRequest, world_size: int, reports: Sequence[NodeRep
     ranks = [rank for report in reports for rank in report.ranks]
     if world_size <= 1:
         return _judge_alone("the run ended well", [_last_line(rank) for rank in ranks])
-    together = sum(rank.joined is True for rank in ranks)
+    together = sum(rank.joined is Joined.YES for rank in ranks)
     unwilling = not together and all(remedies.wants_gpus(_last_line(rank)) for rank in ranks)
     well = f"all {world_size} ranks ended well"
-    if unwilling or any(rank.joined is False for rank in ranks):
+    if unwilling or any(rank.joined is Joined.NO for rank in ranks):
         formed = f"only {together} of them joined" if together else "none of them joined"
         say = f"{well}, but {formed} the world of {world_size} that was asked for"
-        apart = {rank.rank: _last_line(rank) for rank in ranks if not rank.joined}
+        apart = {rank.rank: _last_line(rank) for rank in ranks if rank.joined is not Joined.YES}
         return Verdict(
             "unformed",
             FAILED,

@@ -16,7 +16,7 @@ from typing import Any, cast
 import pytest
 
 from gpuops.clusters import recovery
-from gpuops.clusters.node_traces import MTIME_MAX_NS, Traces, is_valid_spec
+from gpuops.clusters.node_traces import MTIME_MAX_NS, LaunchSpec, Traces, parse_spec
 from gpuops.commands.doctor.examine import read_document
 from gpuops.core.errors import ConnectionLost, MalformedAnswer
 from gpuops.core.safe_folder import may_come
@@ -256,7 +256,7 @@ def test_a_checkup_has_no_number_without_end(said: bytes) -> None:
 @pytest.mark.parametrize("mtime_ns", [-(1 << 63), (1 << 63) - 1])
 def test_a_run_that_is_taken_back_began_at_a_time_that_can_be(mtime_ns: int) -> None:
     """What its cluster has cost is reckoned from it."""
-    traces = Traces({}, min(mtime_ns, MTIME_MAX_NS) / 1e9, None, b"")
+    traces = Traces(cast("LaunchSpec", None), min(mtime_ns, MTIME_MAX_NS) / 1e9, None, b"")
     began = recovery._start_time([recovery._Node(runs={"r": traces})], "r", time.time())
     assert time.time() - 400 * 86400 < began <= time.time()
 
@@ -266,6 +266,6 @@ def test_a_run_that_is_taken_back_began_at_a_time_that_can_be(mtime_ns: int) -> 
 def test_a_run_that_is_taken_back_ends_in_a_time_that_can_be(name: str, seconds: float) -> None:
     """`gpuops down` waits for so long."""
     spec = {"run": "r", "node": 0, "kind": "command", "tree": "project", "nodes": 1, "world": 0, "ranks": 0, "argv": []}
-    assert is_valid_spec(spec, "r", 0)
-    assert is_valid_spec({**spec, name: 10.0}, "r", 0)
-    assert not is_valid_spec({**spec, name: seconds}, "r", 0)
+    assert parse_spec(spec, "r", 0)
+    assert parse_spec({**spec, name: 10.0}, "r", 0)
+    assert not parse_spec({**spec, name: seconds}, "r", 0)

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import copy
-import dataclasses
 from pathlib import Path
 from typing import Any
 
@@ -12,7 +11,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from gpuops.agent.wire import PROTOCOL
-from gpuops.clusters.node_traces import find_run_home, is_valid_spec, rebuild_request
+from gpuops.clusters.node_traces import LaunchSpec, find_run_home, parse_spec, rebuild_request
 from gpuops.clusters.recovery import _Node, merge_leases
 from gpuops.core.models import Lease, NodeFacts, RunRequest
 from gpuops.runs.spec import node_specs
@@ -25,6 +24,12 @@ NODES = [NodeFacts(index, "/venv/bin/python", 2, 4, address=f"10.0.0.{index}") f
 def specs(request: RunRequest, nodes: int = 2) -> list[dict[str, Any]]:
     return node_specs(request, run="digits-1", cluster="lab", tree="train" if request.workload else "project",
                       nodes=NODES[:nodes], master=("10.0.0.0", 1), gang=("10.0.0.0", 2), attempt=1)  # fmt: skip
+
+
+def parsed(document: dict[str, Any], index: int = 0) -> LaunchSpec:
+    spec = parse_spec(document, "digits-1", index)
+    assert spec
+    return spec
 
 
 @given(
@@ -40,13 +45,12 @@ def test_a_request_for_torchrun_comes_back(
 ) -> None:
     asked = RunRequest("torchrun", "multinode", 2, 2, argv=argv, outs=outs, prelude=prelude, env=env, **program)
     for index, spec in enumerate(specs(asked)):
-        assert is_valid_spec(spec, "digits-1", index)
-        assert rebuild_request(spec) == asked
+        assert rebuild_request(parsed(spec, index)) == asked
 
 
 @given(argv=st.lists(TEXT, min_size=1, max_size=4), everywhere=st.booleans())
 def test_a_command_comes_back(argv: list[str], everywhere: bool) -> None:
-    found = rebuild_request(specs(RunRequest("command", "run", 2, None, argv=argv, all_nodes=everywhere))[0])
+    found = rebuild_request(parsed(specs(RunRequest("command", "run", 2, None, argv=argv, all_nodes=everywhere))[0]))
     assert (list(found.argv), found.mode, found.gpus, found.all_nodes) == (argv, "run", None, everywhere)
     assert found.nodes == (2 if everywhere else 1)
 
@@ -59,8 +63,8 @@ def test_a_spec_that_is_not_ours_is_not_believed(data: st.DataObject) -> None:
         st.none() | st.booleans() | st.integers() | st.floats() | TEXT | st.lists(TEXT | st.integers(), max_size=3)
     )
     spec[data.draw(st.sampled_from(sorted(spec)))] = data.draw(anything | st.dictionaries(TEXT, TEXT, max_size=2))
-    if is_valid_spec(spec, "digits-1", 0):
-        assert dataclasses.asdict(rebuild_request(spec))
+    launch_spec = parse_spec(spec, "digits-1", 0)
+    assert launch_spec is None or rebuild_request(launch_spec).document()
 
 
 def test_a_lease_is_what_the_watchdogs_keep_by_our_clock() -> None:
