@@ -1,0 +1,137 @@
+"""The clusters of the ledger.
+
+A cluster goes `creating -> up -> ending -> gone`. Each change of state names the states that it may start from, so that
+of two commands at once only one succeeds.
+"""
+
+from __future__ import annotations
+
+import sqlite3
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+from gpuops.core.errors import UsageError
+from gpuops.core.models import Lease
+from gpuops.core.processes import Identity
+from gpuops.ledger.database import Database, insert_row, next_free_name, only_row
+from gpuops.ledger.rows import ClusterRow, cluster_of, flat
+
+
+class ClusterTable(Database):
+    """Records, reads and changes clusters."""
+
+    def intend(
+        self,
+        *,
+        provider: str,
+        name: str | None,
+        folder: Path,
+        ephemeral: bool,
+        token: str,
+        request: Mapping[str, Any],
+        boot_deadline: float,
+        lease: Lease,
+        owner_process: Identity,
+        now: float,
+    ) -> ClusterRow:
+        """Record that a cluster is about to be created. Without a name: `<provider>-<n>`, the next free."""
+        with self._transaction() as db:
+            if name is None:
+                name = next_free_name(provider, {row[0] for row in db.execute("SELECT name FROM clusters")})
+            refuse_live_name(db, name)
+            columns = {
+                "name": name,
+                "provider": provider,
+                "folder": folder,
+                "state": "creating",
+                "ephemeral": ephemeral,
+                "token": token,
+                "request": request,
+                "boot_deadline": boot_deadline,
+                "lease": lease,
+                "owner_process": owner_process,
+                "created": now,
+            }
+            row_id = insert_row(db, "clusters", columns)
+        return self.cluster(row_id)
+
+    def check_free(self, name: str) -> None:
+        """Raises UsageError where a live cluster has this name; `intend` asks again."""
+        with self._report_failures():
+            refuse_live_name(self.db, name)
+
+    def cluster(self, row_id: int) -> ClusterRow:
+        """One cluster. Raises RowGone."""
+        return self._parse_rows(
+            cluster_of, [only_row(self._read("SELECT * FROM clusters WHERE id = ?", row_id), "cluster")]
+        )[0]
+
+    def clusters(self, *, live: bool = True) -> list[ClusterRow]:
+        where = "WHERE state != 'gone'" if live else ""
+        return self._parse_rows(cluster_of, self._read(f"SELECT * FROM clusters {where} ORDER BY id"))
+
+    def set_cluster(self, row_id: int, **columns: Any) -> None:
+        """Change columns by name; see `rows.flat`."""
+        self._set("clusters", row_id, flat(columns))
+
+    def ready(self, cluster: int, lease: Lease, now: float) -> bool:
+        """creating -> up. False where another command has begun to end it meanwhile."""
+        columns = {"ready": now, **flat({"lease": lease})}
+        assignments = ", ".join(f"{name} = ?" for name in columns)
+        with self._transaction() as db:
+            cursor = db.execute(
+                f"UPDATE clusters SET state = 'up', {assignments} WHERE id = ? AND state = 'creating'",
+                (*columns.values(), cluster),
+            )
+        return cursor.rowcount == 1
+
+    def ending(self, cluster: int, *, lease: Lease | None = None) -> bool:
+        """Its end begins, or goes on. False where it is gone already: its name may be another's by now.
+
+        `lease`: the one that has ended; False where it has another meanwhile.
+        """
+        same = flat({"lease": lease}) if lease is not None else {}
+        where = " AND ".join(["id = ?", "state != 'gone'", *(f"{name} IS ?" for name in same)])
+        with self._transaction() as db:
+            cursor = db.execute(f"UPDATE clusters SET state = 'ending' WHERE {where}", (cluster, *same.values()))
+        return cursor.rowcount == 1
+
+    def extend(self, cluster: int, lease: Lease) -> bool:
+        """Its lease is another from now on. False where somebody has begun to end it meanwhile."""
+        columns = flat({"lease": lease})
+        assignments = ", ".join(f"{name} = ?" for name in columns)
+        with self._transaction() as db:
+            cursor = db.execute(
+                f"UPDATE clusters SET {assignments} WHERE id = ? AND state NOT IN ('ending', 'gone')",
+                (*columns.values(), cluster),
+            )
+        return cursor.rowcount == 1
+
+    def take(self, cluster: int, owner_process: Identity) -> bool:
+        """Become the owner of a cluster, unless another owner process lives. Raises RowGone."""
+        with self._transaction():
+            if self.cluster(cluster).has_live_owner(besides=owner_process):
+                return False
+            self.db.execute(
+                "UPDATE clusters SET keeper_pid = ?, keeper_start = ? WHERE id = ? AND state != 'gone'",
+                (owner_process.pid, owner_process.start, cluster),
+            )
+        return True
+
+    def leave(self, cluster: int, owner_process: Identity) -> None:
+        """Own a cluster no longer; another process that has become its owner meanwhile stays."""
+        with self._transaction() as db:
+            db.execute(
+                "UPDATE clusters SET keeper_pid = NULL, keeper_start = NULL"
+                " WHERE id = ? AND keeper_pid = ? AND keeper_start = ?",
+                (cluster, owner_process.pid, owner_process.start),
+            )
+
+
+def refuse_live_name(db: sqlite3.Connection, name: str) -> None:
+    """Raises UsageError where a live cluster has this name."""
+    if db.execute("SELECT 1 FROM clusters WHERE name = ? AND state != 'gone'", (name,)).fetchone():
+        raise UsageError(
+            f"a cluster named {name} exists already", f"choose another --name, or end it: gpuops down {name}"
+        )

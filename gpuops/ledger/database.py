@@ -1,0 +1,100 @@
+"""The database behind the ledger: changed in transactions, read as typed rows.
+
+Whatever SQLite meets outside itself (a full disk, another command that holds the file, damage) is raised as
+LedgerUnwritable; a wrong statement stays an error of this program.
+"""
+
+from __future__ import annotations
+
+import sqlite3
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any, TypeVar
+
+from gpuops.core.errors import GpuopsError
+from gpuops.ledger.rows import flat
+from gpuops.ledger.schema import damaged, is_damage, unwritable
+
+T = TypeVar("T")
+
+
+class RowGone(GpuopsError):
+    """What was asked for is not in the ledger any more: the file was damaged, or removed, in between."""
+
+
+@dataclass
+class Database:
+    """One connection to the ledger's file; cheap to open, safe beside others, not shared by threads."""
+
+    path: Path
+    db: sqlite3.Connection = field(repr=False)
+
+    def close(self) -> None:
+        self.db.close()
+
+    @contextmanager
+    def _transaction(self) -> Iterator[sqlite3.Connection]:
+        """One change. Raises LedgerUnwritable where the disk or another command does not let it be made."""
+        with self._report_failures():
+            try:
+                self.db.execute("BEGIN IMMEDIATE")
+                yield self.db
+                self.db.execute("COMMIT")
+            finally:
+                if self.db.in_transaction:
+                    self.db.execute("ROLLBACK")
+
+    def _read(self, query: str, *values: Any) -> list[sqlite3.Row]:
+        """The rows of a SELECT. Raises LedgerUnwritable where the disk or another command does not let it be read."""
+        with self._report_failures():
+            return self.db.execute(query, values).fetchall()
+
+    def _parse_rows(self, parse: Callable[[sqlite3.Row], T], rows: Iterable[sqlite3.Row]) -> list[T]:
+        """Rows as objects. Raises LedgerUnwritable where a disk has changed what SQLite cannot know to be wrong."""
+        try:
+            return [parse(row) for row in rows]
+        except (ValueError, TypeError, KeyError, AttributeError, RecursionError) as error:
+            raise damaged(self.path) from error
+
+    @contextmanager
+    def _report_failures(self) -> Iterator[None]:
+        """What SQLite meets outside itself, as LedgerUnwritable; a wrong statement stays the bug that it is."""
+        try:
+            yield
+        except sqlite3.OperationalError as error:
+            if getattr(error, "sqlite_errorcode", 0) == sqlite3.SQLITE_ERROR:
+                raise
+            raise unwritable(self.path, error) from error
+        except sqlite3.DatabaseError as error:
+            if not is_damage(error):
+                raise
+            raise damaged(self.path) from error
+
+    def _set(self, table: str, row_id: int, columns: Mapping[str, Any]) -> None:
+        assignments = ", ".join(f"{name} = ?" for name in columns)
+        with self._transaction() as db:
+            db.execute(f"UPDATE {table} SET {assignments} WHERE id = ?", (*columns.values(), row_id))
+
+
+def insert_row(db: sqlite3.Connection, table: str, columns: Mapping[str, Any]) -> int:
+    """A new row; its id."""
+    values = flat(columns)
+    places = ", ".join("?" for _ in values)
+    cursor = db.execute(f"INSERT INTO {table} ({', '.join(values)}) VALUES ({places})", tuple(values.values()))
+    return int(cursor.lastrowid or 0)
+
+
+def only_row(rows: Sequence[sqlite3.Row], what: str) -> sqlite3.Row:
+    """The one row. Raises RowGone where there is none."""
+    if not rows:
+        raise RowGone(f"that {what} is no longer in the ledger", "gpuops reap --adopt takes back what still lives")
+    return rows[0]
+
+
+def next_free_name(stem: str, taken: set[str]) -> str:
+    number = 1
+    while f"{stem}-{number}" in taken:
+        number += 1
+    return f"{stem}-{number}"

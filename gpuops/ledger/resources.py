@@ -1,0 +1,115 @@
+"""What the ledger knows of everything that was asked of a provider for a cluster.
+
+A resource goes `willed -> got -> gone`. It is `refused` where the provider said no, and `left` where the provider still
+lists it of a cluster that is gone, and it costs nothing. The columns `mark` and `token` identify it at the provider.
+"""
+
+from __future__ import annotations
+
+import json
+import sqlite3
+from collections.abc import Iterable, Sequence
+from dataclasses import asdict
+
+from gpuops.core.errors import Interrupted
+from gpuops.core.models import Resource
+from gpuops.ledger.database import Database, insert_row, only_row
+
+
+class ResourceTable(Database):
+    """Records intents, what came of them, and what is left."""
+
+    def will(self, cluster: int, kind: str, mark: str, token: str, region: str) -> None:
+        """About to create something: between this commit and `got` it may exist or not.
+
+        Raises Interrupted where another command has begun to end the cluster: what were made now
+        might be made after that command's last look.
+        """
+        with self._transaction() as db:
+            row = only_row(self._read("SELECT name, state FROM clusters WHERE id = ?", cluster), "cluster")
+            if row["state"] in ("ending", "gone"):
+                raise Interrupted(f"another command ends {row['name']} while it is being created", "gpuops status")
+            db.execute(
+                "INSERT INTO resources (cluster, state, kind, mark, token, region) VALUES (?,'willed',?,?,?,?)",
+                (cluster, kind, mark, token, region),
+            )
+
+    def got(self, cluster: int, resource: Resource) -> None:
+        """It exists. Fills the oldest open intent of its kind and mark, or adds a line; said twice, it is one."""
+        document = json.dumps(asdict(resource))
+        with self._transaction() as db:
+            if line := _find_row(db, cluster, resource):
+                db.execute("UPDATE resources SET resource = ? WHERE id = ?", (document, line))
+                return
+            open_line = db.execute(
+                "SELECT id FROM resources WHERE cluster = ? AND kind = ? AND mark = ? AND state = 'willed' ORDER BY id",
+                (cluster, resource.kind, resource.name),
+            ).fetchone()
+            if open_line:
+                db.execute("UPDATE resources SET state = 'got', resource = ? WHERE id = ?", (document, open_line[0]))
+            else:
+                db.execute(
+                    "INSERT INTO resources (cluster, state, kind, mark, token, region, resource)"
+                    " VALUES (?,'got',?,?,'',?,?)",
+                    (cluster, resource.kind, resource.name, resource.region, document),
+                )
+
+    def resources(self, cluster: int) -> list[Resource]:
+        """What a cluster has, as last seen; machines in node order."""
+        return self._resources(cluster, "got")
+
+    def left(self, cluster: int) -> list[Resource]:
+        """What its provider still listed of a cluster that is gone, and that costs nothing."""
+        return self._resources(cluster, "left")
+
+    def _resources(self, cluster: int, state: str) -> list[Resource]:
+        query = "SELECT resource FROM resources WHERE cluster = ? AND state = ? ORDER BY id"
+        return self._parse_rows(lambda row: Resource(**json.loads(row[0])), self._read(query, cluster, state))
+
+    def refused(self, cluster: int) -> None:
+        """The provider said no: what was intended and not answered for does not exist."""
+        with self._transaction() as db:
+            db.execute("UPDATE resources SET state = 'refused' WHERE cluster = ? AND state = 'willed'", (cluster,))
+
+    def cleared(self, cluster: int, left: Sequence[Resource] = ()) -> None:
+        """What a cluster, or an attempt at one, had made is gone, but for what is `left` of one that is gone itself."""
+        with self._transaction() as db:
+            db.execute("UPDATE resources SET state = 'gone' WHERE cluster = ?", (cluster,))
+            for one in left:
+                insert_resource(db, cluster, one, "left")
+
+    def unanswered(self, cluster: int) -> bool:
+        """Whether something was intended of which nobody knows whether it was made."""
+        return bool(self._read("SELECT 1 FROM resources WHERE cluster = ? AND state = 'willed'", cluster))
+
+    def update_resource(self, cluster: int, resource: Resource) -> None:
+        with self._transaction() as db:
+            if line := _find_row(db, cluster, resource):
+                db.execute("UPDATE resources SET resource = ? WHERE id = ?", (json.dumps(asdict(resource)), line))
+
+    def virtual(self, cluster: int, machine: Resource, indices: Iterable[int]) -> None:
+        """A machine bears these virtual nodes, too; others may have been made on it meanwhile."""
+        with self._transaction() as db:
+            if line := _find_row(db, cluster, machine):
+                (text,) = db.execute("SELECT resource FROM resources WHERE id = ?", (line,)).fetchone()
+                document = json.loads(text)
+                document["data"]["virtual"] = sorted({*(document["data"].get("virtual") or ()), *indices})
+                db.execute("UPDATE resources SET resource = ? WHERE id = ?", (json.dumps(document), line))
+
+    def regions(self, cluster: int) -> list[str]:
+        """Every region in which something of this cluster was ever intended."""
+        return [row[0] for row in self._read("SELECT DISTINCT region FROM resources WHERE cluster = ?", cluster)]
+
+
+def insert_resource(db: sqlite3.Connection, cluster: int, one: Resource, state: str) -> None:
+    given = {"cluster": cluster, "state": state, "kind": one.kind, "mark": one.name, "token": ""}
+    insert_row(db, "resources", {**given, "region": one.region, "resource": asdict(one)})
+
+
+def _find_row(db: sqlite3.Connection, cluster: int, resource: Resource) -> int | None:
+    """The row of a resource that is known to exist, by its kind and the provider's id."""
+    query = "SELECT id, resource FROM resources WHERE cluster = ? AND state = 'got' AND kind = ?"
+    for row in db.execute(query, (cluster, resource.kind)).fetchall():
+        if json.loads(row["resource"])["id"] == resource.id:
+            return int(row["id"])
+    return None

@@ -1,0 +1,72 @@
+"""The runs of the ledger: `starting -> running -> ended -> home`."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+from gpuops.core.processes import Identity
+from gpuops.ledger.database import Database, insert_row, next_free_name, only_row
+from gpuops.ledger.rows import RunRow, flat, run_of
+
+
+class RunTable(Database):
+    """Records, reads and changes runs."""
+
+    def add_run(
+        self,
+        *,
+        stem: str,
+        cluster: int,
+        folder: Path,
+        tree: str,
+        request: Mapping[str, Any],
+        facts: Mapping[str, Any],
+        owner_process: Identity,
+        now: float,
+    ) -> RunRow:
+        """Record a run before anything is started; its name is `<stem>-<n>`, the next free."""
+        with self._transaction() as db:
+            taken = {row[0] for row in db.execute("SELECT name FROM runs")}
+            taken |= {path.name for path in (folder / "runs").glob(f"{stem}-*")}  # of a ledger that was lost
+            name = next_free_name(stem, taken)
+            columns = {
+                "name": name,
+                "cluster": cluster,
+                "folder": folder,
+                "home": folder / "runs" / name,
+                "tree": tree,
+                "request": request,
+                "state": "starting",
+                "facts": facts,
+                "owner_process": owner_process,
+                "created": now,
+            }
+            row_id = insert_row(db, "runs", columns)
+        return self.run(row_id)
+
+    def run(self, row_id: int) -> RunRow:
+        """One run. Raises RowGone."""
+        return self._parse_rows(run_of, [only_row(self._read("SELECT * FROM runs WHERE id = ?", row_id), "run")])[0]
+
+    def runs(self, *, cluster: int | None = None) -> list[RunRow]:
+        """Runs, oldest first; of one cluster or of all."""
+        where, values = ("WHERE cluster = ?", [cluster]) if cluster is not None else ("", [])
+        return self._parse_rows(run_of, self._read(f"SELECT * FROM runs {where} ORDER BY id", *values))
+
+    def set_run(self, row_id: int, **columns: Any) -> None:
+        """Change columns by name; see `rows.flat`."""
+        self._set("runs", row_id, flat(columns))
+
+    def take_run(self, row_id: int, owner_process: Identity) -> bool:
+        """Become the owner of a run that is not home yet, unless another owner process lives. Raises RowGone."""
+        with self._transaction() as db:
+            row = self.run(row_id)
+            if row.state == "home" or row.has_live_owner(besides=owner_process):
+                return False
+            db.execute(
+                "UPDATE runs SET keeper_pid = ?, keeper_start = ? WHERE id = ?",
+                (owner_process.pid, owner_process.start, row_id),
+            )
+        return True
