@@ -99,7 +99,7 @@ def _report_notices(ctx: Context) -> None:
 
 
 def _ensure_guards(ctx: Context) -> None:
-    for row in ctx.ledger.guarded():
+    for row in ctx.ledger.list_guarded():
         ctx.ensure_guard(row)
 
 

@@ -50,7 +50,7 @@ def lease(
             send_lease(live, ours, now)
         finally:
             live.close()
-        if not ctx.ledger.extend(row.id, ours):
+        if not ctx.ledger.set_lease(row.id, ours):
             raise NodeError(
                 f"{row.name} is being ended: its lease cannot be extended any more", "gpuops status shows what is left"
             )

@@ -43,7 +43,7 @@ def status(
     from gpuops.guard import heartbeat
 
     clusters = describe_clusters(ctx)
-    refusals = heartbeat.read_refusals(ctx.home, ctx.ledger.guarded())
+    refusals = heartbeat.read_refusals(ctx.home, ctx.ledger.list_guarded())
     for provider, refusal in refusals.items():
         ctx.out.say(f"note: the guard cannot end what is rented at {provider}: {refusal['say']}")
         ctx.out.say(f"hint: {refusal['hint']}; then type `gpuops status` again: the guard takes over new ones")

@@ -94,7 +94,7 @@ def _announce(ctx: Context, row: ClusterRow, machines: Sequence[Resource]) -> No
     from gpuops.core.format import money
     from gpuops.offers import lease as leases
 
-    if ctx.ledger.wants_guard(row):
+    if ctx.ledger.needs_guard(row):
         ctx.ensure_guard(row)
     nodes = [{"name": one.name, "address": one.address, "per_hour": one.per_hour} for one in machines]
     now = time.time()

@@ -176,7 +176,7 @@ def select_orphans(ctx: Context, found: Sequence[Orphan]) -> list[Orphan]:
     """Those that no live cluster of the ledger accounts for: by their mark, and by their token where they tell it. What
     costs nothing, and is left of a cluster that is gone, is no stray."""
     live = _live_rows(ctx)
-    parting = [(row, ctx.ledger.left(row.id)) for row in _departing_rows(ctx)]
+    parting = [(row, ctx.ledger.list_leftovers(row.id)) for row in _departing_rows(ctx)]
 
     def is_known(stray: Orphan) -> bool:
         one = stray.resource
@@ -232,7 +232,7 @@ def close_vanished_clusters(ctx: Context) -> tuple[list[str], list[UncheckedProv
             continue
         if not left and not row.has_live_owner():
             forget_cluster(ctx, row)
-            ctx.ledger.gone(row.id, ctx.clock.now(), f"{row.provider} lists nothing of it")
+            ctx.ledger.mark_gone(row.id, ctx.clock.now(), f"{row.provider} lists nothing of it")
             closed.append(row.name)
     return closed, unasked
 
@@ -245,7 +245,7 @@ def clear_departing(ctx: Context) -> list[str]:
         try:
             left, why = clear_leftovers_once(ctx, row), ""
         except GpuopsError as error:
-            left, why = ctx.ledger.left(row.id), f", which is not cleared: {error.say}"
+            left, why = ctx.ledger.list_leftovers(row.id), f", which is not cleared: {error.say}"
         if left:
             said.append(describe_leftovers(row, left) + why)
     return said
@@ -255,7 +255,7 @@ def _departing_rows(ctx: Context) -> list[ClusterRow]:
     from gpuops.ledger.store import LedgerTooNew
 
     try:
-        return ctx.ledger.parting()
+        return ctx.ledger.list_gone_with_leftovers()
     except LedgerTooNew:
         return []
 

@@ -162,7 +162,7 @@ def adopt(ctx: Context, lost: LostCluster, *, complete: bool = True) -> Adopted:
     write_ssh_names(ctx, row, machines)
     if adrift:
         notes += _send_lease(ctx, row, lease)
-    if ctx.ledger.wants_guard(row):
+    if ctx.ledger.needs_guard(row):
         ctx.ensure_guard(row)
     return Adopted(row, len(machines), [run for run in runs if run.name not in known], notes)
 

@@ -55,7 +55,7 @@ def tear_down(ctx: Context, cluster: int, why: str, *, force: bool = False, noti
     if row.state == "gone" and not ctx.ledger.resources(cluster):
         return
     try:
-        ctx.ledger.ending(cluster)
+        ctx.ledger.begin_end(cluster)
     except LedgerUnwritable as error:
         ctx.out.say(f"note: {error.say}; {row.name} is ended all the same")
     provisioner = ctx.provisioner_of(row)
@@ -64,7 +64,7 @@ def tear_down(ctx: Context, cluster: int, why: str, *, force: bool = False, noti
     forget_cluster(ctx, row)
     bucket.abort_cluster_uploads(ctx, cluster)
     message = f"{why} (took {span(ctx.clock.monotonic() - began)})" if notice else ""
-    ctx.ledger.gone(cluster, ctx.clock.now(), why, notice=message, left=left)
+    ctx.ledger.mark_gone(cluster, ctx.clock.now(), why, notice=message, left=left)
     if left:
         with suppress(OSError):  # the next command starts one
             ctx.ensure_guard(row)
@@ -168,7 +168,7 @@ def destroy_cluster(
             poller.retry_after(step.retry_after_s)
     remaining = teardown.remaining
     remaining = [] if is_costless(remaining) else [one for one in remaining if one.state not in COSTLESS]
-    offer = row.offer if remaining or ctx.ledger.unanswered(row.id) else {}
+    offer = row.offer if remaining or ctx.ledger.has_open_intents(row.id) else {}
     command = suggest_command(f"gpuops down {row.name}", error)
     raise still_billing_error(remaining, offer, error.say if error else "", row.name, command) from error
 
@@ -239,7 +239,7 @@ def _destroy_unlisted(ctx: Context, provisioner: Provisioner, row: ClusterRow) -
 
 def _is_settled(ctx: Context, row: ClusterRow, seen: set[str]) -> bool:
     """Whether an empty list can be believed at once: every resource of this cluster has been listed before."""
-    if ctx.ledger.unanswered(row.id):
+    if ctx.ledger.has_open_intents(row.id):
         return False
     return row.ready is not None or all(one.id in seen for one in ctx.ledger.resources(row.id))
 
@@ -376,14 +376,14 @@ LEFTOVER_FAILURES_MAX = 4
 def clear_leftovers_once(ctx: Context, row: ClusterRow) -> Sequence[Resource]:
     """One round: destroy what is left of a gone cluster, record and return what remains. Raises ProviderError."""
     provisioner = ctx.provisioner_of(row)
-    known = ctx.ledger.left(row.id)
+    known = ctx.ledger.list_leftovers(row.id)
     there = provisioner.list_owned(ctx.owner, ctx.ledger.regions(row.id))
     listed = [one for one in there if is_leftover_of(row, known, one)]
     ids = {(one.kind, one.id) for one in listed}
     hidden = [provisioner.describe(one) for one in known if (one.kind, one.id) not in ids]
     left = [*listed, *(one for one in hidden if one.state != "ended")]
     if {(one.kind, one.id) for one in left} != {(one.kind, one.id) for one in known}:
-        ctx.ledger.cleared(row.id, left)
+        ctx.ledger.mark_cleared(row.id, left)
     if left:
         provisioner.destroy(left)
     return left

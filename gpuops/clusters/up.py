@@ -78,7 +78,7 @@ def _try_create(
             return no
     except ProviderError as error:
         no = error
-    ctx.ledger.refused(row.id)
+    ctx.ledger.mark_refused(row.id)
     return no
 
 
@@ -87,14 +87,14 @@ def is_reusable(ctx: Context, row: ClusterRow) -> bool:
     a security group. It is kept for the next offer, and goes with the cluster."""
     there = ctx.ledger.resources(row.id)
     costs = any(one.bills or one.kind == "machine" for one in there)
-    return bool(there) and not costs and not ctx.ledger.unanswered(row.id)
+    return bool(there) and not costs and not ctx.ledger.has_open_intents(row.id)
 
 
 def undo(ctx: Context, provisioner: Provisioner, row: ClusterRow, why: str) -> None:
     """Remove all resources of a failed attempt, at the provider and from the ledger. Raises StillBilling."""
     with explain_undo(ctx, row, why):
         destroy_cluster(ctx, provisioner, ctx.ledger.cluster(row.id))
-    ctx.ledger.cleared(row.id)
+    ctx.ledger.mark_cleared(row.id)
 
 
 @contextmanager
@@ -251,7 +251,7 @@ def bring_up(
     """
     approval = approval or PriceApproval()
     if name is not None:
-        ctx.ledger.check_free(name)  # before others are asked, who may say no for reasons that then matter less
+        ctx.ledger.check_name_free(name)  # before others are asked, who may say no for reasons that then matter less
     provisioner = ctx.provisioner(request.provider)
     rented = is_rented(provisioner)
     search = OfferSearch(
@@ -312,7 +312,7 @@ def bring_up(
             live.close()
             raise
     except StillBilling:
-        ctx.ledger.ending(row.id)  # the guard, or `down`, goes on with it
+        ctx.ledger.begin_end(row.id)  # the guard, or `down`, goes on with it
         raise
     except BaseException as error:
         ctx.signals.backward()
@@ -320,7 +320,9 @@ def bring_up(
         ctx.out.say(f"undoing {row.name}")
         with explain_undo(ctx, row, why):
             tear_down(ctx, row.id, why)
-        ctx.out.say(f"{row.name} is undone, {describe_shutdown(ctx.ledger.left(row.id)) or 'nothing of it is left'}")
+        ctx.out.say(
+            f"{row.name} is undone, {describe_shutdown(ctx.ledger.list_leftovers(row.id)) or 'nothing of it is left'}"
+        )
         raise
     return live
 
@@ -379,6 +381,6 @@ def _start_lease(ctx: Context, live: ClusterSession, terms: Terms, provisioner: 
     price = max(offer.per_hour, told)
     lease = terms.lease(price, now, since=live.row.created)
     send_lease(live, lease, now)
-    if not ctx.ledger.ready(live.row.id, lease, now):
+    if not ctx.ledger.mark_up(live.row.id, lease, now):
         raise Interrupted(f"another command ends {live.row.name} while it is being created", "gpuops status")
     live.row = ctx.ledger.cluster(live.row.id)

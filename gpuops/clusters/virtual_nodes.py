@@ -56,7 +56,7 @@ def _create_nodes(ctx: Context, live: ClusterSession, wanted: list[Resource], mi
     on_each(lambda index: _init_node(ctx, live.row, wanted[index], index), missing)
     for first, machine in enumerate(machines_of(ctx, live.row)):
         here = [index for index in missing if gpu_shares.owner(wanted[index], index) == first]
-        ctx.ledger.virtual(live.row.id, machine, here)
+        ctx.ledger.add_virtual_nodes(live.row.id, machine, here)
     met = on_each(lambda index: contact_node(live.row, wanted[index], index), missing)
     for index, node in zip(missing, met, strict=True):
         live.join(index, wanted[index], node)

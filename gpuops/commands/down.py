@@ -65,7 +65,7 @@ def down(ctx: Context, rows: Sequence[ClusterRow], progress: Progress, *, force:
             )
             continue
         why = f" ({row.why})" if row.why else ""
-        leaves = describe_shutdown(ctx.ledger.left(row.id)) if row.state != "gone" else ""
+        leaves = describe_shutdown(ctx.ledger.list_leftovers(row.id)) if row.state != "gone" else ""
         said.append(f"{row.name} is gone" + (f" already{why}" if row.state == "gone" else leaves and f": {leaves}"))
         ctx.out.say(said[-1])
     if failed:
@@ -86,7 +86,7 @@ def _hand_to_guard(ctx: Context, rows: Sequence[ClusterRow]) -> Interrupted:
     left = [row for row in map(ctx.ledger.cluster, (row.id for row in rows)) if row.state != "gone"]
     for row in left:
         if row.state == "creating":
-            ctx.ledger.ending(row.id)
+            ctx.ledger.begin_end(row.id)
         for run in ctx.ledger.runs(cluster=row.id):
             if run.owner_process == ctx.me:
                 ctx.ledger.set_run(run.id, owner_process=None)

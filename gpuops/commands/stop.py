@@ -46,7 +46,7 @@ def stop(ctx: Context, run: RunRow, progress: Progress) -> str:
     live = open_session(ctx, row, some=True)
     try:
         reports = stop_and_wait(ctx, live, run, "gpuops stop")
-        if ctx.ledger.take_run(run.id, ctx.me):
+        if ctx.ledger.take_run_ownership(run.id, ctx.me):
             finish(ctx, run, Agents(live, reports), Policy(progress))
         elif _has_live_owner(ctx, run) and all(one.kind == ReasonKind.NEVER_STARTED for one in reports.values()):
             raise UsageError(f"{run.name} is only just being started", f"try again: gpuops stop {run.name}")

@@ -239,7 +239,7 @@ def _fetch_deferred(
     try:
         return fetch()
     except HandOver:
-        ctx.ledger.notice(f"what {row.name} kept in its bucket is not all home: gpuops pull {row.name} fetches it")
+        ctx.ledger.add_notice(f"what {row.name} kept in its bucket is not all home: gpuops pull {row.name} fetches it")
         raise
 
 
@@ -320,7 +320,7 @@ def _tear_down(ctx: Context, live: ClusterSession, why: str) -> int:
     except GpuopsError as error:
         ctx.out.say(f"error: {error.say}\nhint: {error.hint}")
         return error.exit_code
-    left = describe_shutdown(ctx.ledger.left(live.row.id)) or "nothing left"
+    left = describe_shutdown(ctx.ledger.list_leftovers(live.row.id)) or "nothing left"
     ended = f"{plural(nodes, 'node')} of {live.row.name} ended"
     ctx.out.say(f"{ended}, {left} ({span(time.monotonic() - began)})")
     return 0

@@ -42,7 +42,7 @@ def clean_up(ctx: Context, cluster: int, *, saving: bool = True) -> None:
     `saving`: where its lease is over, what is on its nodes is brought home first; what is rented does not wait
     for that twice.
     """
-    taken = ctx.ledger.take(cluster, ctx.me)
+    taken = ctx.ledger.take_ownership(cluster, ctx.me)
     row = ctx.ledger.cluster(cluster)  # as whoever had it has left it
     expired = row.is_overdue(ctx.clock.now())
     at_once = expired and not saving and is_rented(ctx.provisioner(row.provider))
@@ -108,14 +108,14 @@ def _end_or_leave(
         _save_edits(ctx, row)
         _tear_down(ctx, row, f"{row.name} was ended: its nodes had ended by themselves, and its machines went on")
     else:
-        ctx.ledger.leave(row.id, ctx.me)
+        ctx.ledger.release_ownership(row.id, ctx.me)
     return None
 
 
 def _confirm_lease_over(ctx: Context, row: ClusterRow) -> bool:
     """Check the lease and begin the teardown in one transaction: another command may just have extended it."""
     try:
-        return ctx.ledger.ending(row.id, lease=row.lease)
+        return ctx.ledger.begin_end(row.id, lease=row.lease)
     except LedgerUnwritable:
         return True  # a full disk keeps nothing alive
 
@@ -165,7 +165,7 @@ def _stop_owned_runs(ctx: Context, row: ClusterRow, runs: list[RunRow]) -> None:
 
 def _take_run(ctx: Context, run: RunRow) -> bool:
     try:
-        return ctx.ledger.take_run(run.id, ctx.me)
+        return ctx.ledger.take_run_ownership(run.id, ctx.me)
     except RowGone:
         return False
     except LedgerUnwritable:
@@ -244,7 +244,7 @@ def _finish(
     """End a run by `runs.finish`, and leave a notice. `source`: None where no node knows the run."""
     if source is None or (isinstance(source, Disks) and run.started is None):
         ctx.ledger.set_run(run.id, state="home", owner_process=None, ended=ctx.clock.now())
-        ctx.ledger.notice(f"{run.name} was never started: its command died first")
+        ctx.ledger.add_notice(f"{run.name} was never started: its command died first")
         return
     outcome = finish(ctx, run, source, policy)
     _notify(ctx, row, run, outcome)
@@ -284,7 +284,7 @@ def _notify(ctx: Context, row: ClusterRow, run: RunRow, outcome: RunOutcome) -> 
     stays = f"; still on {row.name}: {left}" if left else ""
     if kept := outcome.document.get("kept"):
         stays += f"; {kept}"
-    ctx.ledger.notice(f"{run.name}: {outcome.verdict.say}; {results} in {run.home}{stays}")
+    ctx.ledger.add_notice(f"{run.name}: {outcome.verdict.say}; {results} in {run.home}{stays}")
 
 
 def _save_edits(ctx: Context, row: ClusterRow) -> None:
@@ -294,7 +294,7 @@ def _save_edits(ctx: Context, row: ClusterRow) -> None:
     """
     try:
         for said in save_cluster_edits(ctx, row, Silent()):
-            ctx.ledger.notice(said)
+            ctx.ledger.add_notice(said)
     except Exception as error:
         if _can_retry(ctx, row, error):
             raise
@@ -311,7 +311,7 @@ def _note_given_up(ctx: Context, what: str, error: Exception) -> None:
     """Leave a notice of what is given up: no node's answer and no full disk may keep a lease from ending."""
     why = error.say if isinstance(error, GpuopsError) else f"{type(error).__name__}: {error}"
     with suppress(GpuopsError):
-        ctx.ledger.notice(f"{what}: {why}")
+        ctx.ledger.add_notice(f"{what}: {why}")
 
 
 def _tear_down(ctx: Context, row: ClusterRow, say: str) -> None:

@@ -260,7 +260,7 @@ class Guard:
                 return None, [], False, False
             is_gone = row.state == "gone"
             runs = ledger.runs(cluster=row.id)
-            return row, runs, not is_gone and ledger.wants_guard(row), is_gone and bool(ledger.left(row.id))
+            return row, runs, not is_gone and ledger.needs_guard(row), is_gone and bool(ledger.list_leftovers(row.id))
         except RowGone:
             return None, [], False, False
         finally:
@@ -325,7 +325,7 @@ def run_attempt(home: Path, cluster: int, job: Job, failures: int) -> int:
         try:
             _run_job(ctx, row, job)
             if failures >= NOTICE_FAILURES:
-                ctx.ledger.notice(f"{row.name} is looked after again")
+                ctx.ledger.add_notice(f"{row.name} is looked after again")
         finally:
             ctx.ledger.close()
     except Exception as error:
@@ -357,7 +357,7 @@ def _leave_notice(home: Path, row: ClusterRow, error: Exception) -> None:
     give_up = f"`gpuops down {row.name} --force` gives up what does not answer"
     try:
         ledger = make_context(home).ledger
-        ledger.notice(f"{row.name} cannot be looked after: {why}; the guard goes on trying, {give_up}")
+        ledger.add_notice(f"{row.name} cannot be looked after: {why}; the guard goes on trying, {give_up}")
         ledger.close()
     except (GpuopsError, sqlite3.Error):
         _log_failure(row.name)

@@ -15,7 +15,7 @@ from gpuops.core.errors import UsageError
 from gpuops.core.models import Lease
 from gpuops.core.processes import Identity
 from gpuops.ledger.database import Database, insert_row, next_free_name, only_row
-from gpuops.ledger.rows import ClusterRow, cluster_of, flat
+from gpuops.ledger.rows import ClusterRow, parse_cluster, to_columns
 
 
 class ClusterTable(Database):
@@ -56,7 +56,7 @@ class ClusterTable(Database):
             row_id = insert_row(db, "clusters", columns)
         return self.cluster(row_id)
 
-    def check_free(self, name: str) -> None:
+    def check_name_free(self, name: str) -> None:
         """Raises UsageError where a live cluster has this name; `intend` asks again."""
         with self._report_failures():
             refuse_live_name(self.db, name)
@@ -64,20 +64,20 @@ class ClusterTable(Database):
     def cluster(self, row_id: int) -> ClusterRow:
         """One cluster. Raises RowGone."""
         return self._parse_rows(
-            cluster_of, [only_row(self._read("SELECT * FROM clusters WHERE id = ?", row_id), "cluster")]
+            parse_cluster, [only_row(self._read("SELECT * FROM clusters WHERE id = ?", row_id), "cluster")]
         )[0]
 
     def clusters(self, *, live: bool = True) -> list[ClusterRow]:
         where = "WHERE state != 'gone'" if live else ""
-        return self._parse_rows(cluster_of, self._read(f"SELECT * FROM clusters {where} ORDER BY id"))
+        return self._parse_rows(parse_cluster, self._read(f"SELECT * FROM clusters {where} ORDER BY id"))
 
     def set_cluster(self, row_id: int, **columns: Any) -> None:
-        """Change columns by name; see `rows.flat`."""
-        self._set("clusters", row_id, flat(columns))
+        """Change columns by name; see `rows.to_columns`."""
+        self._set("clusters", row_id, to_columns(columns))
 
-    def ready(self, cluster: int, lease: Lease, now: float) -> bool:
-        """creating -> up. False where another command has begun to end it meanwhile."""
-        columns = {"ready": now, **flat({"lease": lease})}
+    def mark_up(self, cluster: int, lease: Lease, now: float) -> bool:
+        """creating -> up. False where another command has begun to end the cluster."""
+        columns = {"ready": now, **to_columns({"lease": lease})}
         assignments = ", ".join(f"{name} = ?" for name in columns)
         with self._transaction() as db:
             cursor = db.execute(
@@ -86,20 +86,20 @@ class ClusterTable(Database):
             )
         return cursor.rowcount == 1
 
-    def ending(self, cluster: int, *, lease: Lease | None = None) -> bool:
-        """Its end begins, or goes on. False where it is gone already: its name may be another's by now.
+    def begin_end(self, cluster: int, *, lease: Lease | None = None) -> bool:
+        """any but gone -> ending. False where it is gone already: another cluster may have its name by now.
 
-        `lease`: the one that has ended; False where it has another meanwhile.
+        `lease`: the lease that has ended; False where the cluster has another one by now.
         """
-        same = flat({"lease": lease}) if lease is not None else {}
+        same = to_columns({"lease": lease}) if lease is not None else {}
         where = " AND ".join(["id = ?", "state != 'gone'", *(f"{name} IS ?" for name in same)])
         with self._transaction() as db:
             cursor = db.execute(f"UPDATE clusters SET state = 'ending' WHERE {where}", (cluster, *same.values()))
         return cursor.rowcount == 1
 
-    def extend(self, cluster: int, lease: Lease) -> bool:
-        """Its lease is another from now on. False where somebody has begun to end it meanwhile."""
-        columns = flat({"lease": lease})
+    def set_lease(self, cluster: int, lease: Lease) -> bool:
+        """Replace a cluster's lease. False where another command has begun to end the cluster."""
+        columns = to_columns({"lease": lease})
         assignments = ", ".join(f"{name} = ?" for name in columns)
         with self._transaction() as db:
             cursor = db.execute(
@@ -108,7 +108,7 @@ class ClusterTable(Database):
             )
         return cursor.rowcount == 1
 
-    def take(self, cluster: int, owner_process: Identity) -> bool:
+    def take_ownership(self, cluster: int, owner_process: Identity) -> bool:
         """Become the owner of a cluster, unless another owner process lives. Raises RowGone."""
         with self._transaction():
             if self.cluster(cluster).has_live_owner(besides=owner_process):
@@ -119,8 +119,8 @@ class ClusterTable(Database):
             )
         return True
 
-    def leave(self, cluster: int, owner_process: Identity) -> None:
-        """Own a cluster no longer; another process that has become its owner meanwhile stays."""
+    def release_ownership(self, cluster: int, owner_process: Identity) -> None:
+        """Stop being the owner of a cluster; no other owner process is removed."""
         with self._transaction() as db:
             db.execute(
                 "UPDATE clusters SET keeper_pid = NULL, keeper_start = NULL"

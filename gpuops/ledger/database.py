@@ -14,14 +14,14 @@ from pathlib import Path
 from typing import Any, TypeVar
 
 from gpuops.core.errors import GpuopsError
-from gpuops.ledger.rows import flat
+from gpuops.ledger.rows import to_columns
 from gpuops.ledger.schema import damaged, is_damage, unwritable
 
 T = TypeVar("T")
 
 
 class RowGone(GpuopsError):
-    """What was asked for is not in the ledger any more: the file was damaged, or removed, in between."""
+    """A row is no longer in the ledger: the file was damaged or removed after the row was read."""
 
 
 @dataclass
@@ -36,7 +36,7 @@ class Database:
 
     @contextmanager
     def _transaction(self) -> Iterator[sqlite3.Connection]:
-        """One change. Raises LedgerUnwritable where the disk or another command does not let it be made."""
+        """One transaction. Raises LedgerUnwritable where the disk or another command prevents it."""
         with self._report_failures():
             try:
                 self.db.execute("BEGIN IMMEDIATE")
@@ -47,12 +47,12 @@ class Database:
                     self.db.execute("ROLLBACK")
 
     def _read(self, query: str, *values: Any) -> list[sqlite3.Row]:
-        """The rows of a SELECT. Raises LedgerUnwritable where the disk or another command does not let it be read."""
+        """The rows of a SELECT. Raises LedgerUnwritable where the disk or another command prevents it."""
         with self._report_failures():
             return self.db.execute(query, values).fetchall()
 
     def _parse_rows(self, parse: Callable[[sqlite3.Row], T], rows: Iterable[sqlite3.Row]) -> list[T]:
-        """Rows as objects. Raises LedgerUnwritable where a disk has changed what SQLite cannot know to be wrong."""
+        """Rows as objects. Raises LedgerUnwritable where a value is damaged in a way that SQLite does not notice."""
         try:
             return [parse(row) for row in rows]
         except (ValueError, TypeError, KeyError, AttributeError, RecursionError) as error:
@@ -60,7 +60,7 @@ class Database:
 
     @contextmanager
     def _report_failures(self) -> Iterator[None]:
-        """What SQLite meets outside itself, as LedgerUnwritable; a wrong statement stays the bug that it is."""
+        """Raise what SQLite meets outside itself as LedgerUnwritable; a wrong statement raises its own error."""
         try:
             yield
         except sqlite3.OperationalError as error:
@@ -80,7 +80,7 @@ class Database:
 
 def insert_row(db: sqlite3.Connection, table: str, columns: Mapping[str, Any]) -> int:
     """A new row; its id."""
-    values = flat(columns)
+    values = to_columns(columns)
     places = ", ".join("?" for _ in values)
     cursor = db.execute(f"INSERT INTO {table} ({', '.join(values)}) VALUES ({places})", tuple(values.values()))
     return int(cursor.lastrowid or 0)

@@ -20,10 +20,10 @@ class ResourceTable(Database):
     """Records intents, what came of them, and what is left."""
 
     def will(self, cluster: int, kind: str, mark: str, token: str, region: str) -> None:
-        """About to create something: between this commit and `got` it may exist or not.
+        """Record the intent to create something. Until `got` is recorded, it may exist or not.
 
-        Raises Interrupted where another command has begun to end the cluster: what were made now
-        might be made after that command's last look.
+        Raises Interrupted where another command has begun to end the cluster: it may have listed for the last time,
+        and would miss what is created now.
         """
         with self._transaction() as db:
             row = only_row(self._read("SELECT name, state FROM clusters WHERE id = ?", cluster), "cluster")
@@ -35,7 +35,7 @@ class ResourceTable(Database):
             )
 
     def got(self, cluster: int, resource: Resource) -> None:
-        """It exists. Fills the oldest open intent of its kind and mark, or adds a line; said twice, it is one."""
+        """Record that something exists, once: in the oldest open intent of its kind and mark, or as a row.."""
         document = json.dumps(asdict(resource))
         with self._transaction() as db:
             if line := _find_row(db, cluster, resource):
@@ -55,31 +55,31 @@ class ResourceTable(Database):
                 )
 
     def resources(self, cluster: int) -> list[Resource]:
-        """What a cluster has, as last seen; machines in node order."""
+        """What a cluster has, as last described; machines in node order."""
         return self._resources(cluster, "got")
 
-    def left(self, cluster: int) -> list[Resource]:
-        """What its provider still listed of a cluster that is gone, and that costs nothing."""
+    def list_leftovers(self, cluster: int) -> list[Resource]:
+        """What the provider still lists of a cluster that is gone; it costs nothing."""
         return self._resources(cluster, "left")
 
     def _resources(self, cluster: int, state: str) -> list[Resource]:
         query = "SELECT resource FROM resources WHERE cluster = ? AND state = ? ORDER BY id"
         return self._parse_rows(lambda row: Resource(**json.loads(row[0])), self._read(query, cluster, state))
 
-    def refused(self, cluster: int) -> None:
-        """The provider said no: what was intended and not answered for does not exist."""
+    def mark_refused(self, cluster: int) -> None:
+        """Record that the provider refused the open intents: nothing of them exists."""
         with self._transaction() as db:
             db.execute("UPDATE resources SET state = 'refused' WHERE cluster = ? AND state = 'willed'", (cluster,))
 
-    def cleared(self, cluster: int, left: Sequence[Resource] = ()) -> None:
-        """What a cluster, or an attempt at one, had made is gone, but for what is `left` of one that is gone itself."""
+    def mark_cleared(self, cluster: int, left: Sequence[Resource] = ()) -> None:
+        """Record that everything of a cluster, or of one attempt to create it, is gone, except for `left`."""
         with self._transaction() as db:
             db.execute("UPDATE resources SET state = 'gone' WHERE cluster = ?", (cluster,))
             for one in left:
                 insert_resource(db, cluster, one, "left")
 
-    def unanswered(self, cluster: int) -> bool:
-        """Whether something was intended of which nobody knows whether it was made."""
+    def has_open_intents(self, cluster: int) -> bool:
+        """Whether it is unknown of some intent whether it was carried out."""
         return bool(self._read("SELECT 1 FROM resources WHERE cluster = ? AND state = 'willed'", cluster))
 
     def update_resource(self, cluster: int, resource: Resource) -> None:
@@ -87,8 +87,8 @@ class ResourceTable(Database):
             if line := _find_row(db, cluster, resource):
                 db.execute("UPDATE resources SET resource = ? WHERE id = ?", (json.dumps(asdict(resource)), line))
 
-    def virtual(self, cluster: int, machine: Resource, indices: Iterable[int]) -> None:
-        """A machine bears these virtual nodes, too; others may have been made on it meanwhile."""
+    def add_virtual_nodes(self, cluster: int, machine: Resource, indices: Iterable[int]) -> None:
+        """Add virtual nodes to a machine's, which another command may have changed since it was read."""
         with self._transaction() as db:
             if line := _find_row(db, cluster, machine):
                 (text,) = db.execute("SELECT resource FROM resources WHERE id = ?", (line,)).fetchone()

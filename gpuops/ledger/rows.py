@@ -147,7 +147,7 @@ def fields_of(row: ClusterRow | RunRow) -> dict[str, Any]:
     return {field.name: getattr(row, field.name) for field in fields(row) if field.name != "id"}
 
 
-def flat(given: Mapping[str, Any]) -> dict[str, Any]:
+def to_columns(given: Mapping[str, Any]) -> dict[str, Any]:
     """Columns as SQLite takes them: documents as JSON, a lease in three columns, an owner process in two."""
     found: dict[str, Any] = {}
     for name, value in given.items():
@@ -167,71 +167,71 @@ def flat(given: Mapping[str, Any]) -> dict[str, Any]:
     return found
 
 
-def identity(pid: int | None, start: float | None) -> Identity | None:
+def parse_owner(pid: int | None, start: float | None) -> Identity | None:
     if pid is None:
         return None
     if type(pid) is not int or not 0 < pid < 1 << 31:
         raise ValueError(pid)
-    return Identity(pid, number(start) or 0.0)
+    return Identity(pid, check_number(start) or 0.0)
 
 
-def number(value: Any) -> Any:
+def check_number(value: Any) -> Any:
     """Raises ValueError for what is neither a number nor nothing."""
     if value is not None and not (isinstance(value, int | float) and math.isfinite(value)):
         raise ValueError(value)
     return value
 
 
-def word(value: Any) -> Any:
+def check_text(value: Any) -> Any:
     """Raises ValueError for what is no text."""
     if not isinstance(value, str):
         raise ValueError(value)
     return value
 
 
-def _object(text: Any) -> Any:
+def _parse_object(text: Any) -> Any:
     """Raises ValueError for what is no JSON object."""
-    found = json.loads(word(text))
+    found = json.loads(check_text(text))
     if not isinstance(found, dict):
         raise ValueError(text)
     return found
 
 
-def cluster_of(row: sqlite3.Row) -> ClusterRow:
+def parse_cluster(row: sqlite3.Row) -> ClusterRow:
     return ClusterRow(
         id=row["id"],
-        name=word(row["name"]),
-        provider=word(row["provider"]),
+        name=check_text(row["name"]),
+        provider=check_text(row["provider"]),
         folder=Path(row["folder"]),
-        state=word(row["state"]),
+        state=check_text(row["state"]),
         ephemeral=bool(row["ephemeral"]),
-        token=word(row["token"]),
-        request=_object(row["request"]),
-        offer=_object(row["offer"] or "{}"),
-        boot_deadline=number(row["boot_deadline"]),
-        lease=Lease(number(row["hard_end"]), number(row["idle_s"]), number(row["money_end"])),
-        owner_process=identity(row["keeper_pid"], row["keeper_start"]),
-        created=number(row["created"]),
-        ready=number(row["ready"]),
-        ended=number(row["ended"]),
+        token=check_text(row["token"]),
+        request=_parse_object(row["request"]),
+        offer=_parse_object(row["offer"] or "{}"),
+        boot_deadline=check_number(row["boot_deadline"]),
+        lease=Lease(check_number(row["hard_end"]), check_number(row["idle_s"]), check_number(row["money_end"])),
+        owner_process=parse_owner(row["keeper_pid"], row["keeper_start"]),
+        created=check_number(row["created"]),
+        ready=check_number(row["ready"]),
+        ended=check_number(row["ended"]),
         why=row["why"] or "",
     )
 
 
-def run_of(row: sqlite3.Row) -> RunRow:
+def parse_run(row: sqlite3.Row) -> RunRow:
     return RunRow(
         id=row["id"],
-        name=word(row["name"]),
+        name=check_text(row["name"]),
         cluster=row["cluster"],
         folder=Path(row["folder"]),
         home=Path(row["home"]),
-        tree=word(row["tree"]),
-        request=_object(row["request"]),
-        state=word(row["state"]),
-        facts=RunFacts(_object(row["facts"])),
-        verdict=_object(row["verdict"]) if row["verdict"] else None,
-        owner_process=identity(row["keeper_pid"], row["keeper_start"]),
-        created=number(row["created"]),
-        started=number(row["started"]),
-        ended=number(row["ended"]),
+        tree=check_text(row["tree"]),
+        request=_parse_object(row["request"]),
+        state=check_text(row["state"]),
+        facts=RunFacts(_parse_object(row["facts"])),
+        verdict=_parse_object(row["verdict"]) if row["verdict"] else None,
+        owner_process=parse_owner(row["keeper_pid"], row["keeper_start"]),
+        created=check_number(row["created"]),
+        started=check_number(row["started"]),
+        ended=check_number(row["ended"]),
     )

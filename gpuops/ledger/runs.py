@@ -8,7 +8,7 @@ from typing import Any
 
 from gpuops.core.processes import Identity
 from gpuops.ledger.database import Database, insert_row, next_free_name, only_row
-from gpuops.ledger.rows import RunRow, flat, run_of
+from gpuops.ledger.rows import RunRow, parse_run, to_columns
 
 
 class RunTable(Database):
@@ -48,18 +48,18 @@ class RunTable(Database):
 
     def run(self, row_id: int) -> RunRow:
         """One run. Raises RowGone."""
-        return self._parse_rows(run_of, [only_row(self._read("SELECT * FROM runs WHERE id = ?", row_id), "run")])[0]
+        return self._parse_rows(parse_run, [only_row(self._read("SELECT * FROM runs WHERE id = ?", row_id), "run")])[0]
 
     def runs(self, *, cluster: int | None = None) -> list[RunRow]:
         """Runs, oldest first; of one cluster or of all."""
         where, values = ("WHERE cluster = ?", [cluster]) if cluster is not None else ("", [])
-        return self._parse_rows(run_of, self._read(f"SELECT * FROM runs {where} ORDER BY id", *values))
+        return self._parse_rows(parse_run, self._read(f"SELECT * FROM runs {where} ORDER BY id", *values))
 
     def set_run(self, row_id: int, **columns: Any) -> None:
-        """Change columns by name; see `rows.flat`."""
-        self._set("runs", row_id, flat(columns))
+        """Change columns by name; see `rows.to_columns`."""
+        self._set("runs", row_id, to_columns(columns))
 
-    def take_run(self, row_id: int, owner_process: Identity) -> bool:
+    def take_run_ownership(self, row_id: int, owner_process: Identity) -> bool:
         """Become the owner of a run that is not home yet, unless another owner process lives. Raises RowGone."""
         with self._transaction() as db:
             row = self.run(row_id)

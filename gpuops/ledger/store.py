@@ -1,10 +1,10 @@
-"""The ledger: what we asked for before we asked for it. SQLite, one file, many commands at once.
+"""The ledger: a SQLite file that records what is wanted of a provider before the provider is asked for it.
 
-Every change is one transaction that is on disk when the method returns. A cluster goes
+Many commands use it at once. Every change is one transaction that is on disk when the method returns. A cluster goes
 
     creating -> up -> ending -> gone
 
-and has an owner process (pid and start time), which looks after it. Where that process is dead, the guard or the
+and has an owner process (pid and start time), which is responsible for it. When that process is dead, the guard or the
 next command finishes or undoes what it began. The columns are called `keeper_pid` and `keeper_start`.
 """
 
@@ -23,7 +23,7 @@ from gpuops.ledger.database import insert_row
 from gpuops.ledger.resources import ResourceTable, insert_resource
 from gpuops.ledger.rows import ClusterRow as ClusterRow
 from gpuops.ledger.rows import RunRow as RunRow
-from gpuops.ledger.rows import cluster_of, fields_of, number, word
+from gpuops.ledger.rows import check_number, check_text, fields_of, parse_cluster
 from gpuops.ledger.runs import RunTable
 from gpuops.ledger.schema import BUSY_S, connect, is_damage, set_aside, unwritable
 from gpuops.ledger.schema import FILE as FILE
@@ -36,7 +36,7 @@ class Ledger(ClusterTable, ResourceTable, RunTable):
 
     @classmethod
     def open(cls, home: Path) -> Ledger:
-        """Open or create. A damaged file is kept aside and said; raises LedgerTooNew, LedgerUnwritable."""
+        """Open or create. A damaged file is kept beside a new one. Raises LedgerTooNew, LedgerUnwritable."""
         path = home / FILE
         try:
             return cls(path, connect(path))
@@ -47,7 +47,7 @@ class Ledger(ClusterTable, ResourceTable, RunTable):
 
     @classmethod
     def _replace_damaged(cls, path: Path) -> Ledger:
-        """A fresh ledger in the place of a damaged one. Of several commands that see the damage, one does it."""
+        """Put an empty ledger in the place of a damaged one. Of several commands that see the damage, one does it."""
         from filelock import FileLock, Timeout
 
         try:
@@ -61,7 +61,7 @@ class Ledger(ClusterTable, ResourceTable, RunTable):
                 ledger = cls(path, connect(path))
         except (sqlite3.Error, OSError, Timeout) as error:
             raise unwritable(path, error) from error
-        ledger.notice(
+        ledger.add_notice(
             f"the ledger was damaged and is kept as {aside}; `gpuops reap --adopt` takes back what still lives"
         )
         return ledger
@@ -83,9 +83,11 @@ class Ledger(ClusterTable, ResourceTable, RunTable):
                     insert_row(db, "runs", {**fields_of(run), "cluster": cluster})
         return [run.name for run in runs if run.name in taken]
 
-    def gone(self, cluster: int, now: float, why: str, *, notice: str = "", left: Sequence[Resource] = ()) -> None:
-        """Nothing of it costs money any more. `notice`: left in the same commit, for whoever sees it gone; `left`: what
-        the provider still lists of it."""
+    def mark_gone(self, cluster: int, now: float, why: str, *, notice: str = "", left: Sequence[Resource] = ()) -> None:
+        """Record that nothing of a cluster costs money any more, and that its runs change no more.
+
+        `notice` is added in the same transaction. `left`: what the provider still lists, at no cost.
+        """
         with self._transaction() as db:
             db.execute("UPDATE resources SET state = 'gone' WHERE cluster = ?", (cluster,))
             for one in left:
@@ -95,7 +97,6 @@ class Ledger(ClusterTable, ResourceTable, RunTable):
                 " WHERE id = ? AND state != 'gone'",
                 (now, why, cluster),
             )
-            # A run of a cluster that is gone can change no more, whatever it was doing.
             db.execute(
                 "UPDATE runs SET state = 'home', keeper_pid = NULL, ended = coalesce(ended, ?)"
                 " WHERE cluster = ? AND state != 'home'",
@@ -104,41 +105,40 @@ class Ledger(ClusterTable, ResourceTable, RunTable):
             if notice:
                 _insert_notice(db, notice)
 
-    def parting(self) -> list[ClusterRow]:
-        """Clusters that are gone and of which something is still listed."""
+    def list_gone_with_leftovers(self) -> list[ClusterRow]:
+        """Clusters that are gone while their provider still lists something of theirs."""
         query = "SELECT * FROM clusters WHERE state = 'gone' AND id IN (SELECT cluster FROM resources WHERE state = ?)"
-        return self._parse_rows(cluster_of, self._read(f"{query} ORDER BY id", "left"))
+        return self._parse_rows(parse_cluster, self._read(f"{query} ORDER BY id", "left"))
 
-    def wants_guard(self, row: ClusterRow) -> bool:
-        """Whether a live cluster has an end that somebody must see to: all but an idle one of the user's own
-        machines that was brought up to stay and has no lease."""
+    def needs_guard(self, row: ClusterRow) -> bool:
+        """Whether a live cluster, or a run of it, is to be ended by a process of this computer: all but an idle cluster
+        that was brought up to stay and has no lease."""
         settled = row.state == "up" and not row.ephemeral and row.lease == Lease()
         return not settled or any(run.state != "home" for run in self.runs(cluster=row.id))
 
-    def guarded(self) -> list[ClusterRow]:
-        """The clusters that need a guard: those of which something is still listed, and live ones with an end to be
-        seen to."""
-        return [*self.parting(), *(row for row in self.clusters() if self.wants_guard(row))]
+    def list_guarded(self) -> list[ClusterRow]:
+        """The clusters that need a guard: gone ones with leftovers, and live ones by `needs_guard`."""
+        return [*self.list_gone_with_leftovers(), *(row for row in self.clusters() if self.needs_guard(row))]
 
-    def notice(self, say: str) -> None:
-        """Leave a sentence for the next command to show, once: what happened while nobody looked."""
+    def add_notice(self, say: str) -> None:
+        """Leave a sentence about something that a background process did; the next command shows it once."""
         with self._transaction() as db:
             _insert_notice(db, say)
 
     def take_notices(self) -> list[tuple[float, str]]:
-        """The sentences nobody has seen yet; each is given once."""
+        """The notices that no command has shown yet; each is returned once."""
         if not self._read("SELECT 1 FROM notices WHERE shown = 0"):
             return []
         with self._transaction() as db:
             rows = db.execute("SELECT at, say FROM notices WHERE shown = 0 ORDER BY id").fetchall()
-            found = self._parse_rows(lambda row: (number(row["at"]), word(row["say"])), rows)
+            found = self._parse_rows(lambda row: (check_number(row["at"]), check_text(row["say"])), rows)
             db.execute("UPDATE notices SET shown = 1")
         return found
 
 
 @dataclass(frozen=True)
 class LedgerJournal:
-    """The journal a provisioner writes to while it creates one cluster."""
+    """The journal that a provisioner writes to while it creates one cluster."""
 
     ledger: Ledger
     cluster: int
@@ -151,11 +151,11 @@ class LedgerJournal:
 
 
 def providers_in(home: Path) -> set[str] | None:
-    """The providers that a ledger names which this gpuops is too old for; None where it cannot be known."""
+    """The providers named by a ledger that is too new for this gpuops; None where the file cannot be read."""
     try:
         db = sqlite3.connect(f"{(home / FILE).absolute().as_uri()}?mode=ro", uri=True, timeout=BUSY_S)
         try:
-            return {word(row[0]) for row in db.execute("SELECT DISTINCT provider FROM clusters")}
+            return {check_text(row[0]) for row in db.execute("SELECT DISTINCT provider FROM clusters")}
         finally:
             db.close()
     except (sqlite3.Error, ValueError, TypeError):

@@ -208,7 +208,7 @@ class Sandbox:
         rows = [row for row in self.ctx.ledger.clusters() if row.name == name]
         for row in rows:
             tear_down(self.ctx, row.id, "it was made for a proof")
-            if self.ctx.ledger.left(row.id):
+            if self.ctx.ledger.list_leftovers(row.id):
                 self.poll_until(self.core.gone_s, partial(self._is_cleared, row))
         bill = self.bills.get(name)
         if bill is not None and bill.ended is None:

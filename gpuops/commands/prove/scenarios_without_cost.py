@@ -148,7 +148,7 @@ def _takes(sandbox: Sandbox, request: Request) -> bool:
 def interrupted(sandbox: Sandbox) -> str:
     """Another command ends the cluster before the first effect: `journal.will` raises Interrupted."""
     row = sandbox.record_cluster("x")
-    sandbox.ctx.ledger.ending(row.id)
+    sandbox.ctx.ledger.begin_end(row.id)
     try:
         sandbox.create(sandbox.list_offers()[0], sandbox.make_intent(row), LedgerJournal(sandbox.ctx.ledger, row.id))
     except Interrupted:

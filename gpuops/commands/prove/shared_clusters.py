@@ -107,9 +107,9 @@ def _make(sandbox: Sandbox, part: str, boot_s: float | None = None) -> CreatedCl
             made = sandbox.create(offer, intent, spy)
         except NoCapacity as error:
             full = error
-            sandbox.ctx.ledger.refused(row.id)
+            sandbox.ctx.ledger.mark_refused(row.id)
             destroy_cluster(sandbox.ctx, sandbox.core, row)
-            sandbox.ctx.ledger.cleared(row.id)
+            sandbox.ctx.ledger.mark_cleared(row.id)
             continue
         return CreatedCluster(row, offer, intent, spy, made)
     raise full

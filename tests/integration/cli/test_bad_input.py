@@ -55,7 +55,7 @@ def test_a_ledger_that_cannot_be_written_is_said_and_keeps_nobody_from_looking(
     monkeypatch.setattr("gpuops.ledger.schema.BUSY_S", 0.1)
     desk.type("train", "multinode", "--dry-run")
     ledger = Ledger.open(desk.home)
-    ledger.notice("something happened")
+    ledger.add_notice("something happened")
     ledger.db.execute("BEGIN IMMEDIATE")
     for words in (("runs",), ("status",), ("down",), ("reap",)):
         said = desk.type(*words)

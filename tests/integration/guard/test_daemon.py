@@ -196,7 +196,9 @@ def test_a_lease_that_is_extended_at_the_last_moment_counts(
     cloud, world = there
     now = world.clock.now()
     lab = cluster(world, lease=Lease(hard_end=now - 1, idle_s=60.0))
-    monkeypatch.setattr(keep, "save_cluster_edits", lambda *_: world.ledger.extend(lab, Lease(now + 3600, 60.0)) and [])
+    monkeypatch.setattr(
+        keep, "save_cluster_edits", lambda *_: world.ledger.set_lease(lab, Lease(now + 3600, 60.0)) and []
+    )
     keep.clean_up(world, lab)
     assert (world.ledger.cluster(lab).state, len(cloud.machines())) == ("up", 1)
     assert world.ledger.cluster(lab).owner_process is None
@@ -204,7 +206,7 @@ def test_a_lease_that_is_extended_at_the_last_moment_counts(
     monkeypatch.setattr(keep, "save_cluster_edits", lambda *_: [])
     keep.clean_up(world, lab)
     assert cloud.machines() == []
-    assert not world.ledger.extend(lab, Lease()), "too late"
+    assert not world.ledger.set_lease(lab, Lease()), "too late"
 
 
 def test_who_takes_a_cluster_over_while_the_guard_looks_at_it_keeps_it(
@@ -226,7 +228,9 @@ def test_a_run_that_a_command_was_quicker_to_take_is_left_to_it(
     lab = cluster(world)
     one = running(world, lab, DEAD)
     take = keep._take_run
-    monkeypatch.setattr(keep, "_take_run", lambda ctx, run: world.ledger.take_run(run.id, other) and take(ctx, run))
+    monkeypatch.setattr(
+        keep, "_take_run", lambda ctx, run: world.ledger.take_run_ownership(run.id, other) and take(ctx, run)
+    )
     keep.clean_up(world, lab)
     assert (world.ledger.run(one.id).state, world.ledger.run(one.id).owner_process) == ("running", other)
 
@@ -517,7 +521,7 @@ def test_the_guard_does_not_leave_before_its_last_word(there: tuple[Cloud, Conte
     lab = cluster(world, ephemeral=True)
     office = Office(world, lab)
     assert office.guard.round()
-    world.ledger.gone(lab, 1.0, "its end")
+    world.ledger.mark_gone(lab, 1.0, "its end")
     assert office.guard.round()
     clock[0] += daemon.CHILD_EXIT_TIMEOUT_S
     assert office.guard.round()
@@ -533,7 +537,7 @@ def test_an_attempt_that_is_to_be_made_again_keeps_no_guard(there: tuple[Cloud, 
     office = Office(world, lab)
     assert office.guard.round()
     office.over(1)
-    world.ledger.gone(lab, 1.0, "another command was quicker")
+    world.ledger.mark_gone(lab, 1.0, "another command was quicker")
     assert not office.guard.round()
 
 
@@ -633,7 +637,7 @@ def test_what_is_begun_while_the_guard_leaves_has_another(
     _, world = there
     (world.home / "owner").write_text(OWNER + "\n")
     lab = cluster(world)
-    world.ledger.leave(lab, DEAD)
+    world.ledger.release_ownership(lab, DEAD)
     started: list[list[str]] = []
     monkeypatch.setattr("gpuops.core.processes.start_background", lambda argv, **_: started.append(argv))
     monkeypatch.setattr("signal.signal", lambda *_: None)
@@ -655,13 +659,13 @@ def test_who_sees_that_a_cluster_is_gone_sees_why(
     _, world = there
     lab = cluster(world, ephemeral=True)
     seen: list[str] = []
-    real = Ledger.gone
+    real = Ledger.mark_gone
 
     def gone(self: Ledger, *args: object, **more: object) -> None:
         real(self, *args, **more)  # type: ignore[arg-type]
         seen.append(told(world))
 
-    monkeypatch.setattr(Ledger, "gone", gone)
+    monkeypatch.setattr(Ledger, "mark_gone", gone)
     keep.clean_up(world, lab)
     assert ["lab was torn down" in say for say in seen] == [True]
 

@@ -33,7 +33,7 @@ for _ in range(count):
     journal.got(Resource("machine", row.name, "r", f"gpuops-x-{row.name}-0", False))
     run = ledger.add_run(stem="toy", cluster=row.id, folder=home, tree="project", request={}, facts={},
                          owner_process=myself(), now=0.0)
-    ledger.notice(f"{row.name} {run.name}")
+    ledger.add_notice(f"{row.name} {run.name}")
     ledger.close()
 """
 
@@ -50,12 +50,12 @@ def test_only_one_keeper(ledger: Ledger) -> None:
     try:
         other = Identity(sleeper.pid, started(sleeper.pid))
         row = intend(ledger, owner_process=other)
-        assert not ledger.take(row, myself())
+        assert not ledger.take_ownership(row, myself())
     finally:
         sleeper.kill()
         sleeper.wait()
-    assert ledger.take(row, myself()), "a dead process owns nothing"
-    assert ledger.take(row, myself()), "and to take what one has is no quarrel"
+    assert ledger.take_ownership(row, myself()), "a dead process owns nothing"
+    assert ledger.take_ownership(row, myself()), "and to take what one has is no quarrel"
 
 
 def test_eight_processes_at_once(tmp_path: Path) -> None:
@@ -81,7 +81,7 @@ def test_eight_processes_at_once(tmp_path: Path) -> None:
 def test_a_killed_writer_leaves_the_last_commit(tmp_path: Path) -> None:
     """SIGKILL inside a transaction: its change is undone by whoever opens the ledger next."""
     code = WRITER.split("for _ in")[0] + (
-        "import os, signal\nledger = Ledger.open(home)\nledger.notice('whole')\n"
+        "import os, signal\nledger = Ledger.open(home)\nledger.add_notice('whole')\n"
         "ledger.db.execute('PRAGMA cache_spill = 1'); ledger.db.execute('PRAGMA cache_size = 1')\n"
         "with ledger._transaction() as db:\n"
         "    for n in range(400): db.execute('INSERT INTO notices (at, say) VALUES (0, ?)', ('x' * 4000,))\n"

@@ -62,7 +62,7 @@ def test_strays_are_what_no_live_cluster_accounts_for(there: tuple[Cloud, Contex
     _, world = there
     exists(world, "lab", "lab-b", "old", "lost")
     known(world, "lab")
-    world.ledger.gone(known(world, "old"), 1.0, "down")
+    world.ledger.mark_gone(known(world, "old"), 1.0, "down")
     found, unasked = orphans.find_orphans(world)
     assert names(found) == ["lab-b", "lost", "old"]
     assert unasked == []
@@ -151,7 +151,7 @@ def test_whoever_could_not_be_asked_is_named_after_the_rest_was_ended(there: tup
 
 def test_down_of_what_is_gone_says_so(there: tuple[Cloud, Context]) -> None:
     _, world = there
-    world.ledger.gone(known(world, "lab"), 1.0, "reached the end of its lease")
+    world.ledger.mark_gone(known(world, "lab"), 1.0, "reached the end of its lease")
     rows = down.pick_clusters(world, ["lab"], everything=False)
     assert down.down(world, rows, Silent(), force=False) == ["lab is gone already (reached the end of its lease)"]
     assert down.pick_clusters(world, [], everything=False) == []
@@ -218,7 +218,7 @@ def test_a_provider_that_is_not_set_up_and_was_never_used_is_no_failure(
     assert orphans.find_orphans(world) == ([], [])
     note = "note: no cluster of this ledger was ever at scripted, which is not asked: the provider said AuthFailed\n"
     assert said.getvalue() == note
-    world.ledger.gone(known(world, "lab"), 1.0, "down")
+    world.ledger.mark_gone(known(world, "lab"), 1.0, "down")
     assert unasked(world) == ["scripted could not be asked: the provider said AuthFailed"]
 
 
@@ -283,7 +283,7 @@ def test_two_clusters_of_one_name_are_told_apart_by_their_tokens(there: tuple[Cl
         exists(world, "lab")
     found, _ = orphans.find_orphans(world)
     assert [stray.resource.data["token"] for stray in found] == ["older-1-0"]
-    world.ledger.gone(row, 1.0, "down")
+    world.ledger.mark_gone(row, 1.0, "down")
     assert [len(one.resources) for one in orphans.group_orphans(orphans.find_orphans(world)[0])] == [1, 1]
 
 
@@ -309,7 +309,7 @@ def test_a_host_is_forgotten_only_when_no_cluster_is_on_it(there: tuple[Cloud, C
     world.ledger.will(row, "machine", "m", "t", "me@there")
     with pytest.raises(UsageError, match="lab has a node on me@there"):
         orphans.forget_host(world, "me@there")
-    world.ledger.gone(row, 1.0, "down")
+    world.ledger.mark_gone(row, 1.0, "down")
     assert orphans.forget_host(world, "me@there").startswith("me@there is forgotten")
     assert book.names() == []
     with pytest.raises(UsageError, match="nothing of ours is known to be on me@there"):
@@ -330,7 +330,7 @@ def test_down_without_a_ledger(there: tuple[Cloud, Context]) -> None:
 
 def test_down_without_a_ledger_does_not_vouch_for_whom_it_could_not_ask(there: tuple[Cloud, Context]) -> None:
     cloud, world = there
-    world.ledger.gone(known(world, "a"), 1.0, "down")
+    world.ledger.mark_gone(known(world, "a"), 1.0, "down")
     exists(world, "a")
     cloud.play(list_owned_always=[Fault("AuthFailed")])
     for everything, which in ((True, []), (False, ["a"])):
@@ -423,7 +423,7 @@ def with_a_run(there: tuple[Cloud, Context], monkeypatch: pytest.MonkeyPatch) ->
         request={},
     )
     monkeypatch.setattr(world.ledger, "runs", lambda **_: [run])
-    monkeypatch.setattr(world.ledger, "take_run", lambda *_: True)
+    monkeypatch.setattr(world.ledger, "take_run_ownership", lambda *_: True)
     return cloud, world, known(world, "lab")
 
 

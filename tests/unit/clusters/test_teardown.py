@@ -69,7 +69,7 @@ def cluster(world: Context, nodes: int = 1, name: str = "lab") -> ClusterRow:
 
 
 def left(world: Context, row: ClusterRow) -> list[str]:
-    return [one.name for one in world.ledger.left(row.id)]
+    return [one.name for one in world.ledger.list_leftovers(row.id)]
 
 
 def test_who_ends_a_cluster_does_not_wait_until_it_has_left(
@@ -86,7 +86,7 @@ def test_who_ends_a_cluster_does_not_wait_until_it_has_left(
     assert sum(world.clock.slept) < 5.0
     assert world.ledger.clusters() == []
     assert left(world, row) == [f"gpuops-{OWNER}-lab-0", f"gpuops-{OWNER}-lab-1"]
-    assert not any(one.bills or one.per_hour for one in world.ledger.left(row.id))
+    assert not any(one.bills or one.per_hour for one in world.ledger.list_leftovers(row.id))
     assert down(world, [world.ledger.cluster(row.id)], Silent(), force=False) == ["lab is gone already (gpuops down)"]
 
 
@@ -98,7 +98,7 @@ def test_its_name_is_free_and_a_newer_one_is_left_alone(there: tuple[Cloud, Cont
     assert [one.state for one in teardown.clear_leftovers_once(world, old)] == ["leaving"]
     cloud.play()
     teardown.clear_leftovers_once(world, old)
-    assert list(teardown.clear_leftovers_once(world, old)) == world.ledger.parting() == []
+    assert list(teardown.clear_leftovers_once(world, old)) == world.ledger.list_gone_with_leftovers() == []
     assert len(cloud.machines()) == 1
     assert world.provisioner(NAME).describe(world.ledger.resources(new.id)[0]).state == "running"
 
@@ -108,7 +108,7 @@ def test_the_guard_sees_it_off(there: tuple[Cloud, Context], monkeypatch: pytest
     cloud, world = there
     row = cluster(world)
     tear_down(world, row.id, "its end")
-    assert world.ledger.guarded()
+    assert world.ledger.list_guarded()
     looks: list[float] = []
 
     def sleep(_: Clock, seconds: float) -> None:
@@ -125,7 +125,7 @@ def test_the_guard_sees_it_off(there: tuple[Cloud, Context], monkeypatch: pytest
     assert guard.wanted_row() is None
     assert [*(world.home / heartbeat.FOLDER).iterdir()] == [], "it forgets what it wrote down"
     assert cloud.machines() == []
-    assert world.ledger.parting() == []
+    assert world.ledger.list_gone_with_leftovers() == []
     assert looks[0] == pytest.approx(teardown.LEFTOVER_PAUSE_MIN_S, rel=0.5)
     assert looks[-1] > 2 * looks[0], "ever more seldom"
     assert world.ledger.take_notices() == []
@@ -150,7 +150,7 @@ def test_nobody_looks_for_ever(
     while guard.round():
         pass
     assert cloud.calls()[before:].count("list_owned") == looks
-    assert world.ledger.guarded(), "the next command's guard tries again"
+    assert world.ledger.list_guarded(), "the next command's guard tries again"
     assert guard.wanted_row() is None, "and none that this one starts as it leaves"
     assert [*heartbeat.read_refusals(world.home, [row])] == ([NAME] if list_owned else [])
     (said,) = orphans.clear_departing(world)
@@ -162,7 +162,7 @@ def test_nobody_looks_for_ever(
 def test_a_stray_that_leaves_is_not_waited_for(there: tuple[Cloud, Context], monkeypatch: pytest.MonkeyPatch) -> None:
     cloud, world = there
     row = cluster(world)
-    world.ledger.gone(row.id, 1.0, "this ledger is mistaken")
+    world.ledger.mark_gone(row.id, 1.0, "this ledger is mistaken")
     said: list[str] = []
     monkeypatch.setattr(world.out, "say", said.append)
     found, _ = orphans.find_orphans(world)

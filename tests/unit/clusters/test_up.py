@@ -207,7 +207,7 @@ def test_a_crash_before_the_answer_at_a_provider_that_lags_leaves_no_orphan(ther
     """The command died inside `create`; whoever undoes it sees an empty list at first, and does not believe it."""
     cloud, world = there
     row = made(cloud, world, list_owned=[Fault(lie=True)] * 6, settle_s=60)
-    world.ledger.cleared(row)
+    world.ledger.mark_cleared(row)
     world.ledger.set_cluster(row, state="creating", ready=None)
     world.ledger.will(row, "machine", f"gpuops-{world.owner}-lab-0", "t", "moon")
     tear_down(world, row, "undone")
@@ -466,7 +466,7 @@ def made(cloud: Cloud, world: Context, **script: object) -> int:
     provisioner = world.provisioner(NAME)
     intent = Intent(world.owner, "lab", "t", row.boot_deadline, world.home / "x.pyz")
     provisioner.create(provisioner.offers(TWO)[0], intent, LedgerJournal(world.ledger, row.id))
-    world.ledger.ready(row.id, Lease(), world.clock.now())
+    world.ledger.mark_up(row.id, Lease(), world.clock.now())
     (cloud.folder / "calls").unlink()
     cloud.play(**script)
     return row.id
@@ -521,7 +521,7 @@ def test_what_has_ended_is_not_named_because_another_region_is_silent(
         world.ledger.db.execute("UPDATE resources SET region = 'mars' WHERE mark = ?", (second.name,))
     else:  # what was asked for there was refused
         world.ledger.will(row, "machine", first.name, "t", "mars")
-        world.ledger.refused(row)
+        world.ledger.mark_refused(row)
     real = Scripted.list_owned
 
     def listed(self: Scripted, owner: str, regions: Sequence[str]) -> Sequence[Resource]:
@@ -593,7 +593,7 @@ def test_a_cluster_that_another_command_ends_while_it_is_made(there: tuple[Cloud
     world.ledger.set_cluster(row, state="ending")
     with pytest.raises(Interrupted, match="another command ends lab"):
         world.ledger.will(row, "machine", "m", "t", "moon")
-    assert not world.ledger.ready(row, world.ledger.cluster(row).lease, 0.0)
+    assert not world.ledger.mark_up(row, world.ledger.cluster(row).lease, 0.0)
     tear_down(world, row, "down")
     assert_nothing_left(cloud, world)
 
@@ -606,7 +606,7 @@ def test_machines_that_another_command_ends_while_they_boot(there: tuple[Cloud, 
     class Other(FakeClock):
         def sleep(self, seconds: float) -> None:
             for row in world.ledger.clusters():
-                world.ledger.ending(row.id)
+                world.ledger.begin_end(row.id)
             super().sleep(seconds)
 
     world.clock = Other()
@@ -619,7 +619,7 @@ def test_what_was_made_after_a_cluster_was_gone_is_ended_all_the_same(there: tup
     cloud, world = there
     row = made(cloud, world)
     machines = world.ledger.resources(row)
-    world.ledger.gone(row, 0.0, "somebody else's look came too early")
+    world.ledger.mark_gone(row, 0.0, "somebody else's look came too early")
     world.ledger.got(row, machines[0])
     tear_down(world, row, "down")
     assert cloud.machines() == []
@@ -636,7 +636,7 @@ def test_two_teardowns_at_once_leave_a_newer_cluster_of_the_name_alone(there: tu
             if not newer:
                 for path in cloud.folder.glob("machines/*"):
                     path.unlink()
-                world.ledger.gone(row, 0.0, "the other command")
+                world.ledger.mark_gone(row, 0.0, "the other command")
                 newer.append(made(cloud, world))
 
     world.clock = Meanwhile()
@@ -649,9 +649,9 @@ def test_two_teardowns_at_once_leave_a_newer_cluster_of_the_name_alone(there: tu
 def test_a_cluster_that_is_gone_is_not_made_to_end_again(there: tuple[Cloud, Context]) -> None:
     cloud, world = there
     row = made(cloud, world)
-    assert world.ledger.ending(row)
-    world.ledger.gone(row, 0.0, "down")
-    assert not world.ledger.ending(row)
+    assert world.ledger.begin_end(row)
+    world.ledger.mark_gone(row, 0.0, "down")
+    assert not world.ledger.begin_end(row)
     assert world.ledger.cluster(row).state == "gone"
 
 

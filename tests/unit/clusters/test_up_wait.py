@@ -118,9 +118,9 @@ def test_another_command_may_end_what_waits(there: tuple[Cloud, Context], how: s
 
     def look(_: float) -> None:
         for row in world.ledger.clusters():
-            world.ledger.ending(row.id)
+            world.ledger.begin_end(row.id)
             if how == "gone":
-                world.ledger.gone(row.id, 0.0, "down")
+                world.ledger.mark_gone(row.id, 0.0, "down")
 
     world.clock = Watched(look)
     with pytest.raises(Interrupted, match="another command ends lab while it waits"):

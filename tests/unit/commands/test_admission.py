@@ -188,7 +188,7 @@ def test_status_says_how_a_machine_ended(world: Context) -> None:
         return dataclasses.replace(one, state="ended", data={"reclaimed": True, "why_ended": "AWS took it back"})
 
     row = a_cluster(world, type("Provider", (), {"describe": staticmethod(describe)})())
-    world.ledger.ready(row.id, Lease(), 1.0)
+    world.ledger.mark_up(row.id, Lease(), 1.0)
     (cluster,) = status.describe_clusters(world)
     assert cluster.why_ended == {"node0": "AWS took it back"}
     assert status.cluster_lines([cluster])[-1] == "lab: node0 is gone: AWS took it back"

@@ -47,7 +47,7 @@ def order(world: Context, monkeypatch: pytest.MonkeyPatch) -> list[str]:
 
     def ended(world: Context, cluster: int, *_: object, **__: object) -> None:
         found.append(f"end {world.ledger.cluster(cluster).name}")
-        world.ledger.gone(cluster, time.time(), "gpuops down")
+        world.ledger.mark_gone(cluster, time.time(), "gpuops down")
 
     monkeypatch.setattr("gpuops.commands.down._save_runs", lambda _world, row, *_: [rest_of(row.name)])
     monkeypatch.setattr("gpuops.commands.down._save_edits", lambda *_: None)

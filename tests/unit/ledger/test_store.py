@@ -52,12 +52,12 @@ def test_it_is_safe_on_nfs_and_for_one_user(ledger: Ledger) -> None:
 
 def test_names_are_taken_for_ever_but_a_given_one_only_while_it_lives(ledger: Ledger) -> None:
     first = intend(ledger)
-    ledger.gone(first, 1.0, "down")
+    ledger.mark_gone(first, 1.0, "down")
     assert ledger.cluster(intend(ledger)).name == "local-2"
     lab = intend(ledger, "lab")
     with pytest.raises(UsageError, match="a cluster named lab exists already"):
         intend(ledger, "lab")
-    ledger.gone(lab, 1.0, "down")
+    ledger.mark_gone(lab, 1.0, "down")
     assert ledger.cluster(intend(ledger, "lab")).id != lab
 
 
@@ -68,17 +68,17 @@ def test_a_resource_said_twice_is_one(ledger: Ledger) -> None:
     for _ in range(3):
         ledger.got(row, machine("i-1"))
     assert [one.id for one in ledger.resources(row)] == ["i-1"]
-    assert ledger.unanswered(row), "the second intent is still open"
+    assert ledger.has_open_intents(row), "the second intent is still open"
     ledger.got(row, machine("i-2"))
     assert [one.id for one in ledger.resources(row)] == ["i-1", "i-2"], "another id is another machine"
-    assert not ledger.unanswered(row)
+    assert not ledger.has_open_intents(row)
 
 
 def test_a_refusal_closes_the_intent_and_regions_remember(ledger: Ledger) -> None:
     row = intend(ledger, "a")
     ledger.will(row, "machine", "gpuops-x-a-0", "t", "mars")
-    ledger.refused(row)
-    assert not ledger.unanswered(row)
+    ledger.mark_refused(row)
+    assert not ledger.has_open_intents(row)
     assert ledger.regions(row) == ["mars"]
 
 
@@ -86,8 +86,8 @@ def test_gone_is_gone_for_its_runs_too_and_stays(ledger: Ledger) -> None:
     row = intend(ledger)
     run = ledger.add_run(stem="toy", cluster=row, folder=Path("/nowhere"), tree="project", request={}, facts={},
                          owner_process=myself(), now=1.0)  # fmt: skip
-    ledger.gone(row, 2.0, "down")
-    ledger.gone(row, 3.0, "again")
+    ledger.mark_gone(row, 2.0, "down")
+    ledger.mark_gone(row, 3.0, "again")
     assert (ledger.cluster(row).ended, ledger.cluster(row).why) == (2.0, "down")
     assert (ledger.run(run.id).state, ledger.run(run.id).owner_process) == ("home", None)
 
@@ -153,7 +153,7 @@ def test_the_journal_of_a_damaged_one_goes_with_it(tmp_path: Path) -> None:
 def test_who_comes_second_to_a_damage_finds_a_new_ledger_and_keeps_it(tmp_path: Path) -> None:
     first = Ledger.open(tmp_path)
     intend(first, "lab")
-    assert [row.name for row in Ledger._renewed(tmp_path / FILE).clusters()] == ["lab"]
+    assert [row.name for row in Ledger._replace_damaged(tmp_path / FILE).clusters()] == ["lab"]
 
 
 def test_a_folder_in_its_place(tmp_path: Path) -> None:
@@ -180,10 +180,10 @@ def test_a_full_disk_is_a_sentence_and_nothing_half_done(ledger: Ledger) -> None
     pages = ledger.db.execute("PRAGMA page_count").fetchone()[0]
     ledger.db.execute(f"PRAGMA max_page_count = {pages}")
     with pytest.raises(LedgerUnwritable, match="full"):
-        ledger.notice("x" * 100_000)
+        ledger.add_notice("x" * 100_000)
     assert not ledger.db.in_transaction
     ledger.db.execute("PRAGMA max_page_count = 100000")
-    ledger.notice("again")
+    ledger.add_notice("again")
     assert ledger.cluster(row).name == "lab"
 
 
@@ -192,7 +192,7 @@ def test_a_row_that_is_gone_is_a_sentence(ledger: Ledger) -> None:
         with pytest.raises(RowGone, match=f"that {what} is no longer in the ledger"):
             read(7)
     with pytest.raises(RowGone, match="that cluster is no longer in the ledger"):
-        ledger.take(7, myself())
+        ledger.take_ownership(7, myself())
     with pytest.raises(RowGone, match="that cluster is no longer in the ledger"):
         ledger.will(7, "machine", "m", "t", "r")
     assert not ledger.db.in_transaction
@@ -204,8 +204,9 @@ def test_every_look_at_a_locked_one_is_a_sentence(ledger: Ledger) -> None:
     other = sqlite3.connect(ledger.path, isolation_level=None)
     other.execute("BEGIN EXCLUSIVE")
     reads = [
-        partial(ledger.cluster, row), ledger.clusters, partial(ledger.resources, row), partial(ledger.unanswered, row),
-        partial(ledger.regions, row), partial(ledger.run, 1), ledger.runs, ledger.take_notices,
+        partial(ledger.cluster, row), ledger.clusters, partial(ledger.resources, row),
+        partial(ledger.has_open_intents, row), partial(ledger.regions, row),
+        partial(ledger.run, 1), ledger.runs, ledger.take_notices,
     ]  # fmt: skip
     for read in reads:
         with pytest.raises(LedgerUnwritable, match="locked"):

@@ -123,8 +123,8 @@ def test_the_ledger_remembers_all_that_were_ever_made(tmp_path: Path) -> None:
     ledger = Ledger.open(tmp_path)
     row = intend(ledger)
     ledger.got(row, machine())
-    ledger.virtual(row, machine(), [1])
-    ledger.virtual(row, machine(), [3, 1])
+    ledger.add_virtual_nodes(row, machine(), [1])
+    ledger.add_virtual_nodes(row, machine(), [3, 1])
     (known,) = ledger.resources(row)
     assert known == machine(virtual=[1, 3])
 

@@ -265,7 +265,7 @@ def test_what_is_in_a_bucket_is_left_for_after_the_nodes_end(world: Context, mon
     assert (meanwhile.state, meanwhile.facts["in_bucket"]) == ("home", [0])
     assert is_awaited(meanwhile)
     ended = time.time() + 1800.0
-    world.ledger.gone(live.row.id, ended, "its run ended")
+    world.ledger.mark_gone(live.row.id, ended, "its run ended")
     assert end.deferred_fetch is not None
     whole = end.deferred_fetch()
     assert order == ["node", "bucket [0]", "abandon"]

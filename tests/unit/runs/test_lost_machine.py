@@ -32,7 +32,7 @@ def cluster(world: Context) -> ClusterSession:
     provisioner = world.provisioner(NAME)
     intent = Intent(world.owner, "lab", "t", now + 600, Path("agent"))
     machines = list(provisioner.create(provisioner.offers(TWO)[0], intent, LedgerJournal(world.ledger, row.id)))
-    assert world.ledger.ready(row.id, Lease(), now)
+    assert world.ledger.mark_up(row.id, Lease(), now)
     return ClusterSession(world.ledger.cluster(row.id), machines)
 
 
@@ -74,7 +74,7 @@ def test_what_another_command_ends(there: tuple[Cloud, Context]) -> None:
     cloud, world = there
     cloud.play(describe_always=[Fault(state="ended")])
     live = cluster(world)
-    world.ledger.ending(live.row.id)
+    world.ledger.begin_end(live.row.id)
     assert retries.find_ended_machine(world, live, CUT) is None
 
 

@@ -222,7 +222,7 @@ def ledger_bytes(tmp_path_factory: pytest.TempPathFactory) -> bytes:
     request = {"kind": "command", "mode": "run", "nodes": 1, "gpus": None}
     ledger.add_run(stem="a", cluster=row.id, folder=home, tree="project", request=request, facts={"world": 1},
                    owner_process=Identity(1, 2.0), now=1.0)  # fmt: skip
-    ledger.notice("something happened")
+    ledger.add_notice("something happened")
     ledger.close()
     return (home / "ledger.db").read_bytes()
 

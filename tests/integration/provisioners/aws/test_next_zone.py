@@ -101,7 +101,7 @@ def test_it_goes_on_to_the_next_zone(fake: FakeAWS, world: Context, then: str, c
     assert {one.zone for one in fake.world.instances.values()} == {"us-east-1c"}
     assert len(fake.world.instances) == 2
     assert {one.state for one in fake.instances()} == {"shutting-down"}, "and nobody waits for that"
-    (row,) = world.ledger.parting()
+    (row,) = world.ledger.list_gone_with_leftovers()
     fake.advance(fake.ending_s)
     clear_leftovers_once(world, row)
-    assert list(clear_leftovers_once(world, row)) == fake.left() == world.ledger.parting() == []
+    assert list(clear_leftovers_once(world, row)) == fake.left() == world.ledger.list_gone_with_leftovers() == []
