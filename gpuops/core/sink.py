@@ -7,7 +7,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass
-from enum import Enum
+from enum import Enum, StrEnum
 from typing import Any
 
 
@@ -72,6 +72,54 @@ class FolderSink:
 
 
 Sink = BucketSink | FolderSink
+
+
+class SinkStatus(StrEnum):
+    """How far a node is with keeping results in its sink. The values are those of the node protocol."""
+
+    CLAIMED = "claimed"
+    COPYING = "copying"
+    SAFE = "safe"
+    FAILED = "failed"
+    UNKNOWN = ""
+
+    @classmethod
+    def _missing_(cls, _value: object) -> SinkStatus:
+        return cls.UNKNOWN
+
+    @property
+    def is_in_progress(self) -> bool:
+        return self in (SinkStatus.CLAIMED, SinkStatus.COPYING)
+
+
+@dataclass(frozen=True)
+class SinkProgress:
+    """What became of the results that one node keeps in its sink."""
+
+    status: SinkStatus = SinkStatus.UNKNOWN
+    folder: str = ""
+    why: str = ""
+    """Why not all is there."""
+    done: int = 0
+    """Bytes copied so far."""
+
+    @property
+    def is_safe(self) -> bool:
+        return self.status is SinkStatus.SAFE
+
+    def document(self) -> dict[str, Any]:
+        """The JSON form, as the ledger keeps it beside a node's result."""
+        fields = {"folder": self.folder, "why": self.why, "done": self.done}
+        return {"state": self.status.value, **{name: value for name, value in fields.items() if value}}
+
+    @classmethod
+    def parse(cls, document: Mapping[str, Any]) -> SinkProgress:
+        return cls(
+            SinkStatus(document.get("state", "")),
+            str(document.get("folder") or ""),
+            str(document.get("why") or ""),
+            int(document.get("done") or 0),
+        )
 
 
 def parse_document(document: Mapping[str, Any] | None) -> Sink | None:

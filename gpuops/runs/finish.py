@@ -17,6 +17,7 @@ from gpuops.core.errors import NodeError
 from gpuops.core.format import SCHEMA
 from gpuops.core.models import Verdict
 from gpuops.core.reporting import Progress
+from gpuops.core.sink import SinkProgress
 from gpuops.ledger.store import RunRow
 from gpuops.runs.outcome.judgement import (
     BucketFetch,
@@ -212,12 +213,15 @@ def _bucket_facts(row: RunRow, judgement: Judgement) -> dict[str, Any]:
     if not archive.is_kept_in_bucket(row):
         return {}
     absent = judgement.absent
-    told = {
-        str(index): {**judgement.reports[index].document, "sink": judgement.sink_states.get(index) or {"state": ""}}
+    documents = {
+        str(index): {
+            **judgement.reports[index].document,
+            "sink": judgement.sink_states.get(index, SinkProgress()).document(),
+        }
         for index in judgement.nodes
         if index not in absent
     }
-    return {"in_bucket": absent, "told": told if absent else {}}
+    return {"in_bucket": absent, "told": documents if absent else {}}
 
 
 def is_awaited(row: RunRow) -> bool:

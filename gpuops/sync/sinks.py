@@ -17,7 +17,7 @@ from typing import Any
 
 from gpuops.core.errors import UsageError
 from gpuops.core.models import Option, Resource, RunRequest
-from gpuops.core.sink import BucketSink, FolderSink, Sink
+from gpuops.core.sink import BucketSink, FolderSink, Sink, SinkProgress
 
 VOLUME = "volume"
 BUCKET = "s3"
@@ -116,15 +116,15 @@ def describe_place(request: RunRequest, run: str, folder: str = "") -> str:
 
 
 def describe_outcome(
-    request: RunRequest, run: str, states: Mapping[int, Mapping[str, Any]], nodes: Sequence[int], folder: str = ""
+    request: RunRequest, run: str, states: Mapping[int, SinkProgress], nodes: Sequence[int], folder: str = ""
 ) -> str:
     """The receipt's part of a sentence on kept results. `states`: the reports of the nodes that still answer."""
-    folder = next((str(state["folder"]) for state in states.values() if state.get("folder")), folder)
+    folder = next((state.folder for state in states.values() if state.folder), folder)
     place = f"{'in' if isinstance(request.sink, BucketSink) else 'on'} {describe_place(request, run, folder)}"
     if not states:
         return f"what its nodes kept is {place}"
-    failures = {index: str(states.get(index, {}).get("why") or "it does not say") for index in nodes
-                if states.get(index, {}).get("state") != "safe"}  # fmt: skip
+    reported = {index: states.get(index, SinkProgress()) for index in nodes}
+    failures = {index: state.why or "it does not say" for index, state in reported.items() if not state.is_safe}
     if not failures:
         return f"safe {place}"
     reasons = "; ".join(f"node{index}: {why}" for index, why in failures.items())

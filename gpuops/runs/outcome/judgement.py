@@ -11,11 +11,11 @@ import dataclasses
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from enum import Enum, auto
-from typing import Any
 
 from gpuops.core.errors import GpuopsError
 from gpuops.core.format import plural
 from gpuops.core.models import RunRequest, Verdict
+from gpuops.core.sink import SinkProgress, SinkStatus
 from gpuops.ledger.store import RunRow
 from gpuops.runs.outcome.node_report import NodeReport, ReasonKind, parse_report
 from gpuops.runs.outcome.remedies import held_back
@@ -23,8 +23,6 @@ from gpuops.runs.outcome.verdict import NODE_FAILED, judge, resume_hint
 from gpuops.sync import archive, sinks
 from gpuops.sync.archive import FetchedNode
 
-SINK_SAFE: Mapping[str, Any] = {"state": "safe"}
-"""What a node's agent says once all results are where they are kept."""
 FOREIGN_ANSWERS = "check that this node is yours; what came home of it is in the run's folder"
 
 
@@ -99,7 +97,7 @@ class Evidence:
     """Nodes that had reported, and whose machines ended before all their files were home."""
     handed: Mapping[int, Mapping[str, int]] = field(default_factory=dict)
     """By node: the paths that it has from a node that ended, and that node."""
-    sink_states: Mapping[int, Mapping[str, Any]] = field(default_factory=dict)
+    sink_states: Mapping[int, SinkProgress] = field(default_factory=dict)
     """By node: what its agent says of the results that it keeps elsewhere."""
     bucket: BucketFetch = BucketFetch()
     is_late: bool = False
@@ -156,7 +154,7 @@ class Judgement:
     results: Results
     nodes: Nodes
     reports: Mapping[int, NodeReport]
-    sink_states: Mapping[int, Mapping[str, Any]]
+    sink_states: Mapping[int, SinkProgress]
     left_in_bucket: str = ""
     """Why the bucket still has what is nowhere else; a retry would start without it."""
 
@@ -199,7 +197,7 @@ def judge_run(row: RunRow, request: RunRequest, evidence: Evidence, *, saved: bo
     reports = {**evidence.reports, **own}
     nodes = _states_after_bucket(evidence, reports)
     sink_states = {**evidence.sink_states, **{index: _archive_state(one) for index, one in brought.items()}}
-    all_safe = all(sink_states.get(index, {}).get("state") == "safe" for index in range(request.nodes))
+    all_safe = all(index in sink_states and sink_states[index].is_safe for index in range(request.nodes))
     return Judgement(
         _complete_verdict(row, request, evidence, reports, nodes, saved),
         _judge_results(row.name, evidence, nodes, kept_elsewhere=bool(request.sink) and all_safe),
@@ -210,11 +208,11 @@ def judge_run(row: RunRow, request: RunRequest, evidence: Evidence, *, saved: bo
     )
 
 
-def _archive_state(archive_of_node: FetchedNode) -> Mapping[str, Any]:
-    """The sink state of a node, by its archive."""
-    if not archive_of_node.missing:
-        return SINK_SAFE
-    return {"state": "failed", "why": f"{plural(archive_of_node.missing, 'file')} could not be kept"}
+def _archive_state(node: FetchedNode) -> SinkProgress:
+    """What a node kept, by its archive."""
+    if not node.missing:
+        return SinkProgress(SinkStatus.SAFE)
+    return SinkProgress(SinkStatus.FAILED, why=f"{plural(node.missing, 'file')} could not be kept")
 
 
 def weigh_reports(row: RunRow, request: RunRequest, reports: Mapping[int, NodeReport], *, saved: bool) -> Verdict:

@@ -7,6 +7,7 @@ and may vanish, the bucket stays.
 
 from __future__ import annotations
 
+import dataclasses
 import math
 import threading
 from collections.abc import Callable, Mapping, Sequence
@@ -21,10 +22,10 @@ from gpuops.core.models import Resource
 from gpuops.core.parallel import on_each
 from gpuops.core.polling import Poller
 from gpuops.core.reporting import Progress
-from gpuops.core.sink import BucketSink
+from gpuops.core.sink import BucketSink, SinkProgress, SinkStatus
 from gpuops.ledger.store import ClusterRow, RunRow
 from gpuops.nodes.session import ClusterSession, absent_session, end_reason, nodes_of
-from gpuops.runs.outcome.judgement import SINK_SAFE, BucketFetch, Evidence, FinalFetch, classify_nodes, join_sentences
+from gpuops.runs.outcome.judgement import BucketFetch, Evidence, FinalFetch, classify_nodes, join_sentences
 from gpuops.runs.outcome.node_report import NodeReport, ReasonKind, lost_report, parse_report
 from gpuops.runs.results.dead_agents import salvage
 from gpuops.runs.spec import request_of
@@ -131,7 +132,10 @@ class EarlierReports:
             else lost_report(index, f"node{index} kept nothing", ReasonKind.ENDED, _earlier_preemption(record, index))
             for index in range(request_of(row).nodes)
         }
-        sink_states = {index: document.get("sink") or SINK_SAFE for index, document in documents.items()}
+        sink_states = {
+            index: SinkProgress.parse(document.get("sink") or {"state": SinkStatus.SAFE.value})
+            for index, document in documents.items()
+        }
         return Evidence(row.ended or ctx.clock.now(), reports, FinalFetch(), sink_states=sink_states, is_late=True)
 
     def release(self, row: RunRow) -> None:
@@ -314,10 +318,10 @@ def _list_handed_over(
 
 def _sink_states(
     ctx: Context, live: ClusterSession, row: RunRow, progress: Progress, nodes: list[int]
-) -> dict[int, Mapping[str, Any]]:
+) -> dict[int, SinkProgress]:
     """What each node says of the results that it keeps elsewhere, once that has ended or stalls. All nodes are waited
     for together."""
-    states: dict[int, Mapping[str, Any]] = {}
+    states: dict[int, SinkProgress] = {}
     deadline = ctx.clock.monotonic() + max(SINK_TIMEOUT_S, request_of(row).hold_s or 0.0)
 
     def wait(index: int) -> None:
@@ -330,16 +334,17 @@ def _sink_states(
     return states
 
 
-def _wait_for_sink(ctx: Context, client: AgentClient, run: str, deadline: float) -> Mapping[str, Any]:
-    latest: Mapping[str, Any] = {}
+def _wait_for_sink(ctx: Context, client: AgentClient, run: str, deadline: float) -> SinkProgress:
+    """A node's sink once it is no longer in progress, or stalls, or `deadline` (monotonic) has passed."""
+    latest = SinkProgress()
     stall_deadline = math.inf
     for attempt in Poller.every(ctx.clock, POLL_INTERVAL_S, deadline):
         answer: RunState = client.call("run", run=run)
-        state: Mapping[str, Any] = answer.sink.document() if answer.sink else {}
-        if state.get("state") not in ("claimed", "copying"):
+        state = SinkProgress.parse(answer.sink.document()) if answer.sink else SinkProgress()
+        if not state.status.is_in_progress:
             return state
         if state != latest:
             latest, stall_deadline = state, ctx.clock.monotonic() + SINK_STALL_TIMEOUT_S
         if ctx.signals.hurry or attempt.started > stall_deadline:
             break
-    return {**latest, "why": "it was not waited for any longer"}
+    return dataclasses.replace(latest, why="it was not waited for any longer")

@@ -10,7 +10,7 @@ import pytest
 
 from gpuops.core.errors import UsageError
 from gpuops.core.models import Option, Resource, RunRequest
-from gpuops.core.sink import BucketSink, DotenvPolicy, FolderSink, parse_document
+from gpuops.core.sink import BucketSink, DotenvPolicy, FolderSink, SinkProgress, SinkStatus, parse_document
 from gpuops.sync import sinks
 
 OPTIONS = (Option("size", "."), Option("volume", "."))
@@ -101,28 +101,34 @@ def test_the_launch_spec_names_the_place_in_a_bucket() -> None:
     assert sinks.spec_document(kept, "sh-1") == {"bucket": "s3://b-1/lab/sh-1", "end": True}
     placed = dataclasses.replace(kept, sink=dataclasses.replace(BUCKET, end=True, place="s3://b-1/lab/sh-1-0a"))
     assert sinks.spec_document(placed, "sh-1") == {"bucket": "s3://b-1/lab/sh-1-0a", "end": True}
-    assert sinks.describe_outcome(kept, "sh-1", {0: {"state": "safe"}}, range(1)) == "safe in s3://b-1/lab/sh-1"
+    assert (
+        sinks.describe_outcome(kept, "sh-1", {0: SinkProgress(SinkStatus.SAFE)}, range(1))
+        == "safe in s3://b-1/lab/sh-1"
+    )
     assert sinks.describe_ended_while_away(kept, "sh-1", "", "no way") == (
         "its nodes ended while this computer was away; what they kept is in s3://b-1/lab/sh-1 and is not home: no way",
         "fetch it: gpuops pull sh-1",
     )
 
 
-SAFE = {"state": "safe", "folder": FOLDER}
-FAILED = {"state": "failed", "folder": FOLDER, "why": "No space left on device"}
+SAFE = SinkProgress(SinkStatus.SAFE, FOLDER)
+FAILED = SinkProgress(SinkStatus.FAILED, FOLDER, "No space left on device")
 
 
 @pytest.mark.parametrize(
     ("states", "words"),
     [
         ({0: SAFE, 1: SAFE}, "safe on the network volume data, in gpuops/sh-1"),
-        ({0: {**SAFE, "folder": f"{FOLDER}-5f0c"}, 1: SAFE}, "safe on the network volume data, in gpuops/sh-1-5f0c"),
+        (
+            {0: SinkProgress(SinkStatus.SAFE, f"{FOLDER}-5f0c"), 1: SAFE},
+            "safe on the network volume data, in gpuops/sh-1-5f0c",
+        ),
         ({0: SAFE, 1: FAILED}, "not all on the network volume data, in gpuops/sh-1 (node1: No space left on device)"),
         ({0: SAFE}, "not all on the network volume data, in gpuops/sh-1 (node1: it does not say)"),
         ({}, "what its nodes kept is on the network volume data, in gpuops/sh-1"),
     ],
 )
-def test_the_receipt_says_where_results_are(states: dict[int, dict[str, Any]], words: str) -> None:
+def test_the_receipt_says_where_results_are(states: dict[int, SinkProgress], words: str) -> None:
     assert sinks.describe_outcome(REQUEST, "sh-1", states, range(2)) == words
 
 

@@ -9,7 +9,7 @@ from typing import Any, cast
 import pytest
 
 from gpuops.core.models import RunRequest
-from gpuops.core.sink import FolderSink
+from gpuops.core.sink import FolderSink, SinkProgress, SinkStatus
 from gpuops.ledger.rows import RunFacts
 from gpuops.runs.outcome.judgement import (
     BucketFetch,
@@ -105,7 +105,7 @@ def test_a_node_whose_machine_ended_after_it_had_reported(
 def test_a_failed_fetch_keeps_machines_unless_their_results_are_safe_elsewhere(
     sink: Any, results: Retryable | Lost
 ) -> None:
-    evidence = Evidence(0.0, {0: OWN}, FinalFetch("away"), sink_states={0: {"state": "safe"}})
+    evidence = Evidence(0.0, {0: OWN}, FinalFetch("away"), sink_states={0: SinkProgress(SinkStatus.SAFE)})
     assert judged(evidence, sink).results == results
 
 
