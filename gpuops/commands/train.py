@@ -6,23 +6,23 @@ A cluster that this created is torn down in every case, unless `--keep` was give
 from __future__ import annotations
 
 import dataclasses
-import time
 from collections.abc import Callable, Mapping
+from dataclasses import dataclass
 
 from gpuops.clusters import up as clusters
-from gpuops.clusters.teardown import describe_shutdown, tear_down
+from gpuops.commands.cluster_end import end_after, end_cluster, end_preempted, hand_over
 from gpuops.commands.logs import make_merger
 from gpuops.commands.plan import Job, Plan
 from gpuops.core.context import Context
-from gpuops.core.errors import GpuopsError, Interrupted, MachineGone, NodeError, worst_exit_code
-from gpuops.core.format import plural, span
+from gpuops.core.errors import Interrupted, MachineGone, NodeError
+from gpuops.core.format import plural
 from gpuops.core.models import Offer, RunRequest
 from gpuops.core.provider import is_rented
 from gpuops.core.reporting import Progress
 from gpuops.core.settings import Settings
 from gpuops.core.signals import HandOver
 from gpuops.core.sink import BucketSink
-from gpuops.ledger.store import LedgerUnwritable, RunRow
+from gpuops.ledger.store import RunRow
 from gpuops.nodes.session import ClusterSession, open_session
 from gpuops.offers import lease as leases
 from gpuops.offers.approval import PriceApproval
@@ -44,14 +44,35 @@ from gpuops.sync import RunHome, archive, bucket, inputs, sinks, upload
 TRACEBACK_HOLD_S = 5.0
 """How long a traceback waits to be shown: by then it is known whether a rank failed."""
 RELAUNCHES_MAX = 1
+"""How often a run is launched once more where another program took its port."""
+
+
+@dataclass(frozen=True)
+class RunAttempt:
+    """One run on one cluster: what is carried out, and what it shares with the attempts before it."""
+
+    ctx: Context
+    settings: Settings
+    plan: Plan
+    progress: Progress
+    retries: RetryState
+
+    @property
+    def job(self) -> Job:
+        return self.plan.job
+
+    @property
+    def owns_cluster(self) -> bool:
+        """Whether the cluster is brought up for this run alone, and ends with it."""
+        return self.plan.choice.row is None and not self.job.keep
 
 
 def execute(ctx: Context, settings: Settings, plan: Plan, progress: Progress) -> JobOutcome:
     """Carry a plan out, from the cluster to the receipt. Raises GpuopsError where it ends before a run is judged."""
     plan = _with_sink(ctx, plan)
     job, choice = plan.job, plan.choice
-    for said in filter(None, (choice.say, describe_secrets(ctx, job.request))):
-        ctx.out.say(said)
+    for message in filter(None, (choice.say, describe_secrets(ctx, job.request))):
+        ctx.out.say(message)
     if choice.row and job.detach:
         row = choice.row
         retention.confirm_hold(ctx, job.request, row.provider, retention.cluster_price(ctx, row.id), row.lease)
@@ -60,15 +81,15 @@ def execute(ctx: Context, settings: Settings, plan: Plan, progress: Progress) ->
             f"note: limits belong to a new cluster, {choice.row.name} keeps its own: gpuops lease {choice.row.name}"
         )
     ctx.out.hold_up_nothing()
-    chain = RetryState(job.retries, PriceApproval(replaces=job.retries > 0), resume=job.request.resume)
+    state = RetryState(job.retries, PriceApproval(replaces=job.retries > 0), resume=job.request.resume)
 
-    def attempt(wish: LeaseLimits, resume: str | None) -> JobOutcome:
+    def run_attempt(wish: LeaseLimits, resume: str | None) -> JobOutcome:
         request = dataclasses.replace(job.request, resume=resume)
-        asked = dataclasses.replace(job, request=request, wish=wish)
-        return _attempt(ctx, settings, dataclasses.replace(plan, job=asked), progress, chain)
+        limited = dataclasses.replace(job, request=request, wish=wish)
+        return _run_attempt(RunAttempt(ctx, settings, dataclasses.replace(plan, job=limited), progress, state))
 
     with ctx.signals:
-        return retries.run_with_retries(ctx, chain, job.wish, attempt)
+        return retries.run_with_retries(ctx, state, job.wish, run_attempt)
 
 
 def _with_sink(ctx: Context, plan: Plan) -> Plan:
@@ -85,54 +106,34 @@ def _with_sink(ctx: Context, plan: Plan) -> Plan:
     return dataclasses.replace(plan, job=dataclasses.replace(plan.job, request=request))
 
 
-def _attempt(ctx: Context, settings: Settings, plan: Plan, progress: Progress, chain: RetryState) -> JobOutcome:
+def _run_attempt(attempt: RunAttempt) -> JobOutcome:
     """One run on one cluster, which is gone afterwards where it was brought up for it. What is to be replaced (`loss`)
     is gone in any case."""
-    job, choice = plan.job, plan.choice
-    live = _open_session(ctx, plan, chain.approval)
-    ours = choice.row is None and not job.keep
+    ctx, job, choice = attempt.ctx, attempt.job, attempt.plan.choice
+    live = _open_session(ctx, attempt.plan, attempt.retries.approval)
     try:
-        outcome = _run_on(ctx, settings, live, job, progress, ours, chain)
+        outcome = _run_on(attempt, live)
     except HandOver:
-        _hand_over(ctx, live)
+        hand_over(ctx, live)
         raise
     except BaseException as error:
         ctx.signals.backward()
-        if ours or isinstance(error, MachineGone):
+        if attempt.owns_cluster or isinstance(error, MachineGone):
             why = "interrupted" if isinstance(error, Interrupted) else "the run could not be started"
-            _end_after(ctx, live, why, error)
+            end_after(ctx, live, why, error)
         raise
     finally:
         live.close()
-    if ctx.signals.count or choice.row is not None or (job.keep and chain.left <= 0):
+    if ctx.signals.count or choice.row is not None or (job.keep and attempt.retries.left <= 0):
         outcome.loss = None
     if outcome.loss is not None:
-        _end_preempted(ctx, live, outcome)
-    elif ours and not (job.detach and outcome.document.get("detached")):
-        _end_after(ctx, live, "its run ended", outcome)
+        end_preempted(ctx, live, outcome)
+    elif attempt.owns_cluster and not (job.detach and outcome.document.get("detached")):
+        end_after(ctx, live, "its run ended", outcome)
     elif choice.row is None and not outcome.document.get("detached"):
         ctx.ledger.set_cluster(live.row.id, owner_process=None)
         ctx.out.say(f"{live.row.name} is kept: `gpuops down {live.row.name}` ends it")
     return outcome
-
-
-def _end_preempted(ctx: Context, live: ClusterSession, outcome: JobOutcome) -> None:
-    """End what is left of machines that were taken back; where that fails, nothing replaces them."""
-    per_hour = sum(machine.per_hour for machine in live.machines)
-    ended = _end_after(ctx, live, "its provider took machines back", outcome)
-    outcome.gone = ctx.ledger.cluster(live.row.id)
-    outcome.cost = retries.final_cost(outcome.gone, per_hour)
-    if not ended:
-        outcome.loss = None
-
-
-def _end_after(ctx: Context, live: ClusterSession, why: str, result: JobOutcome | BaseException) -> bool:
-    """End what this command brought up. Returns whether nothing of it is left; where something may be, that decides
-    the exit code of `result` if it is the worse of the two."""
-    code = _tear_down(ctx, live, why)
-    if isinstance(result, JobOutcome | GpuopsError | Interrupted):
-        result.exit_code = worst_exit_code(result.exit_code, code)
-    return not code
 
 
 def _open_session(ctx: Context, plan: Plan, approval: PriceApproval) -> ClusterSession:
@@ -155,7 +156,7 @@ def _announce_offer(ctx: Context, job: Job, offer: Offer) -> str:
     """What is settled and said before anything is rented. Raises UsageError."""
     if job.detach:
         rented = is_rented(ctx.provisioner(offer.provider))
-        lease = leases.new_lease(job.wish, rented=rented, per_hour=offer.per_hour, now=time.time())
+        lease = leases.new_lease(job.wish, rented=rented, per_hour=offer.per_hour, now=ctx.clock.now())
         retention.confirm_hold(ctx, job.request, offer.provider, offer.per_hour, lease)
     return estimate_upload(ctx, job, offer)
 
@@ -171,15 +172,40 @@ def estimate_upload(ctx: Context, job: Job, offer: Offer) -> str:
     return upload.describe_estimate(size, offer.nodes, offer.per_hour, upload.read_upload_rate(ctx.home / "cache"))
 
 
-def _run_on(
-    ctx: Context, settings: Settings, live: ClusterSession, job: Job, progress: Progress, ours: bool, chain: RetryState
-) -> JobOutcome:
+def _run_on(attempt: RunAttempt, live: ClusterSession) -> JobOutcome:
+    """Prepare, launch, follow and finish a run. Raises MachineGone where a machine ended before and may be replaced."""
+    ctx, job = attempt.ctx, attempt.job
     request = retention.complete_request(ctx, live, job.request)
+    prepared = _start(attempt, live, request)
+    row = ctx.ledger.run(prepared.row.id)
+    ctx.out.say(f"{row.name} runs on {_describe_placement(prepared)}; results come to {row.home}")
+    if hold := retention.describe_hold(ctx, live, row, request):
+        ctx.out.say(f"note: {hold}")
+    if job.detach:
+        return _detach(ctx, live, row, attempt.owns_cluster)
+    reports = _follow(ctx, live, prepared, row)
+    run = finish(ctx, ctx.ledger.run(row.id), Agents(live, reports), Policy(attempt.progress, ends_nodes=True))
+    if run.deferred_fetch:
+        run = _fetch_deferred(ctx, live, row, run, run.deferred_fetch, attempt.owns_cluster)
+    if attempt.retries.resumed(retries.first_step_time(row)):
+        run = dataclasses.replace(run, document={**run.document, "retries": attempt.retries.documents})
+        run.home.write_record(run.document)
+    if job.retries:  # the hint to use --retries is for those who have not
+        verdict = dataclasses.replace(run.verdict, hint=run.verdict.hint.removesuffix(RETRIES_HINT))
+        run = dataclasses.replace(run, verdict=verdict)
+    outcome = _job_outcome(ctx, run)
+    outcome.loss = retries.find_preemption(row, live.row, run) if job.retries else None
+    return outcome
+
+
+def _start(attempt: RunAttempt, live: ClusterSession, request: RunRequest) -> Prepared:
+    """Prepare the run and launch it. Raises MachineGone where a machine has ended and may be replaced."""
+    ctx, job = attempt.ctx, attempt.job
     try:
-        prepared = prepare(ctx, settings, live, request, job.sending, progress)
-        if chain.losses:  # so that the record has them, whoever writes it
+        prepared = prepare(ctx, attempt.settings, live, request, job.sending, attempt.progress)
+        if attempt.retries.losses:  # in the ledger, so that every process that writes the record has them
             facts = ctx.ledger.run(prepared.row.id).facts
-            ctx.ledger.set_run(prepared.row.id, facts={**facts, "retries": chain.documents})
+            ctx.ledger.set_run(prepared.row.id, facts={**facts, "retries": attempt.retries.documents})
         _launch(ctx, live, prepared)
     except NodeError as error:
         if not job.retries or ctx.signals.count:
@@ -188,36 +214,19 @@ def _run_on(
         if gone is None:
             raise
         raise gone from error
-    row = ctx.ledger.run(prepared.row.id)
-    ctx.out.say(f"{row.name} runs on {_describe_placement(prepared)}; results come to {row.home}")
-    if said := retention.describe_hold(ctx, live, row, request):
-        ctx.out.say(f"note: {said}")
-    if job.detach:
-        return _detach(ctx, live, row, ours)
+    return prepared
+
+
+def _follow(ctx: Context, live: ClusterSession, prepared: Prepared, row: RunRow) -> dict[int, NodeReport]:
+    """Show the run until it has ended, launched once more where its port was taken. Returns the nodes' reports."""
     tail = HomeTail(RunHome(row.home), make_merger(ctx, row, Filter()), TracebackFilter(TRACEBACK_HOLD_S, ctx.clock))
     while True:
-        following = show_run(ctx, live, row, tail)
-        if (
-            ctx.signals.count
-            or prepared.attempt > RELAUNCHES_MAX
-            or not has_port_clash(prepared.request, following.reports)
-        ):
-            break
+        reports = dict(show_run(ctx, live, row, tail).reports)
+        may_relaunch = not ctx.signals.count and prepared.attempt <= RELAUNCHES_MAX
+        if not may_relaunch or not has_port_clash(prepared.request, reports):
+            return reports
         ctx.out.say("the port was taken by another program in the meantime: launching once more")
         _launch(ctx, live, prepared)
-    agents = Agents(live, dict(following.reports))
-    run = finish(ctx, ctx.ledger.run(row.id), agents, Policy(progress, ends_nodes=True))
-    if run.deferred_fetch:
-        run = _fetch_deferred(ctx, live, row, run, run.deferred_fetch, ours)
-    if chain.resumed(retries.first_step_time(row)):
-        run = dataclasses.replace(run, document={**run.document, "retries": chain.documents})
-        run.home.write_record(run.document)
-    if job.retries:  # the hint to use --retries is for those who have not
-        verdict = dataclasses.replace(run.verdict, hint=run.verdict.hint.removesuffix(RETRIES_HINT))
-        run = dataclasses.replace(run, verdict=verdict)
-    outcome = _job_outcome(ctx, run)
-    outcome.loss = retries.find_preemption(row, live.row, run) if job.retries else None
-    return outcome
 
 
 def _fetch_deferred(
@@ -228,8 +237,8 @@ def _fetch_deferred(
     stopped = ctx.signals.count
     if ours:
         ctx.out.say(archive.describe_deferred_fetch(row, live.row.name))
-        if _tear_down(ctx, live, "its run ended"):
-            return run  # their end is tried again, by this command and then by the guard: a fetch may take hours
+        if end_cluster(ctx, live, "its run ended"):
+            return run  # this command and then the guard try to end them first: a fetch may take hours
         if not stopped:
             try:
                 ctx.signals.forward()
@@ -286,41 +295,3 @@ def _detach(ctx: Context, live: ClusterSession, row: RunRow, ours: bool) -> JobO
         {"run": row.name, "home": str(row.home), "cluster": live.row.name, "detached": True, "exit_code": 0},
         [say],
     )
-
-
-def _hand_over(ctx: Context, live: ClusterSession) -> None:
-    """The guard goes on with what this command had in hand."""
-    try:
-        for run in ctx.ledger.runs(cluster=live.row.id):
-            if run.owner_process == ctx.me:
-                ctx.ledger.set_run(run.id, owner_process=None)
-        ctx.ledger.set_cluster(live.row.id, owner_process=None)
-    except LedgerUnwritable:
-        pass  # this command ends now, and a dead owner process says the same
-    ctx.ensure_guard(live.row)
-
-
-def _tear_down(ctx: Context, live: ClusterSession, why: str) -> int:
-    """End what this command brought up. Returns an exit code; what could not be ended is said."""
-    ctx.signals.backward()
-    if ctx.ledger.cluster(live.row.id).state == "gone":
-        return 0  # before what was in a bucket was fetched, or by another command
-    began = time.monotonic()
-    if any(run.state in ("running", "ended") for run in ctx.ledger.runs(cluster=live.row.id)):
-        _hand_over(ctx, live)
-        ctx.out.say(
-            f"{live.row.name} is kept for now: the guard brings the results home and ends {live.row.name}; "
-            f"`gpuops down {live.row.name} --force` gives them up"
-        )
-        return NodeError.exit_code
-    nodes = len(live.machines)
-    live.close()
-    try:
-        tear_down(ctx, live.row.id, why)
-    except GpuopsError as error:
-        ctx.out.say(f"error: {error.say}\nhint: {error.hint}")
-        return error.exit_code
-    left = describe_shutdown(ctx.ledger.list_leftovers(live.row.id)) or "nothing left"
-    ended = f"{plural(nodes, 'node')} of {live.row.name} ended"
-    ctx.out.say(f"{ended}, {left} ({span(time.monotonic() - began)})")
-    return 0

@@ -38,7 +38,7 @@ def test_interrupted_while_the_nodes_end_nothing_is_fetched(world: Context, monk
         world.signals.count += 1
         return 0
 
-    monkeypatch.setattr("gpuops.commands.train._tear_down", ended)
+    monkeypatch.setattr("gpuops.commands.train.end_cluster", ended)
     with pytest.raises(Interrupted) as found:
         train._fetch_deferred(world, LIVE, ROW, END, lambda: cast("Any", fetched.append("rest")), ours=True)
     assert found.value.hint == "gpuops pull r-1 fetches what is in s3://results/lab/r-1"
@@ -49,7 +49,7 @@ def test_a_run_that_was_stopped_by_a_signal_brings_everything_home(
     world: Context, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     world.signals.count = 1
-    monkeypatch.setattr("gpuops.commands.train._tear_down", lambda *_: 0)
+    monkeypatch.setattr("gpuops.commands.train.end_cluster", lambda *_: 0)
     whole = cast("Any", object())
     assert train._fetch_deferred(world, LIVE, ROW, END, lambda: whole, ours=True) is whole
 
@@ -57,7 +57,7 @@ def test_a_run_that_was_stopped_by_a_signal_brings_everything_home(
 def test_while_machines_may_still_bill_nothing_is_fetched(world: Context, monkeypatch: pytest.MonkeyPatch) -> None:
     """Their end is tried again at once, and not after hours."""
     fetched: list[str] = []
-    monkeypatch.setattr("gpuops.commands.train._tear_down", lambda *_: StillBilling.exit_code)
+    monkeypatch.setattr("gpuops.commands.train.end_cluster", lambda *_: StillBilling.exit_code)
     rest = lambda: cast("Any", fetched.append("rest"))  # noqa: E731
     assert train._fetch_deferred(world, LIVE, ROW, END, rest, ours=True) is END
     assert fetched == []

@@ -1,0 +1,72 @@
+"""How `run` and `train` end the cluster that they brought up, or hand it to the guard."""
+
+from __future__ import annotations
+
+from gpuops.clusters.teardown import describe_shutdown, tear_down
+from gpuops.core.context import Context
+from gpuops.core.errors import GpuopsError, Interrupted, NodeError, worst_exit_code
+from gpuops.core.format import plural, span
+from gpuops.ledger.store import LedgerUnwritable
+from gpuops.nodes.session import ClusterSession
+from gpuops.runs import retries
+from gpuops.runs.retries import JobOutcome
+
+
+def end_preempted(ctx: Context, live: ClusterSession, outcome: JobOutcome) -> None:
+    """End what is left of preempted machines; where that fails, nothing replaces them."""
+    per_hour = sum(machine.per_hour for machine in live.machines)
+    ended = end_after(ctx, live, "its provider took machines back", outcome)
+    outcome.gone = ctx.ledger.cluster(live.row.id)
+    outcome.cost = retries.final_cost(outcome.gone, per_hour)
+    if not ended:
+        outcome.loss = None
+
+
+def end_after(ctx: Context, live: ClusterSession, why: str, result: JobOutcome | BaseException) -> bool:
+    """End what this command brought up. Returns whether nothing of it is left; where something may be, that decides
+    the exit code of `result` if it is the worse of the two."""
+    code = end_cluster(ctx, live, why)
+    if isinstance(result, JobOutcome | GpuopsError | Interrupted):
+        result.exit_code = worst_exit_code(result.exit_code, code)
+    return not code
+
+
+def end_cluster(ctx: Context, live: ClusterSession, why: str) -> int:
+    """End what this command brought up, and print what became of it. Returns an exit code, 0 where nothing is left.
+
+    A cluster whose runs are not finished is handed to the guard instead.
+    """
+    ctx.signals.backward()
+    if ctx.ledger.cluster(live.row.id).state == "gone":
+        return 0  # before what was in a bucket was fetched, or by another command
+    began = ctx.clock.monotonic()
+    if any(run.state in ("running", "ended") for run in ctx.ledger.runs(cluster=live.row.id)):
+        hand_over(ctx, live)
+        ctx.out.say(
+            f"{live.row.name} is kept for now: the guard brings the results home and ends {live.row.name}; "
+            f"`gpuops down {live.row.name} --force` gives them up"
+        )
+        return NodeError.exit_code
+    nodes = len(live.machines)
+    live.close()
+    try:
+        tear_down(ctx, live.row.id, why)
+    except GpuopsError as error:
+        ctx.out.say(f"error: {error.say}\nhint: {error.hint}")
+        return error.exit_code
+    left = describe_shutdown(ctx.ledger.list_leftovers(live.row.id)) or "nothing left"
+    ended = f"{plural(nodes, 'node')} of {live.row.name} ended"
+    ctx.out.say(f"{ended}, {left} ({span(ctx.clock.monotonic() - began)})")
+    return 0
+
+
+def hand_over(ctx: Context, live: ClusterSession) -> None:
+    """Give the cluster and this command's runs to the guard."""
+    try:
+        for run in ctx.ledger.runs(cluster=live.row.id):
+            if run.owner_process == ctx.me:
+                ctx.ledger.set_run(run.id, owner_process=None)
+        ctx.ledger.set_cluster(live.row.id, owner_process=None)
+    except LedgerUnwritable:
+        pass  # this command ends now, and a dead owner process says the same
+    ctx.ensure_guard(live.row)
