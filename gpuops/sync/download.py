@@ -1,8 +1,8 @@
-"""Logs and results of a run come home: `mirror` copies logs while they grow, `fetch` brings files and verifies them.
+"""Download of a run's logs and results: `mirror` copies logs while they grow, `fetch` brings files and verifies them.
 
 A fetch lists each node's outputs, decides what must travel (`download_plan`), receives it into a staging folder and
-publishes it in `out/` (`outputs`). A final fetch compares checksums of everything. A lost node keeps no other node's
-files away.
+publishes it in `out/` (`merged_outputs`). A final fetch compares checksums of everything. The files of the other nodes
+are fetched even where one node is lost.
 """
 
 from __future__ import annotations
@@ -10,7 +10,7 @@ from __future__ import annotations
 import shutil
 import threading
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, TypeVar
 
 from gpuops.core.errors import ConnectionLost, LocalDisk, MalformedAnswer, NodeError
@@ -58,7 +58,7 @@ DEFAULT_OUTS = (
 """Patterns of results without `--out`: what PyTorch, its libraries and Lightning write by default."""
 STREAM_SILENCE_S = 30.0
 """`tail` and `sums` send something every 5 s: a longer silence is a lost connection."""
-TREE_WALK_S = 600.0
+LIST_TIMEOUT_S = 600.0
 """How long a node may take to list its tree."""
 MIN_READ_BYTES_PER_S = 20_000_000
 """Every node reads faster from its disk: checksums that take longer are given up."""
@@ -69,21 +69,25 @@ MAX_STREAMS = 10_000
 T = TypeVar("T")
 
 
-def receive(
-    client: AgentClient,
-    run: str,
-    node: int,
-    files: Mapping[str, Stamp],
-    folder: SafeFolder,
-    on_bytes: Callable[[int], None],
-    received: Received,
-) -> None:
-    """Receive files of a run into `folder` by the agent's `send`, a tar stream, and enter each complete one in
-    `received`. A file whose size is no longer as in `files` is skipped.
+@dataclass(frozen=True)
+class Reception:
+    """Where received files go."""
 
-    `on_bytes` is called with the number of bytes of each block. Raises ConnectionLost when the stream is cut,
-    NodeRefused, NodeError for a malformed stream, and LocalDisk when this computer cannot write.
+    folder: SafeFolder
+    on_bytes: Callable[[int], None]
+    """Called with the number of bytes of each block."""
+    received: Received = field(default_factory=dict)
+    """Complete files only."""
+
+
+def receive_files(client: AgentClient, run: str, node: int, files: Mapping[str, Stamp], reception: Reception) -> None:
+    """Receive files of a run by the agent's `send`, a tar stream. A file whose size is no longer as in `files` is
+    skipped.
+
+    Raises ConnectionLost when the stream is cut, NodeRefused, NodeError for a malformed stream, and LocalDisk when this
+    computer cannot write.
     """
+    folder, on_bytes = reception.folder, reception.on_bytes
     with transfer(client.bulk("send", "--run", run), client.label) as channel:
         for number, (member, content) in enumerate(read_files(channel, list(files))):
             stamp = files[member.name]
@@ -91,11 +95,12 @@ def receive(
                 temp = f"{node}-{number}"
                 with local_errors(folder.path / temp):
                     sha256 = folder.create(temp, content, member.size, mtime_ns=stamp[1], on_bytes=on_bytes)
-                received[node, member.name] = Arrival(node, member.name, stamp, sha256, temp)
+                reception.received[node, member.name] = Arrival(node, member.name, stamp, sha256, temp)
         finish(channel, client.label)
 
 
 OnBytes = Callable[[int, str, int, bytes], None]
+"""Called with node, stream, offset and data."""
 
 
 def mirror(
@@ -104,8 +109,8 @@ def mirror(
     """Copy a node's logs, each from the offset where it ends here. Returns the node's result, None while it runs.
 
     Bytes are written at their own offset, so that two mirrors at once write the same bytes to the same place.
-    `on_bytes(node, stream, offset, data)` is called after each write. Raises ConnectionLost, after which the caller
-    reconnects; NodeRefused, MalformedAnswer; and LocalDisk, which no reconnection cures.
+    `on_bytes` is called after each write. Raises ConnectionLost, after which the caller
+    reconnects; NodeRefused, MalformedAnswer; and LocalDisk, which a reconnection does not cure.
     """
     offsets = home.offsets(node)
     stream = client.stream("tail", timeout=STREAM_SILENCE_S, run=run, offsets=dict(offsets), follow=follow)
@@ -131,12 +136,13 @@ def _write_at(home: RunHome, log: str, offset: int, data: bytes, label: str) -> 
 
 @dataclass(frozen=True)
 class FetchReport:
-    """What one fetch transferred, and a sentence for each file that lies under another name than its own, mostly
-    because a person had changed the file of that name."""
+    """What one fetch transferred."""
 
     files: int
     bytes: int
     conflicts: Sequence[str]
+    """A sentence for each file that lies under another name than its own, mostly because a person had changed the file
+    of that name."""
 
 
 def fetch(
@@ -157,27 +163,32 @@ def fetch(
     raised at once, but for files that the disk has no room for: those are reported after the rest is home.
     """
     home.create()
-    work = _Fetch(clients, run, tree, patterns, home, progress)
-    work.out.clear_dead()
-    listing = work.round(live=not final)
+    fetching = _Fetch(clients, run, tree, patterns, home, progress)
+    fetching.out.clear_dead()
+    listing = fetching.fetch_round(live=not final)
     if final:
-        wrong = work.unverified(listing)
-        if wrong:
-            progress.say(f"{_count_files(wrong)} changed on the way home: fetching again")
-            work.out.forget(wrong)
-            again = work.round(live=False, only=wrong)
-            wrong = work.unverified(again, only=wrong)
-        if wrong and all(isinstance(error, MalformedAnswer) for error in work.errors.values()):
-            names = ", ".join(f"{path} (node{node})" for node, path in sorted(wrong)[:3])
-            raise NodeError(
-                f"{_count_files(wrong)} could not be verified: {names}" + (", …" if len(wrong) > 3 else ""),
-                "`gpuops pull` tries again; nothing is deleted on the nodes before that",
-            )
-    for error in sorted(work.errors.values(), key=lambda error: isinstance(error, MalformedAnswer)):
+        _verify(fetching, listing)
+    for error in sorted(fetching.errors.values(), key=lambda error: isinstance(error, MalformedAnswer)):
         raise error  # one that a retry may cure goes first
-    if final and work.too_big:
-        raise _disk_full_error(work.too_big, home)
-    return FetchReport(work.files, work.bytes, tuple(work.conflicts))
+    if final and fetching.too_big:
+        raise _disk_full_error(fetching.too_big, home)
+    return FetchReport(fetching.files, fetching.bytes, tuple(fetching.conflicts))
+
+
+def _verify(fetching: _Fetch, listing: Listing) -> None:
+    """Compare checksums of everything; fetch what differs once more. Raises NodeError for what differs then."""
+    wrong = fetching.find_unverified(listing)
+    if wrong:
+        fetching.progress.say(f"{_count_files(wrong)} changed on the way home: fetching again")
+        fetching.out.forget(wrong)
+        listing = fetching.fetch_round(live=False, only=wrong)
+        wrong = fetching.find_unverified(listing, only=wrong)
+    if wrong and all(isinstance(error, MalformedAnswer) for error in fetching.errors.values()):
+        names = ", ".join(f"{path} (node{node})" for node, path in sorted(wrong)[:3])
+        raise NodeError(
+            f"{_count_files(wrong)} could not be verified: {names}" + (", …" if len(wrong) > 3 else ""),
+            "`gpuops pull` tries again; nothing is deleted on the nodes before that",
+        )
 
 
 def _count_files(files: Iterable[object]) -> str:
@@ -196,8 +207,8 @@ def _disk_full_error(files: Mapping[tuple[int, str], int], home: RunHome) -> Loc
 
 def _describe_refused(label: str, paths: Sequence[str]) -> str:
     """The sentence for paths that a genuine agent never offers: outside the run's folder, or git's own."""
-    named = first_few([printable_path(path[:MAX_SHOWN_CHARS]) for path in paths], 1)
-    return f"{label} offers {named}: not brought home"
+    names = first_few([printable_path(path[:MAX_SHOWN_CHARS]) for path in paths], 1)
+    return f"{label} offers {names}: not brought home"
 
 
 class _Fetch:
@@ -228,55 +239,58 @@ class _Fetch:
         self._disk = shutil.disk_usage(home.path).total
         """Size of this disk in bytes: bounds the sizes that a node announces."""
         self._total = 0
+        """Bytes of this round and of those before."""
         self._lock = threading.Lock()
 
-    def round(self, live: bool, only: set[tuple[int, str]] | None = None) -> Listing:
+    def fetch_round(self, live: bool, only: set[tuple[int, str]] | None = None) -> Listing:
         """Fetch what is not home, or of that only `only`. Returns what the nodes have."""
-        listing = self._listing = self._sound(self._list(self.clients))
-        todo = self._todo(listing, live, only)
+        listing = self._listing = self._drop_unsafe_paths(self._list_outputs(self.clients))
+        todo = self._select_missing(listing, live, only)
         self._total = sum(stamp[0] for stamps in todo.values() for stamp in stamps.values()) + self.bytes
         if todo:
             self.progress.phase("fetching results")
         for part in split_by_room(todo, self.out.folder.room()):
             for batch in batches(part):
                 with self.out.staging() as staging:
-                    self._bring(batch, live, staging)
+                    self._fetch_batch(batch, live, staging)
         if self.bytes:
             self.progress.advance(self.bytes, self.bytes, "results")
         return listing
 
-    def _sound(self, listing: Listing) -> Listing:
+    def _drop_unsafe_paths(self, listing: Listing) -> Listing:
         """The listing without paths that no file here can have; each refused node is reported once."""
-        found = {}
+        safe = {}
         for node, files in listing.items():
-            found[node] = {path: stamp for path, stamp in files.items() if may_come(path)}
-            refused = [path for path in files if path not in found[node]]
-            if refused and (said := _describe_refused(self.clients[node].label, refused)) not in self.conflicts:
-                self.conflicts.append(said)
-        return found
+            safe[node] = {path: stamp for path, stamp in files.items() if may_come(path)}
+            refused = [path for path in files if path not in safe[node]]
+            if refused and (sentence := _describe_refused(self.clients[node].label, refused)) not in self.conflicts:
+                self.conflicts.append(sentence)
+        return safe
 
-    def unverified(self, listing: Listing, only: set[tuple[int, str]] | None = None) -> set[tuple[int, str]]:
+    def find_unverified(self, listing: Listing, only: set[tuple[int, str]] | None = None) -> set[tuple[int, str]]:
         """(node, path) pairs whose bytes at home differ from the node's; both are read again."""
-        wanted = {n: [p for p in files if only is None or (n, p) in only] for n, files in listing.items()}
-        if any(wanted.values()):
+        checked = {
+            node: [path for path in files if only is None or (node, path) in only] for node, files in listing.items()
+        }
+        if any(checked.values()):
             self.progress.phase("comparing checksums")
-        theirs = self._sums(wanted)
+        node_sums = self._request_checksums(checked)
         memory = self.out.memory()
-        ours: dict[str, str | None] = {}
+        home_sums: dict[str, str | None] = {}
         wrong = set()
-        for node, path in ((node, path) for node, paths in wanted.items() for path in paths):
+        for node, path in ((node, path) for node, paths in checked.items() for path in paths):
             held = memory.held.get(path, {}).get(node)
-            if held and held.at not in ours:
-                ours[held.at] = self.out.sha256(held.at)
+            if held and held.place not in home_sums:
+                home_sums[held.place] = self.out.sha256(held.place)
             if (
                 node not in self.errors
                 and (node, path) not in self.too_big
-                and (held is None or theirs.get((node, path)) != ours[held.at])
+                and (held is None or node_sums.get((node, path)) != home_sums[held.place])
             ):
                 wrong.add((node, path))
         return wrong
 
-    def _todo(self, listing: Listing, live: bool, only: set[tuple[int, str]] | None) -> Todo:
+    def _select_missing(self, listing: Listing, live: bool, only: set[tuple[int, str]] | None) -> Todo:
         memory = self.out.memory()
         todo: Todo = {}
         for node, files in listing.items():
@@ -288,84 +302,87 @@ class _Fetch:
                     todo.setdefault(path, {})[node] = stamp
         return todo
 
-    def _bring(self, batch: Todo, live: bool, staging: SafeFolder) -> None:
+    def _fetch_batch(self, batch: Todo, live: bool, staging: SafeFolder) -> None:
         memory = self.out.memory()
-        sums = self._sums(possible_duplicates(batch, memory))
-        received = self._receive(batch, self._fitting(batch, choose_transfers(batch, sums, memory)), staging)
-        whole = complete_arrivals(batch, sums, received)
-        if live:
-            now = self._list({arrival.node for arrival in whole})
-            whole = [arrival for arrival in whole if now.get(arrival.node, {}).get(arrival.path) == arrival.stamp]
-        self.conflicts += self.out.publish(whole, staging)
+        sums = self._request_checksums(possible_duplicates(batch, memory))
+        chosen = self._select_fitting(batch, choose_transfers(batch, sums, memory))
+        arrivals = complete_arrivals(batch, sums, self._receive_batch(batch, chosen, staging))
+        if live:  # a file that has changed meanwhile waits for the next call
+            now = self._list_outputs({arrival.node for arrival in arrivals})
+            arrivals = [one for one in arrivals if now.get(one.node, {}).get(one.path) == one.stamp]
+        self.conflicts += self.out.publish(arrivals, staging)
 
-    def _fitting(self, batch: Todo, chosen: Mapping[int, Sequence[str]]) -> dict[int, list[str]]:
+    def _select_fitting(self, batch: Todo, chosen: Mapping[int, Sequence[str]]) -> dict[int, list[str]]:
         """The files among `chosen` that this disk has room for, the smallest first, so that most of them fit."""
         room = self.out.folder.room()
-        found: dict[int, list[str]] = {}
-        offered = ((batch[path][node][0], node, path) for node, paths in chosen.items() for path in paths)
-        for size, node, path in sorted(offered):
+        fitting: dict[int, list[str]] = {}
+        sized = ((batch[path][node][0], node, path) for node, paths in chosen.items() for path in paths)
+        for size, node, path in sorted(sized):
             room -= size
             if room < 0:
                 self.too_big[node, path] = size
             else:
-                found.setdefault(node, []).append(path)
-        return found
+                fitting.setdefault(node, []).append(path)
+        return fitting
 
-    def _receive(self, batch: Todo, chosen: Mapping[int, Sequence[str]], staging: SafeFolder) -> Received:
-        received: Received = {}  # complete files only, also those of a node that is lost meanwhile
+    def _receive_batch(self, batch: Todo, chosen: Mapping[int, Sequence[str]], staging: SafeFolder) -> Received:
+        """The files that were received completely, also those of a node that was lost meanwhile."""
+        reception = Reception(staging, self._count_bytes)
 
-        def one(node: int) -> None:
+        def receive_node(node: int) -> None:
             files = {path: batch[path][node] for path in chosen[node]}
-            receive(self.clients[node], self.run, node, files, staging, self._count, received)
+            receive_files(self.clients[node], self.run, node, files, reception)
 
-        self._each(chosen, one)
-        self.files += len(received)
-        return received
+        self._on_each_node(chosen, receive_node)
+        self.files += len(reception.received)
+        return reception.received
 
-    def _count(self, size: int) -> None:
+    def _count_bytes(self, size: int) -> None:
         with self._lock:
             self.bytes += size
             self.progress.advance(self.bytes, max(self._total, self.bytes), "results")
 
-    def _list(self, nodes: Iterable[int]) -> dict[int, dict[str, Stamp]]:
-        def one(node: int) -> dict[str, Stamp]:
+    def _list_outputs(self, nodes: Iterable[int]) -> dict[int, dict[str, Stamp]]:
+        def list_node(node: int) -> dict[str, Stamp]:
             client = self.clients[node]
-            answer: OutputListing = client.call("outs", timeout=TREE_WALK_S, run=self.run, patterns=self.patterns)
+            answer: OutputListing = client.call("outs", timeout=LIST_TIMEOUT_S, run=self.run, patterns=self.patterns)
             return {path: (size, mtime_ns) for path, size, mtime_ns in answer.files}
 
-        return self._each(nodes, one)
+        return self._on_each_node(nodes, list_node)
 
-    def _sums(self, wanted: Mapping[int, Sequence[str]]) -> Sums:
-        def one(node: int) -> Sums:
-            if not wanted[node]:
+    def _request_checksums(self, paths: Mapping[int, Sequence[str]]) -> Sums:
+        """SHA-256 of these files on their nodes; without those of nodes that are lost."""
+
+        def request(node: int) -> Sums:
+            if not paths[node]:
                 return {}
-            client, asked = self.clients[node], set(wanted[node])
-            size = sum(self._listing[node][path][0] for path in asked)
-            within = TREE_WALK_S + min(size, self._disk) / MIN_READ_BYTES_PER_S
+            client, expected = self.clients[node], set(paths[node])
+            size = sum(self._listing[node][path][0] for path in expected)
+            within = LIST_TIMEOUT_S + min(size, self._disk) / MIN_READ_BYTES_PER_S
             stream = client.stream(
-                "sums", timeout=STREAM_SILENCE_S, within=within, tree=self.tree, paths=list(wanted[node])
+                "sums", timeout=STREAM_SILENCE_S, within=within, tree=self.tree, paths=list(paths[node])
             )
-            found: Sums = {}
+            sums: Sums = {}
             item: Checksum
             for item in stream:
-                if item.path not in asked:
+                if item.path not in expected:
                     raise MalformedAnswer(client.label, "to 'sums': what was not asked for, or twice")
-                asked.remove(item.path)
-                found[node, item.path] = item.sha256
-            return found
+                expected.remove(item.path)
+                sums[node, item.path] = item.sha256
+            return sums
 
-        return {key: sha256 for sums in self._each(wanted, one).values() for key, sha256 in sums.items()}
+        return {key: sha256 for sums in self._on_each_node(paths, request).values() for key, sha256 in sums.items()}
 
-    def _each(self, nodes: Iterable[int], work: Callable[[int], T]) -> dict[int, T]:
+    def _on_each_node(self, nodes: Iterable[int], work: Callable[[int], T]) -> dict[int, T]:
         """Run `work` for all nodes at once. A node that fails is recorded in `errors` and skipped from then on."""
-        alive = [node for node in nodes if node not in self.errors]
+        reachable = [node for node in nodes if node not in self.errors]
 
-        def safely(node: int) -> tuple[T] | None:
+        def run(node: int) -> tuple[T] | None:
             try:
                 return (work(node),)
             except NodeError as error:
                 self.errors[node] = error
                 return None
 
-        found = on_each(safely, alive)
-        return {node: one[0] for node, one in zip(alive, found, strict=True) if one}
+        results = on_each(run, reachable)
+        return {node: result[0] for node, result in zip(reachable, results, strict=True) if result}

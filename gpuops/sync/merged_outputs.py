@@ -1,8 +1,8 @@
-"""`runs/<run>/out/`: all nodes' outputs merged into one tree, and never over a person's work.
+"""`runs/<run>/out/`: all nodes' outputs merged into one tree, without overwriting a person's work.
 
 The same path with the same bytes on several nodes is one file. With other bytes, the lowest node's file has the path
-and the others lie under `node<i>/`. `out/.gpuops.json` records each written file (size and time); a file that looks
-different belongs to a person, and what comes home for its path lies beside it as `<name>.new`.
+and the others lie under `node<i>/`. `out/.gpuops.json` records each written file (size and time); a file with
+another size or time belongs to a person, and a download for its path is put beside it as `<name>.new`.
 
 The record is written before the files are renamed into place, so a process killed between any two renames leaves no
 file that the next one takes for a person's. Several processes may publish at once (a terminal and the guard): each
@@ -44,8 +44,8 @@ LOCK_FILE = ".lock"
 LOCK_TIMEOUT_S = 120.0
 """How long another process may take to publish."""
 MAX_STAGE_ATTEMPTS = 10
-NOT_OURS = (-1, -1)
-"""The stamp of a link, and of whatever else is not a plain file."""
+NO_PLAIN_FILE = (-1, -1)
+"""The stamp of a link, and of anything else that is not a plain file."""
 
 
 class OutFolder:
@@ -68,29 +68,29 @@ class OutFolder:
                 memory = Memory.parse(json.load(file), self._system.key)
         except (OSError, ValueError, TypeError, AttributeError, RecursionError):
             return Memory(key=self._system.key)
-        at = {held.at for nodes in memory.held.values() for held in nodes.values()}
-        sound = all(isinstance(place, str) and is_inside(place) for place in at | memory.written.keys())
-        return memory if sound else Memory(key=self._system.key)
+        places = {held.place for nodes in memory.held.values() for held in nodes.values()} | memory.written.keys()
+        is_valid = all(isinstance(place, str) and is_inside(place) for place in places)
+        return memory if is_valid else Memory(key=self._system.key)
 
     @contextmanager
     def staging(self) -> Iterator[SafeFolder]:
         """A folder on the same filesystem for files that are being received; removed afterwards."""
         name = f"{os.getpid()}-{secrets.token_hex(4)}"
         with local_errors(self._incoming.path):
-            folder = self._stage(name)
+            folder = self._make_staging(name)
         try:
             yield folder
         finally:
             self._incoming.remove_tree(name)
             self._remove_incoming()
 
-    def _stage(self, name: str, tries: int = MAX_STAGE_ATTEMPTS) -> SafeFolder:
+    def _make_staging(self, name: str, tries: int = MAX_STAGE_ATTEMPTS) -> SafeFolder:
         try:
             return self._incoming.below(name).make()
         except FileNotFoundError:  # another process found `incoming` empty and removed it in between
             if tries == 1:
                 raise
-            return self._stage(name, tries - 1)
+            return self._make_staging(name, tries - 1)
 
     def _remove_incoming(self) -> None:
         """Remove `incoming` unless another process is receiving files."""
@@ -120,23 +120,26 @@ class OutFolder:
             for arrival in arrivals:
                 by_path.setdefault(arrival.path, []).append(arrival)
             for path in sorted(by_path):
-                settled = self._settle(memory, path, by_path[path], staging)
-                record_moves(memory, settled, staging)
-                moves += settled
-            self._remember(memory)
+                path_moves = self._plan_moves(memory, path, by_path[path], staging)
+                record_moves(memory, path_moves, staging)
+                moves += path_moves
+            self._write_memory(memory)
             for move in moves:
                 self.folder.move(staging, move.temp, move.place)
             self._drop_unused(memory, set(by_path))
-            self._finish(memory, moves)
-        return [said for move in moves if (said := self._remark(memory, move))]
+            self._record_moved(memory, moves)
+        return [sentence for move in moves if (sentence := self._explain_name(memory, move))]
 
-    def _remark(self, memory: Memory, move: Move) -> str:
+    def _explain_name(self, memory: Memory, move: Move) -> str:
         """Why a file has another name here than on its node; empty where it has its own."""
-        other = memory.owner(move.wanted)
-        if move.place == move.wanted:
-            ours = self._system.stored(move.path)
-            return "" if ours == move.path else f"out/{move.place} is {move.path}, a name that no file can have here"
-        if memory.becomes_folder(move.wanted) or self._is_folder(move.wanted):
+        other = memory.owner(move.proper_place)
+        if move.place == move.proper_place:
+            return (
+                ""
+                if self._system.stored(move.path) == move.path
+                else f"out/{move.place} is {move.path}, a name that no file can have here"
+            )
+        if memory.becomes_folder(move.proper_place) or self._is_folder(move.proper_place):
             return f"out/{move.place} is {move.path}: a folder has that name here"
         if other not in (None, move.path):
             return f"out/{move.place} is {move.path}: to this computer that is the same name as {other}"
@@ -148,29 +151,29 @@ class OutFolder:
             memory = self.memory()
             for node, path in wrong:
                 held = memory.held.get(path, {}).pop(node, None)
-                written = memory.written.get(held.at) if held else None
+                written = memory.written.get(held.place) if held else None
                 if held and written:
-                    memory.written[held.at] = Written(written.path, "", written.looks)
-            self._remember(memory)
+                    memory.written[held.place] = Written(written.path, "", written.stamps)
+            self._write_memory(memory)
 
     def is_home(self, memory: Memory, node: int, path: str, stamp: Stamp) -> bool:
         """Whether this version is home, and no crash came between the record and its file."""
         held = memory.held.get(path, {}).get(node)
         if held is None or held.stamp != stamp:
             return False
-        now, written = self._look(held.at), memory.written.get(held.at)
-        return now is not None and not (written and now in written.looks[:-1])
+        now, written = self._read_stamp(held.place), memory.written.get(held.place)
+        return now is not None and not (written and now in written.stamps[:-1])
 
     def sha256(self, place: str) -> str | None:
         """SHA-256 of the file that lies there now; None without one."""
         return self.folder.sha256(place)
 
-    def _look(self, place: str) -> Stamp | None:
+    def _read_stamp(self, place: str) -> Stamp | None:
         return read_stamp(self.folder, place)
 
     def _is_folder(self, place: str) -> bool:
-        seen = self.folder.look(place)
-        return seen is not None and stat.S_ISDIR(seen.st_mode)
+        status = self.folder.look(place)
+        return status is not None and stat.S_ISDIR(status.st_mode)
 
     @contextmanager
     def _locked(self) -> Iterator[None]:
@@ -188,44 +191,46 @@ class OutFolder:
                 "end it (perhaps it is suspended in a terminal), then run `gpuops pull`",
             ) from error
 
-    def _remember(self, memory: Memory) -> None:
+    def _write_memory(self, memory: Memory) -> None:
         # One name is enough under the lock, and what a crash leaves there is overwritten.
         self._home.write_json(f"out/{MEMORY_FILE}", memory.dump(), draft=MEMORY_DRAFT)
 
-    def _settle(self, memory: Memory, path: str, arrivals: Sequence[Arrival], staging: SafeFolder) -> list[Move]:
+    def _plan_moves(self, memory: Memory, path: str, arrivals: Sequence[Arrival], staging: SafeFolder) -> list[Move]:
         """Update the record for one path. Returns which files move where."""
         before = memory.held.get(path, {})
-        arrived = {a.node: a for a in arrivals if self._at_hand(memory, before, a.sha256, arrivals)}
+        arrived = {a.node: a for a in arrivals if self._is_available(memory, before, a.sha256, arrivals)}
         stamps = {node: held.stamp for node, held in before.items()} | {n: a.stamp for n, a in arrived.items()}
         sums = {node: held.sha256 for node, held in before.items()} | {n: a.sha256 for n, a in arrived.items()}
         after: dict[int, Held] = {}
         moves: list[Move] = []
         name = self._system.stored(path)
-        for sha256, place in choose_places(name, sums).items():
+        for sha256, proper in choose_places(name, sums).items():
             nodes = [node for node in sums if sums[node] == sha256]
-            lying = sorted({held.at for held in before.values() if held.sha256 == sha256})
-            at = next((at for at in lying if at == place or is_beside(at, place)), None)
-            if at is None or not arrived.keys().isdisjoint(nodes):
-                at = self._free(memory, path, f"node{min(nodes)}/{name}", place, sha256)
-                if not self._has(memory, at, sha256):
+            current = sorted({held.place for held in before.values() if held.sha256 == sha256})
+            place = next((place for place in current if place == proper or is_beside(place, proper)), None)
+            if place is None or not arrived.keys().isdisjoint(nodes):
+                place = self._find_free_place(memory, path, f"node{min(nodes)}/{name}", proper, sha256)
+                if not self._has_bytes(memory, place, sha256):
                     temps = [arrived[node].temp for node in nodes if node in arrived]
-                    temp = next(filter(None, temps), None) or self._kept(memory, sha256, lying, staging)
+                    temp = next(filter(None, temps), None) or self._stage_copy(memory, sha256, current, staging)
                     if temp is None:
                         continue  # its bytes are missing: not recorded, so that the next fetch brings them
-                    moves.append(Move(temp, at, path, sha256, wanted=place))
-            after |= {node: Held(stamps[node], sha256, at) for node in nodes}
+                    moves.append(Move(temp, place, path, sha256, proper_place=proper))
+            after |= {node: Held(stamps[node], sha256, place) for node in nodes}
         memory.held[path] = after
         return moves
 
-    def _at_hand(self, memory: Memory, before: Mapping[int, Held], sha256: str, arrivals: Sequence[Arrival]) -> bool:
+    def _is_available(
+        self, memory: Memory, before: Mapping[int, Held], sha256: str, arrivals: Sequence[Arrival]
+    ) -> bool:
         """Whether these bytes were received or are home; otherwise the node's earlier version must stay."""
         if any(arrival.temp for arrival in arrivals if arrival.sha256 == sha256):
             return True
-        return any(self._has(memory, held.at, sha256) for held in before.values() if held.sha256 == sha256)
+        return any(self._has_bytes(memory, held.place, sha256) for held in before.values() if held.sha256 == sha256)
 
-    def _kept(self, memory: Memory, sha256: str, lying: Sequence[str], staging: SafeFolder) -> str | None:
+    def _stage_copy(self, memory: Memory, sha256: str, places: Sequence[str], staging: SafeFolder) -> str | None:
         """A staged copy of bytes that are home under a name that another node's version is about to take."""
-        source = next((at for at in lying if self._has(memory, at, sha256)), None)
+        source = next((place for place in places if self._has_bytes(memory, place, sha256)), None)
         if source is None:
             return None
         temp = f"kept-{sha256}"
@@ -233,73 +238,74 @@ class OutFolder:
             self.folder.share(source, staging, temp)
         return temp
 
-    def _free(self, memory: Memory, path: str, aside: str, place: str, sha256: str) -> str:
+    def _find_free_place(self, memory: Memory, path: str, aside: str, place: str, sha256: str) -> str:
         """`place`, or the nearest name that no person's file and no other path's file has."""
-        if self._blocked(memory, place):
+        if self._is_blocked(memory, place):
             place = aside
         while not self._may_write(memory, path, place, sha256):
             longer = place + ".new"
             place = longer if may_come(longer) else f"{sha256[:32]}-{secrets.token_hex(4)}"
         return place
 
-    def _blocked(self, memory: Memory, place: str) -> bool:
-        """A folder lies there, or a file lies (or is about to) where one of its folders would have to be."""
+    def _is_blocked(self, memory: Memory, place: str) -> bool:
+        """Whether a folder has this place, or a file has, or is about to have, the place of one of its folders."""
         above = [parent.as_posix() for parent in PurePosixPath(place).parents][:-1]
         if self._system.key(MEMORY_FILE) in map(self._system.key, [place, *above]):
             return True
-        files = (memory.owner(parent) or self._look(parent) for parent in above)
+        files = (memory.owner(parent) or self._read_stamp(parent) for parent in above)
         return self._is_folder(place) or memory.becomes_folder(place) or any(files)
 
     def _may_write(self, memory: Memory, path: str, place: str, sha256: str) -> bool:
-        if self._blocked(memory, place):
+        if self._is_blocked(memory, place):
             return False
-        now = self._look(place)
+        now = self._read_stamp(place)
         written = memory.written.get(place)
         if memory.owner(place) not in (None, path):
             return False
-        return now is None or bool(written and now in written.looks) or self.sha256(place) == sha256
+        return now is None or bool(written and now in written.stamps) or self.sha256(place) == sha256
 
-    def _has(self, memory: Memory, place: str, sha256: str) -> bool:
+    def _has_bytes(self, memory: Memory, place: str, sha256: str) -> bool:
         """Whether exactly these bytes lie there, written by gpuops or by a person."""
-        now, written = self._look(place), memory.written.get(place)
+        now, written = self._read_stamp(place), memory.written.get(place)
         if now is None:
             return False
-        if written and now in written.looks and len(written.looks) == 1:
+        if written and now in written.stamps and len(written.stamps) == 1:
             return written.sha256 == sha256
         return self.sha256(place) == sha256
 
     def _drop_unused(self, memory: Memory, paths: set[str]) -> None:
         """Remove written files that no node's version needs any more, unless a person changed them."""
-        used = {held.at for path in paths for held in memory.held.get(path, {}).values()}
+        used = {held.place for path in paths for held in memory.held.get(path, {}).values()}
         for place, written in list(memory.written.items()):
             if written.path not in paths or place in used:
                 continue
-            if self._look(place) in written.looks:
+            if self._read_stamp(place) in written.stamps:
                 self.folder.remove(place)
                 self.folder.remove_empty(place.rpartition("/")[0])
             del memory.written[place]
 
-    def _finish(self, memory: Memory, moves: Sequence[Move]) -> None:
+    def _record_moved(self, memory: Memory, moves: Sequence[Move]) -> None:
+        """Record that files are in their places: of their stamps only the new one counts now."""
         for move in moves:
             written = memory.written[move.place]
-            memory.written[move.place] = Written(written.path, written.sha256, written.looks[-1:])
-        self._remember(memory)
+            memory.written[move.place] = Written(written.path, written.sha256, written.stamps[-1:])
+        self._write_memory(memory)
 
 
 def record_moves(memory: Memory, moves: Sequence[Move], staging: SafeFolder) -> None:
-    """Record files that are about to be renamed into place: old and new looks both count as written by gpuops."""
+    """Record files that are about to be renamed into place: old and new stamps both count as written by gpuops."""
     for move in moves:
         old, new = memory.written.get(move.place), read_stamp(staging, move.temp)
-        looks = (*(old.looks if old else ()), *((new,) if new else ()))
-        memory.announce(move.place, Written(move.path, move.sha256, looks))
+        stamps = (*(old.stamps if old else ()), *((new,) if new else ()))
+        memory.announce(move.place, Written(move.path, move.sha256, stamps))
 
 
 def read_stamp(folder: SafeFolder, path: str) -> Stamp | None:
-    """(size, mtime_ns) of the file at `path`; None where nothing or a folder lies there, NOT_OURS for all else."""
-    seen = folder.look(path)
-    if seen is None or stat.S_ISDIR(seen.st_mode):
+    """(size, mtime_ns) of the file at `path`; None without one or for a folder, else NO_PLAIN_FILE."""
+    status = folder.look(path)
+    if status is None or stat.S_ISDIR(status.st_mode):
         return None
-    return (seen.st_size, seen.st_mtime_ns) if stat.S_ISREG(seen.st_mode) else NOT_OURS
+    return (status.st_size, status.st_mtime_ns) if stat.S_ISREG(status.st_mode) else NO_PLAIN_FILE
 
 
 def inherit(home: RunHome, handed: Mapping[int, Mapping[str, int]]) -> None:

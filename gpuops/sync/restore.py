@@ -55,7 +55,9 @@ def restore_files(clients: Sequence[AgentClient], tree: str, row: RunRow) -> int
 def select_places(memory: Memory, node: int) -> dict[str, str]:
     """Path to place in `out/` of the version a node gets: its own, else the lowest node's."""
     return {
-        path: (versions.get(node) or versions[min(versions)]).at for path, versions in memory.held.items() if versions
+        path: (versions.get(node) or versions[min(versions)]).place
+        for path, versions in memory.held.items()
+        if versions
     }
 
 

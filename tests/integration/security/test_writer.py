@@ -24,7 +24,7 @@ from gpuops.core.platform import System
 from gpuops.core.safe_folder import SafeFolder, is_gits, is_inside
 from gpuops.sync import RunHome
 from gpuops.sync.archive import unpack
-from gpuops.sync.download import Received, receive
+from gpuops.sync.download import Reception, receive_files
 from gpuops.sync.merged_outputs import MEMORY_FILE, OutFolder
 from gpuops.sync.merged_outputs_record import Arrival
 from gpuops.sync.project import read_entry
@@ -438,12 +438,12 @@ def test_hostile_members_by_every_way_home(tmp_path: Path, capsys: pytest.Captur
 
     def results(node: Any, path: str) -> None:
         with out.staging() as staging:
-            received: Received = {}
+            reception = Reception(staging, lambda _: None)
             asked = {path: (0, 1), f"{path}/behind": (0, 1)}
             try:
-                receive(node, "r-1", 0, asked, staging, lambda _: None, received)
+                receive_files(node, "r-1", 0, asked, reception)
             finally:
-                out.publish(list(received.values()), staging)
+                out.publish(list(reception.received.values()), staging)
 
     def archives(node: Any, _path: str) -> None:
         with out.staging() as staging:

@@ -816,7 +816,7 @@ def test_memory_survives_its_file(scene: Scene) -> None:
     scene.fetch()
     memory = OutFolder(scene.home).memory()
     assert Memory.parse(json.loads(json.dumps(memory.dump()))) == memory
-    assert memory.held["a.pt"][1].at == "node1/a.pt"
+    assert memory.held["a.pt"][1].place == "node1/a.pt"
 
 
 def test_nothing_to_publish_touches_nothing(tmp_path: Path) -> None:
