@@ -12,10 +12,11 @@ import math
 import os
 import re
 import time
-from typing import Any, Callable, Mapping
+from typing import Any, Callable
 
 from gpuops.agent.node import Node, Refusal, log, open_append, read_json, size_of
 from gpuops.agent.processes import Marker
+from gpuops.agent.run_documents import LaunchSpec, RankRecord, Reason
 
 TAIL_LINES = 40
 TAIL_BYTES = 8192
@@ -35,15 +36,14 @@ _NOT_OUTPUT = ("events.jsonl", TIMES)
 _RANK_FILE = re.compile(r"([0-9]+)\.(out|err)")
 
 
-def run_marker(node: Node, spec: Mapping[str, Any]) -> Marker:
-    name = f"{spec['cluster']}-{spec['run']}-{spec['node']}"
-    return Marker(name, os.path.join(node.run(spec["run"]), "stop"))
+def run_marker(node: Node, spec: LaunchSpec) -> Marker:
+    return Marker(f"{spec.cluster}-{spec.run}-{spec.node}", os.path.join(node.run(spec.run), "stop"))
 
 
 def run_markers(node: Node) -> list[Marker]:
     """The markers of all runs started here."""
-    specs = (read_json(node.path("runs", name, "spec.json")) for name in node.runs())
-    return [run_marker(node, document) for document in specs if document]
+    specs = (read_spec(node, name) for name in node.runs())
+    return [run_marker(node, spec) for spec in specs if spec]
 
 
 def read_result(folder: str) -> dict[str, Any] | None:
@@ -52,18 +52,26 @@ def read_result(folder: str) -> dict[str, Any] | None:
     return document
 
 
-def read_spec(node: Node, name: str) -> dict[str, Any]:
-    """The run's launch spec; empty where it was never started."""
-    return read_json(os.path.join(node.run(name), "spec.json")) or {}
+def read_end_reason(folder: str) -> Reason | None:
+    """Why the run ended; None while it has not ended."""
+    document = read_result(folder)
+    return None if document is None else Reason.parse(document.get("reason") or {})
+
+
+def read_spec(node: Node, name: str) -> LaunchSpec | None:
+    """The run's launch spec; None where it was never started."""
+    document = read_json(os.path.join(node.run(name), "spec.json"))
+    return LaunchSpec.parse({"run": name, **document}) if document else None
 
 
 def unknown_run(name: str) -> Refusal:
     return Refusal("no-run", f"no run '{name}' was started on this node", "`gpuops runs` lists them")
 
 
-def read_records(folder: str) -> dict[int, dict[str, Any]]:
-    """The rank wrappers' records, by rank; `ended` is None while the rank lives."""
-    return {record["rank"]: record for record in map(read_json, list_record_files(folder)) if record}
+def read_records(folder: str) -> dict[int, RankRecord]:
+    """The rank wrappers' records, by rank."""
+    documents = filter(None, map(read_json, list_record_files(folder)))
+    return {record.rank: record for record in map(RankRecord.parse, documents)}
 
 
 def list_record_files(folder: str) -> list[str]:

@@ -17,6 +17,7 @@ from gpuops.agent.retain import end_once_stored, sink
 from gpuops.agent.rpc.server import Server
 from gpuops.agent.run import preemption, registry
 from gpuops.agent.run.result import settle_lost_runs
+from gpuops.agent.run_documents import Outcome, Reason, StopMode
 
 PARENT_CHECK_INTERVAL_S = 2.0
 """Time between two checks that the watchdog lives, for kernels that do not signal its end."""
@@ -49,7 +50,9 @@ def finish_sinks(node: Node) -> None:
     done = threading.Event()
     try:
         for name in node.runs()[-1:]:
-            sink.start_heartbeat(node, run_files.read_spec(node, name) or {"run": name}, done)
+            spec = run_files.read_spec(node, name)
+            if spec is not None:
+                sink.start_heartbeat(node, spec, done)
         preemption.watch_notices(node, done, hurry)
     finally:
         sink.resume_storing(node)
@@ -67,8 +70,8 @@ def hurry(notice: preemption.Notice) -> None:
 def close_orphaned(node: Node) -> None:
     """The watchdog was killed, and no run may go on without one: end the run, start another watchdog, exit."""
     log("the watchdog is gone; ending what is on and starting another")
-    reason = {"kind": "watchdog", "say": "gpuops' watchdog on this node was killed while the run was on"}
-    registry.end_runs(reason, "now", "lost")
+    reason = Reason("watchdog", "gpuops' watchdog on this node was killed while the run was on")
+    registry.end_runs(reason, StopMode.NOW, Outcome.LOST)
     processes.end_all(processes.helper_processes)
     if os.path.exists("node.json") and not os.path.exists("ended.json"):
         start_watchdog(node)

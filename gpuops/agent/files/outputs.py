@@ -45,7 +45,7 @@ def outs(node: Node, args: dict[str, Any], emit: Emit) -> dict[str, Any]:  # noq
     if not spec:
         raise run_files.unknown_run(args["run"])
     before = read_json(os.path.join(node.run(args["run"]), "inventory.json")) or {}
-    now = list_outputs(node, spec["tree"], args["patterns"])
+    now = list_outputs(node, spec.tree, args["patterns"])
     return {"files": [[path, *stamp] for path, stamp in sorted(now.items()) if before.get(path) != stamp]}
 
 

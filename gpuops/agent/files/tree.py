@@ -284,4 +284,4 @@ def _tree_of_run(node: Node, run: str) -> str:
     spec = run_files.read_spec(node, run)
     if not spec:
         raise run_files.unknown_run(run)
-    return str(spec["tree"])
+    return spec.tree

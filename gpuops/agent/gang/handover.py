@@ -26,6 +26,7 @@ from gpuops.agent.gang.channel import FRAME_LIMIT, Channel
 from gpuops.agent.gang.link import Link
 from gpuops.agent.node import Node, Refusal, log, read_json, remove_file, write_json
 from gpuops.agent.retain import await_download, end_once_stored, sink
+from gpuops.agent.run_documents import LaunchSpec, SinkPhase
 
 LATEST_START_S = 30.0
 """While a client is connected, which may download the results, a handover starts this long before the machine ends."""
@@ -48,14 +49,14 @@ class Handover:
     """One run's handover, on one node. `done` is set once the run has ended here and its results are in their sink."""
 
     def __init__(
-        self, node: Node, spec: Mapping[str, Any], link: Link, done: threading.Event, event: Callable[..., None]
+        self, node: Node, spec: LaunchSpec, link: Link, done: threading.Event, event: Callable[..., None]
     ) -> None:
         self._node = node
         self._spec = spec
         self._link = link
         self._done = done
         self._event = event
-        self._me: int = spec["node"]
+        self._me = spec.node
         self._preempted: dict[int, float] = {}
         """Preempted nodes, and when their machines end (monotonic)."""
         self._lock = threading.Lock()
@@ -117,7 +118,7 @@ class Handover:
             say = getattr(error, "say", None) or getattr(error, "strerror", None) or str(error) or type(error).__name__
             self._event("unhanded", why=say)
         except Exception as error:
-            log(f"the results of {self._spec['run']} could not be handed over\n{traceback.format_exc()}")
+            log(f"the results of {self._spec.run} could not be handed over\n{traceback.format_exc()}")
             self._event("unhanded", why=f"{type(error).__name__}: {error}")
 
     def _is_needed(self) -> bool:
@@ -133,8 +134,10 @@ class Handover:
 
     def _is_safe(self) -> bool:
         """Whether the results were downloaded, or are in their sink."""
-        home = os.path.join(self._node.run(self._spec["run"]), await_download.HOME)
-        return os.path.exists(home) or (sink.read_state(self._node, self._spec["run"]) or {}).get("state") == "safe"
+        if os.path.exists(os.path.join(self._node.run(self._spec.run), await_download.HOME)):
+            return True
+        state = sink.read_state(self._node, self._spec.run)
+        return state is not None and state.state == SinkPhase.SAFE
 
     # Giving.
 
@@ -165,7 +168,7 @@ class Handover:
 
     def _newest(self) -> Iterator[tuple[str, int]]:
         """Path and mtime in ns of the run's outputs, the newest first."""
-        question = {"run": self._spec["run"], "patterns": self._spec.get("outs") or []}
+        question = {"run": self._spec.run, "patterns": self._spec.outs}
         rows = outputs.outs(self._node, question, lambda _item: None)["files"]
         for path, _size, mtime_ns in sorted(rows, key=lambda row: row[2], reverse=True):
             if os.path.isfile(os.path.join(os.fsencode(self._tree()), path_bytes(path))):
@@ -188,7 +191,7 @@ class Handover:
     def _take(self, channel: Channel, of: int) -> None:
         left_s = self._preempted.get(of, 0.0) - time.monotonic()
         channel.limit_silence(max(SILENCE_LIMIT_S, left_s))  # the giver may wait for a client first
-        matches = outputs.compile_patterns(self._spec.get("outs") or [])
+        matches = outputs.compile_patterns(self._spec.outs)
         files = size = 0
         try:
             offer = _receive(channel)
@@ -240,14 +243,14 @@ class Handover:
 
     def _hold(self, path: str, of: int) -> None:
         """Results on this node are no longer complete at the user's: hold them again."""
-        folder = self._node.run(self._spec["run"])
+        folder = self._node.run(self._spec.run)
         with self._lock:
             write_json(os.path.join(folder, STATE), {**handed_files(folder), path: of})
             remove_file(os.path.join(folder, await_download.HOME))
         self._node.touch()
 
     def _tree(self) -> str:
-        return self._node.tree(self._spec["tree"])
+        return self._node.tree(self._spec.tree)
 
 
 def handed_files(folder: str) -> dict[str, int]:

@@ -19,8 +19,10 @@ from abc import ABC, abstractmethod
 from typing import Any, Callable, Mapping, NamedTuple
 
 from gpuops.agent.gang.channel import Channel, session_keys
+from gpuops.agent.gang.events import RunEnded
 from gpuops.agent.network.unauthenticated import ACCEPT_PAUSE_S, BACKLOG, Strangers, close, proof, read_line
 from gpuops.agent.node import log
+from gpuops.agent.run_documents import Outcome, Reason
 
 Receive = Callable[[Mapping[str, Any]], None]
 GIVE, TAKE = "give", "take"
@@ -104,7 +106,7 @@ class Link(ABC):
             log(f"an event of another node cannot be handled: {event}\n{traceback.format_exc()}")
 
     def _lost(self, node: int, say: str) -> dict[str, Any]:
-        return {"event": "ended", "node": node, "outcome": "lost", "reason": {"kind": "gang", "say": say}}
+        return RunEnded(node, Outcome.LOST, Reason("gang", say)).document()
 
 
 class Head(Link):

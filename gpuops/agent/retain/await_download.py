@@ -8,11 +8,12 @@ from __future__ import annotations
 
 import os
 import time
-from typing import Any, Mapping
+from typing import Any
 
 from gpuops.agent import run_files
-from gpuops.agent.node import Emit, Node, read_json, write_json
+from gpuops.agent.node import Emit, Node, write_json
 from gpuops.agent.retain import bucket_sink
+from gpuops.agent.run_documents import LaunchSpec, Reason
 
 HOME = "home.json"
 
@@ -37,20 +38,17 @@ class HeldRuns:
         folder = self._node.run(name)
         if os.path.exists(os.path.join(folder, HOME)):
             self._durations.pop(name, None)  # for now: files that another node hands over are held again
-        elif name not in self._durations and (result := read_json(os.path.join(folder, "result.json"))):
-            span = hold_duration_s(run_files.read_spec(self._node, name), result)
-            if span is None:
+        elif name not in self._durations and (reason := run_files.read_end_reason(folder)):
+            hold_s = hold_duration_s(run_files.read_spec(self._node, name), reason)
+            if hold_s is None:
                 self._never_held.add(name)
             else:
-                self._durations[name] = span
+                self._durations[name] = hold_s
 
 
-def hold_duration_s(spec: Mapping[str, Any], result: Mapping[str, Any]) -> float | None:
+def hold_duration_s(spec: LaunchSpec | None, end_reason: Reason) -> float | None:
     """For how many seconds the results of an ended run are held; None if it never started, or does not ask for it."""
-    if (result.get("reason") or {}).get("kind") == "start":
-        return None
-    span = spec.get("hold_s")
-    return float(span) if isinstance(span, (int, float)) else None
+    return None if spec is None or end_reason.kind == "start" else spec.hold_s
 
 
 def home(node: Node, args: dict[str, Any], _emit: Emit) -> dict[str, Any]:

@@ -21,6 +21,7 @@ from gpuops.agent.retain import run_contents
 from gpuops.agent.retain.multipart_upload import NEVER, Stored, Upload, size_excess
 from gpuops.agent.retain.object_requests import object_size, send_request, with_retries
 from gpuops.agent.retain.virtual_tar import Archive
+from gpuops.agent.run_documents import LaunchSpec, Reason, SinkPhase, SinkState
 
 URLS = "urls.json"
 PARTS = "parts.json"
@@ -35,18 +36,13 @@ _uploading: dict[str, dict[str, Any]] = {}
 """The URLs of uploads in progress, by the run's folder."""
 
 
-def uses_bucket(spec: Mapping[str, Any]) -> bool:
-    """Whether a run's sink is a bucket."""
-    return bool((spec.get("sink") or {}).get("bucket"))
-
-
-def claim_bucket(node: Node, spec: Mapping[str, Any], urls: Mapping[str, Any]) -> str:
+def claim_bucket(node: Node, spec: LaunchSpec, urls: Mapping[str, Any]) -> str:
     """Before a run starts: check that this node can write to its place. Returns the place. Raises Refusal(`sink`)."""
-    folder, place = node.run(spec["run"]), str(spec["sink"]["bucket"])
+    folder, place = node.run(spec.run), spec.sink.bucket if spec.sink else ""
     write_json(os.path.join(folder, URLS), urls)
     remove_file(os.path.join(folder, PARTS))
     try:
-        write_state(node, spec, {"state": "claimed"}, CLAIM_LIMIT_S)
+        write_state(node, spec, SinkState(SinkPhase.CLAIMED), CLAIM_LIMIT_S)
     except OSError as error:
         say = f"{place} cannot keep this run's results: {error.strerror or error}"
         raise Refusal("sink", say, "see that the node reaches the bucket, or leave out --sink") from error
@@ -65,10 +61,10 @@ def renew(node: Node, args: dict[str, Any], _emit: Emit) -> dict[str, Any]:
     return {}
 
 
-def write_state(node: Node, spec: Mapping[str, Any], state: Mapping[str, Any], limit_s: float = STATE_LIMIT_S) -> None:
+def write_state(node: Node, spec: LaunchSpec, state: SinkState, limit_s: float = STATE_LIMIT_S) -> None:
     """Write this node's state to the bucket. Raises OSError."""
-    urls = read_json(os.path.join(node.run(spec["run"]), URLS)) or {}
-    body = json.dumps({**state, "node": spec["node"], "at": time.time()}).encode()
+    urls = read_json(os.path.join(node.run(spec.run), URLS)) or {}
+    body = json.dumps({**state.document(), "node": spec.node, "at": time.time()}).encode()
     if urls.get("state"):
         url = urls["state"]
         with_retries(lambda: send_request("PUT", url, [body], len(body)), time.time() + limit_s)
@@ -76,7 +72,7 @@ def write_state(node: Node, spec: Mapping[str, Any], state: Mapping[str, Any], l
 
 def upload_results(
     node: Node,
-    spec: Mapping[str, Any],
+    spec: LaunchSpec,
     folder: str,
     deadline: Callable[[], float],
     progress_of: Callable[[int], Callable[[int], None]],
@@ -97,7 +93,7 @@ def upload_results(
         raise OSError(errno.EACCES, "the permission to write to the bucket has ended")
     if say := size_excess(archive, urls):
         raise OSError(errno.EFBIG, say)
-    about = {"schema": 1, "run": spec["run"], "node": spec["node"]}
+    about = {"schema": 1, "run": spec.run, "node": spec.node}
     path = os.path.join(folder, PARTS)
     upload = Upload(
         archive,
@@ -115,11 +111,10 @@ def upload_results(
         del _uploading[folder]
 
 
-def machine_deadline(spec: Mapping[str, Any], result: Mapping[str, Any]) -> float:
-    """When this machine ends, as far as the run's result says (UTC seconds)."""
-    reason = result.get("reason") or {}
-    ours = reason.get("kind") == "reclaim" and reason.get("node", spec["node"]) == spec["node"]
-    return float(reason["at"]) if ours and isinstance(reason.get("at"), (int, float)) else NEVER
+def machine_deadline(spec: LaunchSpec, end_reason: Reason) -> float:
+    """When this machine ends, as far as the reason of the run's end says (UTC seconds)."""
+    is_this_machine = end_reason.kind == "reclaim" and end_reason.node in (None, spec.node)
+    return end_reason.at if is_this_machine and end_reason.at is not None else NEVER
 
 
 def remove_upload_urls(folder: str) -> None:

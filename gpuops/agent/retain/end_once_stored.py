@@ -8,11 +8,12 @@ from __future__ import annotations
 import os
 import threading
 import time
-from typing import Any, Mapping, Sequence
+from typing import Any, Sequence
 
 from gpuops.agent import lease, presence, run_files
 from gpuops.agent.node import Node, log, modified_at, read_json, write_json
 from gpuops.agent.retain import bucket_sink, sink
+from gpuops.agent.run_documents import LaunchSpec, SinkPhase
 
 END_FILE = "over.json"
 POLL_INTERVAL_S = 1.0
@@ -32,14 +33,14 @@ def may_end(is_present: bool, all_safe: bool, waited_s: float) -> bool:
 
 def start_watch(node: Node, name: str) -> None:
     """End this node once it may, from a thread, if its run asked for that and its results are safe."""
-    spec, state = run_files.read_spec(node, name), sink.read_state(node, name) or {}
-    if (spec.get("sink") or {}).get("end") and state.get("state") == "safe":
-        threading.Thread(
-            target=_end_when_stored, args=(node, spec, state["folder"]), name="over " + name, daemon=True
-        ).start()
+    spec, state = run_files.read_spec(node, name), sink.read_state(node, name)
+    if not (spec and spec.sink and spec.sink.end and state and state.state == SinkPhase.SAFE):
+        return
+    arguments = (node, spec, state.folder or "")
+    threading.Thread(target=_end_when_stored, args=arguments, name="over " + name, daemon=True).start()
 
 
-def _end_when_stored(node: Node, spec: Mapping[str, Any], folder: str) -> None:
+def _end_when_stored(node: Node, spec: LaunchSpec, folder: str) -> None:
     activity = LastActivity(lease.last_used_at(node))
     stall, nodes = StallTimer(), _StoredNodes(node, spec, folder)
     while True:
@@ -58,10 +59,10 @@ def _end_when_stored(node: Node, spec: Mapping[str, Any], folder: str) -> None:
 class _StoredNodes:
     """The state of a run's nodes, as their sink shows it."""
 
-    def __init__(self, node: Node, spec: Mapping[str, Any], folder: str) -> None:
-        self._bucket = bucket_sink.StoredArchives(node.run(spec["run"])) if bucket_sink.uses_bucket(spec) else None
+    def __init__(self, node: Node, spec: LaunchSpec, folder: str) -> None:
+        self._bucket = bucket_sink.StoredArchives(node.run(spec.run)) if spec.uses_bucket else None
         self._folder = folder
-        self._nodes = int(spec["nodes"])
+        self._nodes = spec.nodes
 
     def all_safe(self) -> bool:
         return self._bucket.all_safe(self._nodes) if self._bucket else all_safe(self._folder, self._nodes)

@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 import os
-from typing import Any, Iterator, Mapping, Sequence
+from typing import Any, Iterator, Sequence
 
 from gpuops.agent import run_files
 from gpuops.agent.files import outputs
 from gpuops.agent.files.folder import path_bytes
 from gpuops.agent.node import Node
 from gpuops.agent.retain.virtual_tar import Item
+from gpuops.agent.run_documents import LaunchSpec
 
 RESULT = "result.json"
 LOGS = "logs/"
@@ -20,7 +21,7 @@ SHORT_LOG_BYTES = 10_000_000
 """Longer logs come last in an archive."""
 
 
-def list_items(node: Node, spec: Mapping[str, Any], folder: str) -> Iterator[Item]:
+def list_items(node: Node, spec: LaunchSpec, folder: str) -> Iterator[Item]:
     """All files: the result, the logs, then what the run made. `folder`: the run's own."""
     named = {RESULT: os.path.join(folder, RESULT)}
     named.update({LOGS + name: path for name, path in run_files.list_streams(folder).items()})
@@ -28,17 +29,17 @@ def list_items(node: Node, spec: Mapping[str, Any], folder: str) -> Iterator[Ite
         if os.path.exists(path):
             seen = os.stat(path)
             yield Item(os.fsencode(path), name, seen.st_size, seen.st_mtime_ns)
-    tree = os.fsencode(node.tree(spec["tree"]))
+    tree = os.fsencode(node.tree(spec.tree))
     for path, size, mtime_ns in _outputs(node, spec):
         yield Item(os.path.join(tree, path_bytes(path)), OUT + path, size, mtime_ns)
 
 
-def _outputs(node: Node, spec: Mapping[str, Any]) -> Iterator[Sequence[Any]]:
+def _outputs(node: Node, spec: LaunchSpec) -> Iterator[Sequence[Any]]:
     """(path, size, mtime in ns) of files that match the patterns, then of files that no pattern names."""
-    question = {"run": spec["run"], "patterns": spec.get("outs") or []}
+    question = {"run": spec.run, "patterns": spec.outs}
     yield from outputs.outs(node, question, lambda _item: None)["files"]
     unnamed = outputs.list_unnamed(node, question)["files"]
-    if not spec["sink"].get("end"):
+    if not (spec.sink and spec.sink.end):
         unnamed = [row for row in unnamed if row[1] <= UNNAMED_FILE_BYTES][:UNNAMED_FILES]
     for row in unnamed:
         yield row[:3]

@@ -1,6 +1,6 @@
 """The sink (`sink` in the launch spec): stores results where they outlive this machine.
 
-A sink is a bucket (see `bucket`) or a folder, usually of a network volume:
+A sink is a bucket (see `bucket_sink`) or a folder, usually of a network volume:
 
     <folder>/.of-<id>              marks the run that the folder belongs to
     <folder>/node<i>/logs/         the run's streams, by name
@@ -26,6 +26,7 @@ from gpuops.agent.node import Node, Refusal, log, read_json, remove_file, write_
 from gpuops.agent.retain import await_download, bucket_sink, run_contents
 from gpuops.agent.retain.multipart_upload import NEVER
 from gpuops.agent.retain.safe_copy import copy_verified
+from gpuops.agent.run_documents import LaunchSpec, SinkPhase, SinkSpec, SinkState
 
 STATE = "sink.json"
 SAFE = "safe.json"
@@ -43,36 +44,36 @@ _resumed.set()
 """Not set while `resume` finishes what a killed agent left undone."""
 _machine_ends = NEVER
 """When this machine ends, as far as is known (UTC seconds)."""
-_unwritten_states: dict[str, dict[str, Any]] = {}
+_unwritten_states: dict[str, SinkState] = {}
 """States that could not be written, by the run's folder: this machine's own disk may be full."""
 
 
-def claim_place(node: Node, spec: Mapping[str, Any], urls: Mapping[str, Any] | None = None) -> None:
+def claim_place(node: Node, spec: LaunchSpec, urls: Mapping[str, Any] | None = None) -> None:
     """Before a run starts: check that its place exists, is its own, and can be written to. Raises Refusal(`sink`).
 
     Where the folder has another run's results, or somebody's files, a folder beside it is used. `urls`: presigned URLs
     of a bucket.
     """
-    sink = spec.get("sink")
-    if not sink:
+    if spec.sink is None:
         return
-    if bucket_sink.uses_bucket(spec):
-        _record_state(
-            node.run(spec["run"]), {"state": "claimed", "folder": bucket_sink.claim_bucket(node, spec, urls or {})}
-        )
-        return
-    mark = f".of-{sink['id']}"
+    folder = bucket_sink.claim_bucket(node, spec, urls or {}) if spec.uses_bucket else _claim_folder(spec, spec.sink)
+    _record_state(node.run(spec.run), SinkState(SinkPhase.CLAIMED, folder))
+
+
+def _claim_folder(spec: LaunchSpec, sink: SinkSpec) -> str:
+    """The folder that this run stores its results in, with a subfolder for this node. Raises Refusal(`sink`)."""
+    mark = f".of-{sink.id}"
     try:
-        folder = next(path for path in (sink["folder"], f"{sink['folder']}-{sink['id']}") if _is_ours(path, mark))
-        ours = os.path.join(folder, f"node{spec['node']}")
-        os.makedirs(ours, exist_ok=True)
-        remove_file(os.path.join(ours, SAFE))  # of an earlier attempt
-        write_json(os.path.join(ours, ALIVE), {"run": spec["run"], "node": spec["node"], "nodes": spec["nodes"]})
+        folder = next(path for path in (sink.folder, f"{sink.folder}-{sink.id}") if _is_ours(path, mark))
+        node_folder = os.path.join(folder, f"node{spec.node}")
+        os.makedirs(node_folder, exist_ok=True)
+        remove_file(os.path.join(node_folder, SAFE))  # of an earlier attempt
+        write_json(os.path.join(node_folder, ALIVE), {"run": spec.run, "node": spec.node, "nodes": spec.nodes})
     except (OSError, StopIteration) as error:
         why = getattr(error, "strerror", None) or "others' files lie there"
-        say = f"{sink['folder']} cannot keep this run's results: {why}"
+        say = f"{sink.folder} cannot keep this run's results: {why}"
         raise Refusal("sink", say, "see to the volume, or leave out --sink") from error
-    _record_state(node.run(spec["run"]), {"state": "claimed", "folder": folder})
+    return folder
 
 
 def _is_ours(folder: str, mark: str) -> bool:
@@ -93,11 +94,13 @@ def _is_ours(folder: str, mark: str) -> bool:
         return True
 
 
-def read_state(node: Node, name: str) -> dict[str, Any] | None:
-    """The state of a run's sink: `state` (claimed, copying, safe, failed), `folder`, …; None without a sink."""
+def read_state(node: Node, name: str) -> SinkState | None:
+    """How far a run's results are stored; None for a run without a sink."""
     folder = node.run(name)
-    state: dict[str, Any] | None = _unwritten_states.get(folder) or read_json(os.path.join(folder, STATE))
-    return state
+    if folder in _unwritten_states:
+        return _unwritten_states[folder]
+    document = read_json(os.path.join(folder, STATE))
+    return SinkState.parse(document) if document else None
 
 
 def set_deadline(at: float) -> None:
@@ -110,46 +113,42 @@ def store_results(node: Node, name: str) -> None:
     """Store the results of a run that has ended, once, and record whether that succeeded. Never raises."""
     try:
         folder = node.run(name)
-        spec, state = run_files.read_spec(node, name), read_state(node, name)
-        result = run_files.read_result(folder) or {}
-        if not spec.get("sink") or not state or state["state"] not in ("claimed", "copying"):
+        spec, state, reason = run_files.read_spec(node, name), read_state(node, name), run_files.read_end_reason(folder)
+        if not (spec and spec.sink and state and state.state in (SinkPhase.CLAIMED, SinkPhase.COPYING)):
             return
-        if (result.get("reason") or {}).get("kind") == "start":
+        if reason is not None and reason.kind == "start":
             return  # the run never started
+        machine_ends = bucket_sink.machine_deadline(spec, reason) if reason else NEVER
         with _LOCK:
-            _store(
-                node,
-                folder,
-                spec,
-                state["folder"],
-                lambda: min(bucket_sink.machine_deadline(spec, result), _machine_ends),
-            )
+            _store(node, folder, spec, state.folder or "", lambda: min(machine_ends, _machine_ends))
     except Exception:
         log(f"the results of {name} could not be stored\n{traceback.format_exc()}")
 
 
-def _store(node: Node, folder: str, spec: Mapping[str, Any], sink: str, deadline: Callable[[], float]) -> None:
+def _store(node: Node, folder: str, spec: LaunchSpec, sink: str, deadline: Callable[[], float]) -> None:
+    """Store the results in `folder`, the run's own, and record how that ended. `sink`: its place there."""
     try:
-        if bucket_sink.uses_bucket(spec):
+        if spec.uses_bucket:
             files, size, changed = _upload(node, spec, folder, sink, deadline)
         else:
             (files, size), changed = _Copy(node, spec, folder, sink).run(), []
     except Exception as error:
         why = getattr(error, "strerror", None) or f"{type(error).__name__}: {error}"
-        log(f"the results of {spec['run']} could not be stored\n{traceback.format_exc()}")
-        _record_state(folder, {"state": "failed", "folder": sink, "why": why})
+        log(f"the results of {spec.run} could not be stored\n{traceback.format_exc()}")
+        _record_state(folder, SinkState(SinkPhase.FAILED, sink, why=why))
         run_files.record_event(folder, "unsafe", sink=sink, why=why)
         return
+    state = SinkState(SinkPhase.SAFE, sink, at=time.time(), files=files, bytes=size, changed=changed or None)
+    _record_state(folder, state)
     more = {"changed": changed} if changed else {}
-    _record_state(folder, {"state": "safe", "folder": sink, "at": time.time(), "files": files, "bytes": size, **more})
     run_files.record_event(folder, "safe", sink=sink, files=files, bytes=size, **more)
     await_download.record_download(folder)
-    if bucket_sink.uses_bucket(spec):
+    if spec.uses_bucket:
         bucket_sink.remove_upload_urls(folder)
 
 
 def _upload(
-    node: Node, spec: Mapping[str, Any], folder: str, sink: str, deadline: Callable[[], float]
+    node: Node, spec: LaunchSpec, folder: str, sink: str, deadline: Callable[[], float]
 ) -> tuple[int, int, list[str]]:
     """How many files and bytes were sent, and the names of files that changed meanwhile. Raises OSError if some are
     missing in the bucket."""
@@ -177,31 +176,33 @@ def resume_storing(node: Node) -> None:
         _resumed.set()
 
 
-def start_heartbeat(node: Node, spec: Mapping[str, Any], done: threading.Event) -> None:
+def start_heartbeat(node: Node, spec: LaunchSpec, done: threading.Event) -> None:
     """Show the other nodes that this one goes on: until `done` and, if its results could not be stored, until a client
     has downloaded them. In a thread, since a volume or a network may hang."""
-    state = read_state(node, spec["run"]) or {}
-    path = os.path.join(state.get("folder") or "", f"node{spec.get('node')}", ALIVE)
+    claimed = read_state(node, spec.run)
+    if spec.sink is None or claimed is None or not claimed.folder:
+        return
+    path = os.path.join(claimed.folder, f"node{spec.node}", ALIVE)
 
-    def show() -> None:
-        while not done.is_set() or is_unsafe(node, spec["run"]):
+    def beat() -> None:
+        while not done.is_set() or is_unsafe(node, spec.run):
             try:
-                if bucket_sink.uses_bucket(spec):
-                    bucket_sink.write_state(node, spec, read_state(node, spec["run"]) or {})
+                if spec.uses_bucket:
+                    bucket_sink.write_state(node, spec, read_state(node, spec.run) or claimed)
                 else:
                     os.utime(path)
             except OSError as error:
                 log(f"the other nodes cannot see that this one goes on: {error}")
             time.sleep(ALIVE_INTERVAL_S)
 
-    if spec.get("sink") and state.get("folder"):
-        threading.Thread(target=show, name="beat " + spec["run"], daemon=True).start()
+    threading.Thread(target=beat, name="beat " + spec.run, daemon=True).start()
 
 
 def is_unsafe(node: Node, name: str) -> bool:
     """Whether a run's results exist only here, since storing them failed."""
-    at_home = os.path.exists(os.path.join(node.run(name), await_download.HOME))
-    return not at_home and (read_state(node, name) or {}).get("state") == "failed"
+    is_downloaded = os.path.exists(os.path.join(node.run(name), await_download.HOME))
+    state = read_state(node, name)
+    return not is_downloaded and state is not None and state.state == SinkPhase.FAILED
 
 
 def wait_until_stored() -> None:
@@ -227,19 +228,19 @@ class Progress:
         if time.monotonic() - self._recorded >= PROGRESS_INTERVAL_S:
             self._recorded = time.monotonic()
             self._node.touch()
-            state = {"state": "copying", "folder": self._sink, "at": time.time(), "done": self._done}
-            _record_state(self._folder, {**state, "total": self._total})
+            state = SinkState(SinkPhase.COPYING, self._sink, at=time.time(), done=self._done, total=self._total)
+            _record_state(self._folder, state)
 
 
 class _Copy:
     """Copies one run's files into a folder."""
 
-    def __init__(self, node: Node, spec: Mapping[str, Any], folder: str, sink: str) -> None:
+    def __init__(self, node: Node, spec: LaunchSpec, folder: str, sink: str) -> None:
         self._node = node
         self._spec = spec
         self._folder = folder
         self._sink = sink
-        self._target = os.fsencode(os.path.join(sink, f"node{spec['node']}"))
+        self._target = os.fsencode(os.path.join(sink, f"node{spec.node}"))
 
     def run(self) -> tuple[int, int]:
         """Copy everything. Returns how many files and bytes; raises OSError at the end if some failed."""
@@ -259,7 +260,7 @@ class _Copy:
                 rows.append([item.name, *copied])
         if failed:
             raise OSError(failed[0].errno, f"{failed[0].strerror or failed[0]}, {_count_files(len(failed))}")
-        document = {"schema": 1, "run": self._spec["run"], "node": self._spec["node"], "at": time.time()}
+        document = {"schema": 1, "run": self._spec.run, "node": self._spec.node, "at": time.time()}
         write_json(os.path.join(os.fsdecode(self._target), SAFE), {**document, "files": rows}, 0o644)
         return len(rows), sum(row[1] for row in rows)
 
@@ -268,11 +269,11 @@ def _count_files(count: int) -> str:
     return f"{count} file" + "s" * (count != 1)
 
 
-def _record_state(folder: str, state: dict[str, Any]) -> None:
+def _record_state(folder: str, state: SinkState) -> None:
     """Write the state; in memory where the disk is full."""
     try:
-        write_json(os.path.join(folder, STATE), state)
+        write_json(os.path.join(folder, STATE), state.document())
         _unwritten_states.pop(folder, None)
     except OSError as error:
         _unwritten_states[folder] = state
-        log(f"{state} is only in memory: {error}")
+        log(f"the sink's state '{state.state.value}' is only in memory: {error}")

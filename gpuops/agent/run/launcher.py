@@ -9,14 +9,16 @@ from __future__ import annotations
 import os
 import re
 import shutil
-from typing import Any, Callable, Mapping, Sequence
+from typing import Callable, Mapping, Sequence
+
+from gpuops.agent.run_documents import LaunchSpec, RunKind
 
 
-def launch_command(spec: Mapping[str, Any], tokens: Mapping[str, str]) -> list[str]:
+def launch_command(spec: LaunchSpec, tokens: Mapping[str, str]) -> list[str]:
     """The argv to start. Tokens are replaced in a torchrun line up to its first `--`, and in no user's command."""
-    argv = list(spec["argv"])
-    if spec["kind"] == "command":
-        return with_prelude(spec.get("prelude") or [], argv)
+    argv = list(spec.argv)
+    if spec.kind == RunKind.COMMAND:
+        return with_prelude(spec.prelude, argv)
     ours = argv.index("--") if "--" in argv else len(argv)
     return [replace_tokens(part, tokens) for part in argv[:ours]] + argv[ours:]
 
@@ -33,7 +35,7 @@ def with_prelude(
 
 def launch_environment(
     base: Mapping[str, str],
-    spec: Mapping[str, Any],
+    spec: LaunchSpec,
     secrets: Mapping[str, str],
     tokens: Mapping[str, str],
     marker: Mapping[str, str],
@@ -42,11 +44,10 @@ def launch_environment(
 
     Tokens are replaced in `env` only.
     """
-    scrub = list(spec.get("scrub") or [])
-    env = {name: value for name, value in base.items() if not is_scrubbed(name, scrub)}
-    env["PATH"] = os.pathsep.join([*(spec.get("path_first") or []), env.get("PATH", os.defpath)])
-    env.update({name: replace_tokens(value, tokens) for name, value in (spec.get("env") or {}).items()})
-    env.update(spec.get("user_env") or {})
+    env = {name: value for name, value in base.items() if not is_scrubbed(name, spec.scrub)}
+    env["PATH"] = os.pathsep.join([*spec.path_first, env.get("PATH", os.defpath)])
+    env.update({name: replace_tokens(value, tokens) for name, value in spec.env.items()})
+    env.update(spec.user_env)
     env.update(secrets)
     env.update(marker)
     return env

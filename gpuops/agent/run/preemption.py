@@ -15,6 +15,7 @@ import urllib.parse
 from typing import Any, Callable, List, Mapping, NamedTuple
 
 from gpuops.agent.node import Node, log
+from gpuops.agent.run_documents import Reason
 
 POLL_INTERVAL_S = 5.0
 """AWS advises this interval (it gives two minutes of notice)."""
@@ -116,14 +117,14 @@ def parse_time(text: Any) -> float | None:
         return None
 
 
-def notice_reason(notice: Notice, node: int) -> dict[str, Any]:
+def notice_reason(notice: Notice, node: int) -> Reason:
     """The reason given in events, to the other nodes, and in the result of a run that ends for it."""
     say = f"{notice.by} may take node{node} back soon"
     if notice.kind == "reclaim":
         say = f"{notice.by} takes node{node} back"
         if notice.at is not None:
             say += time.strftime(" at %H:%M:%SZ", time.gmtime(notice.at))
-    return {"kind": notice.kind, "by": notice.by, "say": say, "at": notice.at, "node": node}
+    return Reason(notice.kind, say, by=notice.by, at=notice.at, node=node)
 
 
 def remaining_s(at: float | None, now: float) -> float:

@@ -17,6 +17,7 @@ from typing import Any, Callable, Mapping, Sequence
 from gpuops.agent import processes
 from gpuops.agent.node import Refusal, open_append, read_json, write_json
 from gpuops.agent.run.launcher import with_prelude
+from gpuops.agent.run_documents import LaunchSpec, RankRecord
 
 SIGNAL_DELAY_S = 1.0
 """When one rank fails, torchrun signals all others at once, and the failing one too if it is slow to exit.
@@ -32,7 +33,7 @@ def main(_mode: str, arguments: Sequence[str]) -> int:
     for sign in (signal.SIGTERM, signal.SIGINT, signal.SIGUSR1):
         signal.signal(sign, lambda number, _: early.append(number))
     record = run_script(folder, command, os.environ, early)
-    return exit_like(record["code"], record["signal"])
+    return exit_like(record.code, record.signal)
 
 
 def parse_arguments(arguments: Sequence[str]) -> tuple[str, list[str]]:
@@ -42,39 +43,40 @@ def parse_arguments(arguments: Sequence[str]) -> tuple[str, list[str]]:
     return arguments[1], list(arguments[3:])
 
 
-def run_script(
-    folder: str, command: Sequence[str], env: Mapping[str, str], early: Sequence[int] = ()
-) -> dict[str, Any]:
+def run_script(folder: str, command: Sequence[str], env: Mapping[str, str], early: Sequence[int] = ()) -> RankRecord:
     """Run the command to its end. Returns its record, which is then in `ranks/<rank>.json`.
 
     `early` collects the signals received before `pass_on_late`: they are passed on then.
     """
     rank = int(env["RANK"])
     base = os.path.join(folder, "ranks", str(rank))
-    spec = read_json(os.path.join(folder, "spec.json")) or {}
+    spec = LaunchSpec.parse({"run": "", **(read_json(os.path.join(folder, "spec.json")) or {})})
     kills = oom_kills()
-    record: dict[str, Any] = {"rank": rank, "local": int(env.get("LOCAL_RANK", rank)), "wrapper": os.getpid()}
-    record.update(pid=None, code=None, signal=None, started=time.time(), ended=None, oom=False, error=None)
+    record = RankRecord(rank, int(env.get("LOCAL_RANK", rank)), os.getpid(), started=time.time())
     with open_append(base + ".out") as out, open_append(base + ".err") as errors:
         try:
             process = subprocess.Popen(
-                with_prelude(spec.get("prelude") or [], command),
+                with_prelude(spec.prelude, command),
                 stdin=subprocess.DEVNULL,
                 stdout=out,
                 stderr=errors,
                 preexec_fn=_die_with(os.getpid()),
             )
             pass_on_late(process.pid, early)
-            record["pid"] = process.pid
-            write_json(base + ".json", record)
+            record = record._replace(pid=process.pid)
+            write_json(base + ".json", record._asdict())
             code = process.wait()
         except OSError as error:
             errors.write((f"gpuops: cannot start {command[0]}: {error.strerror}\n").encode())
             code = COMMAND_NOT_STARTED
-    record.update(code=code if code >= 0 else None, signal=-code if code < 0 else None, ended=time.time())
-    record["oom"] = code == -signal.SIGKILL and oom_kills() > kills
-    record["error"] = read_json(env["TORCHELASTIC_ERROR_FILE"]) if env.get("TORCHELASTIC_ERROR_FILE") else None
-    write_json(base + ".json", record)
+    record = record._replace(
+        code=code if code >= 0 else None,
+        signal=-code if code < 0 else None,
+        ended=time.time(),
+        oom=code == -signal.SIGKILL and oom_kills() > kills,
+        error=read_json(env["TORCHELASTIC_ERROR_FILE"]) if env.get("TORCHELASTIC_ERROR_FILE") else None,
+    )
+    write_json(base + ".json", record._asdict())
     return record
 
 

@@ -14,6 +14,7 @@ from gpuops.agent.gang import handover, link
 from gpuops.agent.node import Emit, Node, Refusal, remove_file, write_json
 from gpuops.agent.retain import sink
 from gpuops.agent.run.supervisor import Supervisor
+from gpuops.agent.run_documents import LaunchSpec, Outcome, Reason, StopMode
 
 FAREWELL_POLL_INTERVAL_S = 0.2
 OF_AN_ATTEMPT = (
@@ -61,12 +62,12 @@ def start(node: Node, args: dict[str, Any], _emit: Emit) -> dict[str, Any]:
 
     Raises Refusal: `busy`, `no-tree`, `run-exists`, `ending`, `gang`, `sink`, `cannot-start`.
     """
-    spec = args["spec"]
+    spec = LaunchSpec.parse(args["spec"])
     supervisor = Supervisor(node, spec, args.get("secrets") or {})
     _reserve_node(supervisor)
     try:
         supervisor.link = _open_link(spec, args.get("gang_secret") or "", supervisor)
-        _prepare_folder(node, spec, args.get("urls"))
+        _prepare_folder(node, spec, args["spec"], args.get("urls"))
     except BaseException:
         if supervisor.link is not None:
             supervisor.link.drop()
@@ -95,27 +96,32 @@ def _reserve_node(supervisor: Supervisor) -> None:
         _live = supervisor
 
 
-def _prepare_folder(node: Node, spec: dict[str, Any], urls: dict[str, Any] | None) -> None:
-    """Make the run's folder, with all files that its first process needs. `urls`: see retain.bucket_sink."""
-    tree = node.tree(spec["tree"])
+def _prepare_folder(node: Node, spec: LaunchSpec, document: dict[str, Any], urls: dict[str, Any] | None) -> None:
+    """Make the run's folder, with all files that its first process needs.
+
+    `document`: the spec as it was sent, for spec.json; `urls`: see retain.bucket_sink.
+    """
+    tree = node.tree(spec.tree)
     if not os.path.isdir(tree):
-        raise Refusal("no-tree", f"the tree '{spec['tree']}' was never pushed to this node", "push it first")
-    folder = node.run(spec["run"])
-    if spec.get("data"):
-        _link_data(node.data(spec["data"]), os.path.join(tree, "data", spec["data"]))
+        raise Refusal("no-tree", f"the tree '{spec.tree}' was never pushed to this node", "push it first")
+    folder = node.run(spec.run)
+    if spec.data:
+        _link_data(node.data(spec.data), os.path.join(tree, "data", spec.data))
     if os.path.exists(folder):
         _clear_attempt(node, folder, spec)
         sink.claim_place(node, spec, urls)
-        write_json(os.path.join(folder, "spec.json"), spec)
+        write_json(os.path.join(folder, "spec.json"), document)
         return
     for path in (folder, os.path.join(folder, "ranks")):
         os.mkdir(path, 0o700)
     try:
         sink.wait_until_stored()
         sink.claim_place(node, spec, urls)
-        inventory = outputs.list_outputs(node, spec["tree"], spec.get("outs") or [])
+        inventory = outputs.list_outputs(node, spec.tree, spec.outs)
         write_json(os.path.join(folder, "inventory.json"), inventory)
-        write_json(os.path.join(folder, "spec.json"), spec)  # last: a folder without it holds a run that never began
+        write_json(
+            os.path.join(folder, "spec.json"), document
+        )  # last: a folder without it holds a run that never began
     except BaseException:
         shutil.rmtree(folder, ignore_errors=True)
         raise
@@ -129,47 +135,46 @@ def _link_data(shared: str, place: str) -> None:
         os.symlink(shared, place)
 
 
-def _clear_attempt(node: Node, folder: str, spec: dict[str, Any]) -> None:
+def _clear_attempt(node: Node, folder: str, spec: LaunchSpec) -> None:
     """Remove an earlier, ended attempt's files except logs and inventory. Raises Refusal(`run-exists`)."""
-    before = run_files.read_spec(node, spec["run"])
-    if run_files.read_result(folder) is None or before.get("attempt", 1) >= spec.get("attempt", 1):
-        raise Refusal("run-exists", f"a run '{spec['run']}' was started on this node before", "choose another name")
+    before = run_files.read_spec(node, spec.run)
+    if run_files.read_result(folder) is None or (before.attempt if before else 1) >= spec.attempt:
+        raise Refusal("run-exists", f"a run '{spec.run}' was started on this node before", "choose another name")
     for path in (*(os.path.join(folder, name) for name in OF_AN_ATTEMPT), *run_files.list_record_files(folder)):
         remove_file(path)
 
 
-def _open_link(spec: dict[str, Any], secret: str, supervisor: Supervisor) -> link.Link | None:
+def _open_link(spec: LaunchSpec, secret: str, supervisor: Supervisor) -> link.Link | None:
     """This node's end of the gang link; None for a run of one node. Raises Refusal(`gang`)."""
-    if not spec.get("gang") or spec["nodes"] < 2:
+    if spec.gang is None or spec.nodes < 2:
         return None
-    address, port = spec["gang"]["address"], spec["gang"]["port"]
-    kind = link.Head if spec["node"] == 0 else link.Member
+    kind = link.Head if spec.node == 0 else link.Member
     try:
-        return kind(spec["node"], spec["nodes"], (address, port), secret, supervisor.receive)
+        return kind(spec.node, spec.nodes, spec.gang, secret, supervisor.receive)
     except OSError as error:
-        say = f"cannot listen on {address} port {port} for the other nodes: {error.strerror}"
+        say = f"cannot listen on {spec.gang.address} port {spec.gang.port} for the other nodes: {error.strerror}"
         raise Refusal("gang", say, "start again: another port is chosen") from error
 
 
 def run(node: Node, args: dict[str, Any], _emit: Emit) -> dict[str, Any]:
     """Verb: a run's state, its result once it has ended, the state of its sink, and files handed over to this node."""
     name = args["run"]
-    handed = handover.handed_files(node.run(name))
+    handed, stored = handover.handed_files(node.run(name)), sink.read_state(node, name)
     return {
         "state": run_state(node, name),
         "result": run_result(node, name),
-        "sink": sink.read_state(node, name),
+        "sink": stored.document() if stored else None,
         "handed": handed,
     }
 
 
 def stop(node: Node, args: dict[str, Any], _emit: Emit) -> dict[str, Any]:
     """Verb: begin to stop a run here and on the other nodes. A run that has ended is left alone."""
-    name, how = args["run"], args.get("how") or "graceful"
+    name, mode = args["run"], StopMode(args.get("how") or StopMode.GRACEFUL)
     supervisor = live_run()
     if supervisor is not None and supervisor.name == name:
         kind = "lease" if args.get("kind") == "lease" else "stop"
-        supervisor.stop_everywhere(how, {"kind": kind, "say": args.get("why") or "it was stopped"})
+        supervisor.stop_everywhere(mode, Reason(kind, args.get("why") or "it was stopped"))
     elif run_state(node, name) == "unknown":
         raise run_files.unknown_run(name)
     return {}
@@ -183,7 +188,7 @@ def leave(_node: Node, args: dict[str, Any], _emit: Emit) -> dict[str, Any]:
     """
     if args.get("within_s"):
         sink.set_deadline(time.time() + args["within_s"])
-    was_stopped = end_runs({"kind": args["kind"], "say": args["say"]}, args["how"], "stopped")
+    was_stopped = end_runs(Reason(args["kind"], args["say"]), StopMode(args["how"]))
     deadline = time.monotonic() + (args.get("farewell_s") or 0.0)
     while was_stopped and presence.count_clients() > 1 and time.monotonic() < deadline:  # the watchdog counts as one
         time.sleep(FAREWELL_POLL_INTERVAL_S)
@@ -191,13 +196,13 @@ def leave(_node: Node, args: dict[str, Any], _emit: Emit) -> dict[str, Any]:
     return {}
 
 
-def end_runs(reason: dict[str, Any], how: str, outcome: str) -> bool:
+def end_runs(reason: Reason, mode: StopMode, outcome: Outcome = Outcome.STOPPED) -> bool:
     """Let no run start any more; stop the present one and wait for its result. Returns whether there was one."""
     global _leaving
     with _LOCK:
-        _leaving = _leaving or reason["say"]
+        _leaving = _leaving or reason.say
     supervisor = live_run()
     if supervisor is not None:
-        supervisor.stop_everywhere(how, reason, outcome)
+        supervisor.stop_everywhere(mode, reason, outcome)
         supervisor.done.wait()
     return supervisor is not None

@@ -1,4 +1,4 @@
-"""How a run is stopped and how it ended on this node: pure decisions from what was seen, and result.json.
+"""How a run ended on this node: the decision from what its processes left, and the document of result.json.
 
 The first failed rank is the reason of an end, then the first stop that was requested, then the launcher's exit code.
 """
@@ -9,80 +9,58 @@ import os
 import shutil
 import signal
 import time
-from typing import Any, Callable, Iterable, Mapping, NamedTuple
+from typing import Any, Callable, Iterable, NamedTuple
 
 from gpuops.agent import machine, processes, run_files
 from gpuops.agent.files.folder import free_bytes
 from gpuops.agent.node import Node, log, read_json, remove_file, write_json
+from gpuops.agent.run.stopping import StopRequest
+from gpuops.agent.run_documents import LaunchSpec, Outcome, RankRecord, Reason, RunKind
 
-KILL_DELAY_S = 2.0
-"""Time between SIGTERM and SIGKILL in a stop `now`."""
 OUT_LINES = 10
 OUT_CHARACTERS = 1024
 """Limits of each stdout's part of a result: a run has many ranks."""
 
 
-class Stop(NamedTuple):
-    """Why this node stops its run. The first request counts."""
+class RunEnd(NamedTuple):
+    """How a run ended here, as far as its supervisor knows; the times are UTC seconds."""
 
-    outcome: str
-    """`stopped`, or `lost` where it was not requested."""
-    reason: Mapping[str, Any]
-
-
-class Step(NamedTuple):
-    after_s: float
-    do: str
-    """`ask` (stop file, SIGUSR1), `term` or `kill`."""
-
-
-def stop_steps(how: str, grace_s: float, within_s: float | None = None) -> list[Step]:
-    """The steps of a stop, `graceful` or `now`, the last no later than `within_s` where that is possible."""
-    if how == "graceful":
-        return shorten_steps([Step(0.0, "ask"), Step(grace_s, "term"), Step(2 * grace_s, "kill")], within_s)
-    return [Step(0.0, "term"), Step(KILL_DELAY_S, "kill")]
+    outcome: Outcome
+    reason: Reason
+    started: float | None
+    returncode: int | None = None
+    """The launcher's, as Popen gives it; None: it was not seen to end."""
+    stopped_at: float = float("inf")
+    """When this node began to end the run."""
+    left: int = 0
+    """How many processes could not be ended."""
 
 
-def shorten_steps(steps: Iterable[Step], within_s: float | None) -> list[Step]:
-    """The same steps, the last after `within_s` at most. The time after SIGTERM is shortened first, to KILL_DELAY_S."""
-    if within_s is None:
-        return list(steps)
-    latest = {"ask": within_s, "term": max(0.0, within_s - KILL_DELAY_S), "kill": max(KILL_DELAY_S, within_s)}
-    return [Step(min(step.after_s, latest[step.do]), step.do) for step in steps]
-
-
-def first_failure(records: Iterable[Mapping[str, Any]], before: float) -> Mapping[str, Any] | None:
+def first_failure(records: Iterable[RankRecord], before: float) -> RankRecord | None:
     """The record of the rank that failed first, before our first signal (`before`: UTC seconds or infinite)."""
-    failed = [record for record in records if is_failure(record) and record["ended"] < before]
-    return min(failed, key=lambda record: record["ended"], default=None)
-
-
-def is_failure(record: Mapping[str, Any]) -> bool:
-    return record.get("ended") is not None and (record.get("code") != 0 or record.get("signal") is not None)
+    failed = [(record.ended, record.rank, record) for record in records if record.has_failed and record.ended]
+    ended, _, record = min(failed, default=(before, 0, None))
+    return record if ended < before else None
 
 
 def decide_outcome(
-    kind: str, returncode: int | None, records: Iterable[Mapping[str, Any]], stop: Stop | None, acted: float
-) -> tuple[str, dict[str, Any]]:
+    kind: RunKind, returncode: int | None, records: Iterable[RankRecord], stop: StopRequest | None, acted_at: float
+) -> tuple[Outcome, Reason]:
     """Outcome and reason. `returncode` is the launcher's, as Popen gives it; None: it was not seen to end.
 
-    `acted`: when the first signal of a stop was sent (UTC seconds). A rank that failed before that is the reason.
+    `acted_at`: when the first signal of a stop was sent (UTC seconds). A rank that failed before that is the reason.
     """
-    failed = first_failure(records, acted)
+    failed = first_failure(records, acted_at)
     if failed is not None:
-        return "failed", {
-            "kind": "rank",
-            "rank": failed["rank"],
-            "say": f"rank {failed['rank']} {describe_end(failed)}",
-        }
+        say = f"rank {failed.rank} {describe_end(failed.code, failed.signal)}"
+        return Outcome.FAILED, Reason("rank", say, rank=failed.rank)
     if stop is not None:
-        return stop.outcome, dict(stop.reason)
+        return stop.outcome, stop.reason
+    is_command = kind == RunKind.COMMAND
+    reason_kind, program = ("command", "the command") if is_command else ("launcher", "torchrun")
     if returncode == 0:
-        return "done", {"kind": "command" if kind == "command" else "launcher", "say": "it ended by itself"}
-    code, sign = split_returncode(returncode)
-    if kind == "command":
-        return "failed", {"kind": "command", "say": f"the command {describe_end({'code': code, 'signal': sign})}"}
-    return "failed", {"kind": "launcher", "say": f"torchrun {describe_end({'code': code, 'signal': sign})}"}
+        return Outcome.DONE, Reason(reason_kind, "it ended by itself")
+    return Outcome.FAILED, Reason(reason_kind, f"{program} {describe_end(*split_returncode(returncode))}")
 
 
 def split_returncode(returncode: int | None) -> tuple[int | None, int | None]:
@@ -92,12 +70,9 @@ def split_returncode(returncode: int | None) -> tuple[int | None, int | None]:
     return (None, -returncode) if returncode < 0 else (returncode, None)
 
 
-def describe_end(record: Mapping[str, Any]) -> str:
+def describe_end(code: int | None, sign: int | None) -> str:
     """`failed with exit code 3`, `was ended by SIGKILL`."""
-    sign = record.get("signal")
-    if sign is not None:
-        return f"was ended by {signal_name(sign)}"
-    return f"failed with exit code {record.get('code')}"
+    return f"failed with exit code {code}" if sign is None else f"was ended by {signal_name(sign)}"
 
 
 def signal_name(number: int) -> str:
@@ -108,62 +83,51 @@ def signal_name(number: int) -> str:
 
 
 def result_document(
-    spec: Mapping[str, Any],
-    folder: str,
-    outcome: str,
-    reason: Mapping[str, Any],
-    started: float | None,
-    returncode: int | None,
-    stopped: float,
-    joined: Callable[[int], bool | None],
-    left: int,
+    spec: LaunchSpec, folder: str, end: RunEnd, has_joined: Callable[[int], bool | None]
 ) -> dict[str, Any]:
-    """The document of result.json. `stopped`: when this node began to end the run (UTC seconds); `left`: how many
-    processes could not be ended."""
+    """The document of result.json. `has_joined`: whether a rank has joined the others; None: unknown."""
     records = run_files.read_records(folder)
-    base = spec.get("rank_base") or 0
-    expected = range(base, base + (spec.get("ranks") or 0)) if spec["kind"] == "torchrun" else ()
-    code, sign = split_returncode(returncode)
-    factor = run_files.COMMAND_TAIL_FACTOR if spec["kind"] == "command" else 1
+    is_command = spec.kind == RunKind.COMMAND
+    expected = () if is_command else range(spec.rank_base, spec.rank_base + spec.ranks)
+    code, sign = split_returncode(end.returncode)
+    factor = run_files.COMMAND_TAIL_FACTOR if is_command else 1
     return {
-        "run": spec["run"],
-        "node": spec["node"],
-        "outcome": outcome,
-        "reason": dict(reason),
-        "started": started,
+        "run": spec.run,
+        "node": spec.node,
+        "outcome": end.outcome,
+        "reason": end.reason.document(),
+        "started": end.started,
         "ended": time.time(),
         "launcher": {"code": code, "signal": sign},
         "ranks": [
-            rank_document(folder, rank, rank - base, records.get(rank), stopped, joined(rank))
+            rank_document(
+                folder, records.get(rank) or RankRecord(rank, rank - spec.rank_base), end.stopped_at, has_joined(rank)
+            )
             for rank in sorted({*expected, *records})
         ],
         "tail": run_files.read_last_lines(os.path.join(folder, "launcher.err"), factor),
         "out": read_last_output(os.path.join(folder, "launcher.out")),
         "progress": run_files.read_progress(folder),
         "disk_free": free_bytes(folder),
-        "left": left,
+        "left": end.left,
     }
 
 
-def rank_document(
-    folder: str, rank: int, local: int, record: Mapping[str, Any] | None, stopped: float, joined: bool | None
-) -> dict[str, Any]:
-    """One rank's part; `record` is None where the rank never began."""
-    known = record or {}
-    ended = known.get("ended")
+def rank_document(folder: str, record: RankRecord, stopped_at: float, joined: bool | None) -> dict[str, Any]:
+    """One rank's part of result.json. `stopped_at`: when this node began to end the run (UTC seconds)."""
     return {
-        "rank": rank,
-        "local": known.get("local", local),
-        "code": known.get("code"),
-        "signal": known.get("signal"),
-        "started": known.get("started"),
-        "ended": ended,
+        "rank": record.rank,
+        "local": record.local,
+        "code": record.code,
+        "signal": record.signal,
+        "started": record.started,
+        "ended": record.ended,
         "joined": joined,
-        "oom": known.get("oom", False),
-        "after_stop": ended is not None and ended >= stopped,
-        "error": known.get("error"),
-        "tail": run_files.read_last_lines(os.path.join(folder, "ranks", f"{rank}.err")),
-        "out": read_last_output(os.path.join(folder, "ranks", f"{rank}.out")),
+        "oom": record.oom,
+        "after_stop": record.ended is not None and record.ended >= stopped_at,
+        "error": record.error,
+        "tail": run_files.read_last_lines(os.path.join(folder, "ranks", f"{record.rank}.err")),
+        "out": read_last_output(os.path.join(folder, "ranks", f"{record.rank}.out")),
     }
 
 
@@ -184,12 +148,12 @@ def settle_lost_runs(node: Node) -> None:
             continue
         marker = run_files.run_marker(node, spec)
         left = processes.end_all(lambda marker=marker: processes.descendant_processes([marker]))  # type: ignore[misc]
-        reason = {"kind": "agent", "say": _describe_loss(node)}
-        log(f"the run {name} is lost: {reason['say']}")
-        run_files.record_event(folder, "ended", outcome="lost", left=left, reason=reason)
+        reason = Reason("agent", _describe_loss(node))
+        log(f"the run {name} is lost: {reason.say}")
+        run_files.record_event(folder, "ended", outcome=Outcome.LOST, left=left, reason=reason.document())
         started = (read_json(node.path("live.json")) or {}).get("started")
-        parts = result_document(spec, folder, "lost", reason, started, None, float("inf"), lambda _rank: None, left)
-        write_json(os.path.join(folder, "result.json"), parts)
+        end = RunEnd(Outcome.LOST, reason, started, left=left)
+        write_json(os.path.join(folder, "result.json"), result_document(spec, folder, end, lambda _rank: None))
     remove_file(node.path("live.json"))
 
 

@@ -20,6 +20,7 @@ from gpuops.agent.gang.handover import Handover
 from gpuops.agent.gang.link import Head, Link, Member, Times
 from gpuops.agent.node import Node
 from gpuops.agent.retain import await_download
+from gpuops.agent.run_documents import LaunchSpec
 from tests.integration.agent.conftest import until
 from tests.ports import free_port
 
@@ -47,7 +48,7 @@ class Side:
         self.done = threading.Event()
         kind = Member if index else Head
         self.link: Link = kind(index, 2, place, secret, lambda _event: None, TIMES)
-        self.handover = Handover(self.node, self.spec, self.link, self.done, self.event)
+        self.handover = Handover(self.node, LaunchSpec.parse(self.spec), self.link, self.done, self.event)
         self.link.begin()
 
     def event(self, kind: str, **data: Any) -> None:

@@ -15,7 +15,8 @@ import pytest
 from gpuops.agent.node import Node
 from gpuops.agent.run import preemption
 from gpuops.agent.run.preemption import Ec2, Notice
-from gpuops.agent.run.result import KILL_DELAY_S, Step, shorten_steps, stop_steps
+from gpuops.agent.run.stopping import KILL_DELAY_S, Step, StopAction, shorten_steps, stop_steps
+from gpuops.agent.run_documents import StopMode
 from tests.fakes.aws.imds import Service
 
 HANG_S = 600.0
@@ -98,7 +99,7 @@ def test_a_time_that_nobody_can_read_is_an_interruption_all_the_same(metadata: M
     metadata.tell(action("soon"))
     [notice] = Ec2(metadata.url)()
     assert notice == Notice("reclaim", "AWS", None)
-    assert preemption.notice_reason(notice, 1)["say"] == "AWS takes node1 back"
+    assert preemption.notice_reason(notice, 1).say == "AWS takes node1 back"
 
 
 @pytest.mark.parametrize(
@@ -112,10 +113,10 @@ def test_what_is_no_such_document_ends_no_run(metadata: Metadata, text: str) -> 
 
 
 def test_how_a_notice_is_told() -> None:
-    assert preemption.notice_reason(Notice("reclaim", "AWS", AT), 1) == {
+    assert preemption.notice_reason(Notice("reclaim", "AWS", AT), 1).document() == {
         "kind": "reclaim", "by": "AWS", "say": "AWS takes node1 back at 08:22:00Z", "at": AT, "node": 1,
     }  # fmt: skip
-    assert preemption.notice_reason(Notice("rebalance", "AWS", AT), 0)["say"] == "AWS may take node0 back soon"
+    assert preemption.notice_reason(Notice("rebalance", "AWS", AT), 0).say == "AWS may take node0 back soon"
 
 
 # How it is heard by whoever runs something.
@@ -234,10 +235,11 @@ def test_a_reserve_is_kept_for_the_results(left: float, within: float) -> None:
     ],
 )
 def test_a_stop_fits_into_what_is_left(grace: float, within: float | None, term: float, kill: float) -> None:
-    assert stop_steps("graceful", grace, within) == [Step(0.0, "ask"), Step(term, "term"), Step(kill, "kill")]
+    steps = [Step(0.0, StopAction.ASK), Step(term, StopAction.TERM), Step(kill, StopAction.KILL)]
+    assert stop_steps(StopMode.GRACEFUL, grace, within) == steps
 
 
 def test_a_stop_that_has_begun_is_hastened() -> None:
-    rest = stop_steps("graceful", 100.0)[1:]  # asked 30 s ago
-    assert shorten_steps(rest, 30.0 + 20.0) == [Step(48.0, "term"), Step(50.0, "kill")]
-    assert shorten_steps(stop_steps("now", 100.0), 50.0) == stop_steps("now", 100.0)
+    rest = stop_steps(StopMode.GRACEFUL, 100.0)[1:]  # asked 30 s ago
+    assert shorten_steps(rest, 30.0 + 20.0) == [Step(48.0, StopAction.TERM), Step(50.0, StopAction.KILL)]
+    assert shorten_steps(stop_steps(StopMode.NOW, 100.0), 50.0) == stop_steps(StopMode.NOW, 100.0)

@@ -135,7 +135,7 @@ def test_a_risen_counter_and_sigkill_mean_out_of_memory(run: Path, monkeypatch: 
     counts = iter([4, 5])
     monkeypatch.setattr(rank, "oom_kills", lambda: next(counts))
     noted = rank.run_script(str(run), ["sh", "-c", "kill -9 $$"], {"RANK": "0"})
-    assert noted["oom"] is True
+    assert noted.oom is True
 
 
 def test_the_counter_is_read_from_the_kernel() -> None:

@@ -14,6 +14,7 @@ from typing import Any
 import pytest
 
 from gpuops.agent.run import launcher
+from gpuops.agent.run_documents import LaunchSpec
 from gpuops.core.models import NodeFacts
 from gpuops.nodes import bootstrap
 from tests.ports import free_port
@@ -42,11 +43,11 @@ def start(spec: Mapping[str, Any], program: list[str], folder: Path, tree: Path)
     """What the agent does with a spec."""
     (folder / "ranks").mkdir(parents=True)
     (folder / "spec.json").write_text(json.dumps(spec))
-    tokens = launcher.token_values(program, str(folder))
-    environment = launcher.launch_environment({**os.environ, "PET_NNODES": "9", "RANK": "5"}, spec, {}, tokens, {})
+    parsed, tokens = LaunchSpec.parse(spec), launcher.token_values(program, str(folder))
+    environment = launcher.launch_environment({**os.environ, "PET_NNODES": "9", "RANK": "5"}, parsed, {}, tokens, {})
     with (folder / "launcher.err").open("wb") as errors:
         return subprocess.Popen(
-            launcher.launch_command(spec, tokens), cwd=tree, env=environment, stdout=errors, stderr=errors
+            launcher.launch_command(parsed, tokens), cwd=tree, env=environment, stdout=errors, stderr=errors
         )
 
 

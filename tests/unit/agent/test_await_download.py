@@ -10,6 +10,7 @@ import pytest
 
 from gpuops.agent.node import Node, Refusal
 from gpuops.agent.retain.await_download import HOME, HeldRuns, hold_duration_s, home
+from gpuops.agent.run_documents import LaunchSpec, Reason
 
 
 def a_run(node: Node, name: str, spec: dict[str, Any], result: dict[str, Any] | None) -> Path:
@@ -37,7 +38,7 @@ DONE = {"outcome": "done", "reason": {"kind": "command"}}
 def test_a_run_that_ended_is_held_as_long_as_it_asked(
     spec: dict[str, Any], result: dict[str, Any], seconds: float | None
 ) -> None:
-    assert hold_duration_s(spec, result) == seconds
+    assert hold_duration_s(LaunchSpec.parse({"run": "r-1", **spec}), Reason.parse(result["reason"])) == seconds
 
 
 def test_what_is_held_until_it_is_home(tmp_path: Path) -> None:

@@ -3,26 +3,27 @@
 from __future__ import annotations
 
 import math
-from typing import Any
 
 import pytest
 
 from gpuops.agent.run import launcher, result
-from gpuops.agent.run.result import Step, Stop, decide_outcome, stop_steps
+from gpuops.agent.run.result import decide_outcome
+from gpuops.agent.run.stopping import Step, StopAction, StopRequest, stop_steps
+from gpuops.agent.run_documents import LaunchSpec, Outcome, RankRecord, Reason, RunKind, StopMode
 
 TOKENS = {"{python}": "/py", "{agent}": "/a.pyz", "{run}": "/node/runs/r-1"}
 
 
 def test_tokens_are_ours_only_before_the_dashes() -> None:
     argv = ["/venv/python", "--log-dir={run}/t", "{python}", "{agent}", "--", "{run}", "--", "x"]
-    assert launcher.launch_command({"kind": "torchrun", "argv": argv}, TOKENS) == [
+    assert launcher.launch_command(LaunchSpec("r-1", kind=RunKind.TORCHRUN, argv=argv), TOKENS) == [
         *["/venv/python", "--log-dir=/node/runs/r-1/t", "/py", "/a.pyz", "--", "{run}", "--", "x"]
     ]
 
 
 def test_a_users_command_is_left_alone() -> None:
     argv = ["echo", "{run}", "{python}"]
-    assert launcher.launch_command({"kind": "command", "argv": argv}, TOKENS) == argv
+    assert launcher.launch_command(LaunchSpec("r-1", argv=argv), TOKENS) == argv
 
 
 def test_a_prelude_never_quotes_the_command() -> None:
@@ -36,12 +37,12 @@ def test_a_prelude_never_quotes_the_command() -> None:
     [("PET_NNODES", True), ("PET", False), ("RANK", True), ("RANKS", False), ("XPET_A", False)],
 )
 def test_scrubbing_is_by_name_or_prefix(name: str, gone: bool) -> None:
-    env = launcher.launch_environment({name: "1"}, {"scrub": ["PET_", "RANK"]}, {}, TOKENS, {})
+    env = launcher.launch_environment({name: "1"}, LaunchSpec("r-1", scrub=["PET_", "RANK"]), {}, TOKENS, {})
     assert (name not in env) is gone
 
 
 def test_later_sources_win() -> None:
-    spec = {"env": {"A": "spec", "B": "spec", "DIR": "{run}/x"}}
+    spec = LaunchSpec("r-1", env={"A": "spec", "B": "spec", "DIR": "{run}/x"})
     env = launcher.launch_environment(
         {"A": "base", "PATH": "/bin"}, spec, {"B": "secret"}, TOKENS, {"GPUOPS_RUN": "mark"}
     )
@@ -50,15 +51,16 @@ def test_later_sources_win() -> None:
 
 
 def test_the_ladder() -> None:
-    assert stop_steps("graceful", 10.0) == [Step(0.0, "ask"), Step(10.0, "term"), Step(20.0, "kill")]
-    assert stop_steps("now", 10.0) == [Step(0.0, "term"), Step(2.0, "kill")]
+    ask, term, kill = Step(0.0, StopAction.ASK), Step(10.0, StopAction.TERM), Step(20.0, StopAction.KILL)
+    assert stop_steps(StopMode.GRACEFUL, 10.0) == [ask, term, kill]
+    assert stop_steps(StopMode.NOW, 10.0) == [Step(0.0, StopAction.TERM), Step(2.0, StopAction.KILL)]
 
 
-STOP = Stop("stopped", {"kind": "stop", "say": "enough"})
+STOP = StopRequest(Reason("stop", "enough"))
 
 
-def record(rank: int, ended: float | None, code: int | None = 0, signal: int | None = None) -> dict[str, Any]:
-    return {"rank": rank, "ended": ended, "code": code, "signal": signal}
+def record(rank: int, ended: float | None, code: int | None = 0, signal: int | None = None) -> RankRecord:
+    return RankRecord(rank, ended=ended, code=code, signal=signal)
 
 
 @pytest.mark.parametrize(
@@ -82,14 +84,18 @@ def record(rank: int, ended: float | None, code: int | None = 0, signal: int | N
         ("torchrun", 0, [record(0, 101)], STOP, ("stopped", "stop", "enough")),
         ("torchrun", None, [record(0, None)], STOP, ("stopped", "stop", "enough")),
         ("torchrun", 1, [record(0, 99, 1)], STOP, ("failed", "rank", "rank 0 failed with exit code 1")),
-        ("command", -15, [], STOP._replace(outcome="lost"), ("lost", "stop", "enough")),
+        ("command", -15, [], STOP._replace(outcome=Outcome.LOST), ("lost", "stop", "enough")),
     ],
 )
 def test_how_a_run_ended(
-    kind: str, returncode: int | None, records: list[dict[str, Any]], stop: Stop | None, expected: tuple[str, str, str]
+    kind: str,
+    returncode: int | None,
+    records: list[RankRecord],
+    stop: StopRequest | None,
+    expected: tuple[str, str, str],
 ) -> None:
-    found, reason = decide_outcome(kind, returncode, records, stop, 100.0 if stop else math.inf)
-    assert (found, reason["kind"], reason["say"]) == expected
+    found, reason = decide_outcome(RunKind(kind), returncode, records, stop, 100.0 if stop else math.inf)
+    assert (found, reason.kind, reason.say) == expected
 
 
 def test_signals_have_names_where_they_do() -> None:

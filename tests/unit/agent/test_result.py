@@ -7,7 +7,11 @@ from pathlib import Path
 import pytest
 
 from gpuops.agent import run_files
-from gpuops.agent.run.result import OUT_CHARACTERS, rank_document, read_last_output, result_document
+from gpuops.agent.run.result import OUT_CHARACTERS, RunEnd, rank_document, read_last_output, result_document
+from gpuops.agent.run_documents import LaunchSpec, Outcome, RankRecord, Reason
+
+SPEC = LaunchSpec("r-1")
+ENDED = RunEnd(Outcome.DONE, Reason("command"), 1.0, 0, 2.0)
 
 
 def lines(count: int) -> str:
@@ -37,19 +41,16 @@ def test_a_rank_is_told_with_both_its_streams(tmp_path: Path) -> None:
     (tmp_path / "ranks").mkdir()
     (tmp_path / "ranks/3.out").write_text("epoch 1\n")
     (tmp_path / "ranks/3.err").write_text("a warning\n")
-    told = rank_document(str(tmp_path), 3, 1, None, 0.0, None)
+    told = rank_document(str(tmp_path), RankRecord(3, 1), 0.0, None)
     assert (told["out"], told["tail"]) == ("epoch 1\n", "a warning\n")
 
 
 def test_a_run_is_told_with_the_room_that_is_left(tmp_path: Path) -> None:
     (tmp_path / "launcher.out").write_text("done\n")
-    spec = {"run": "r-1", "node": 0, "kind": "command"}
-    told = result_document(spec, str(tmp_path), "done", {"kind": "command"}, 1.0, 0, 2.0, lambda _rank: None, 0)
+    told = result_document(SPEC, str(tmp_path), ENDED, lambda _rank: None)
     assert told["out"] == "done\n"
     assert told["disk_free"] > 0
-    gone = result_document(
-        spec, str(tmp_path / "gone"), "done", {"kind": "command"}, 1.0, 0, 2.0, lambda _rank: None, 0
-    )
+    gone = result_document(SPEC, str(tmp_path / "gone"), ENDED, lambda _rank: None)
     assert gone["disk_free"] is None
 
 
@@ -69,10 +70,9 @@ def test_a_run_is_told_with_the_room_that_is_left(tmp_path: Path) -> None:
 )
 def test_how_far_a_program_says_it_is(tmp_path: Path, written: str, told: dict[str, float] | None) -> None:
     """Any script may write it, and anything may be in it."""
-    spec = {"run": "r-1", "node": 0, "kind": "command"}
     (tmp_path / "progress.json").write_text(written)
-    ended = result_document(spec, str(tmp_path), "done", {"kind": "command"}, 1.0, 0, 2.0, lambda _rank: None, 0)
+    ended = result_document(SPEC, str(tmp_path), ENDED, lambda _rank: None)
     assert ended["progress"] == told
     (tmp_path / "progress.json").unlink()
-    ended = result_document(spec, str(tmp_path), "done", {"kind": "command"}, 1.0, 0, 2.0, lambda _rank: None, 0)
+    ended = result_document(SPEC, str(tmp_path), ENDED, lambda _rank: None)
     assert ended["progress"] is None

@@ -26,6 +26,7 @@ from gpuops.agent.retain.end_once_stored import (
 )
 from gpuops.agent.retain.multipart_upload import NEVER, Stored
 from gpuops.agent.retain.safe_copy import copy_verified
+from gpuops.agent.run_documents import LaunchSpec, SinkSpec
 from tests.conftest import until
 
 NOW = ClockReading(1_000_000.0, 500.0, "b")
@@ -104,7 +105,7 @@ def test_what_is_not_all_there_is_not_safe(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, found: Stored, why: str
 ) -> None:
     monkeypatch.setattr(bucket_sink, "upload_results", lambda *_: found)
-    spec = {"run": "r-1", "node": 0, "sink": {"bucket": "s3://results/r-1"}}
+    spec = LaunchSpec("r-1", sink=SinkSpec(bucket="s3://results/r-1"))
     sink._store(Node(str(tmp_path)), str(tmp_path), spec, "s3://results/r-1", lambda: NEVER)
     noted = json.loads((tmp_path / sink.STATE).read_text())
     assert (noted["state"], noted["why"]) == ("failed", why)
@@ -170,7 +171,7 @@ def test_a_node_shows_that_it_goes_on_until_it_does_not(tmp_path: Path, monkeypa
     mark.touch()
     os.utime(mark, (1.0, 1.0))
     done = threading.Event()
-    sink.start_heartbeat(node, {"run": "r-1", "node": 0, "sink": {"folder": str(tmp_path)}}, done)
+    sink.start_heartbeat(node, LaunchSpec("r-1", sink=SinkSpec(str(tmp_path))), done)
     until(lambda: mark.stat().st_mtime > 1.0, "a beat")
     (folder / "sink.json").write_text(json.dumps({"state": "failed", "folder": str(tmp_path)}))
     done.set()

@@ -11,10 +11,12 @@ from typing import Any
 import pytest
 
 from gpuops.agent import lease
+from gpuops.agent.gang.events import SnapshotRequested
 from gpuops.agent.lease import ClockReading
 from gpuops.agent.node import Node
 from gpuops.agent.run import snapshot_request
-from gpuops.agent.run.snapshot_request import Plan, SnapshotRequests, plan_request
+from gpuops.agent.run.snapshot_request import RequestPlan, SnapshotRequests, plan_request
+from gpuops.agent.run_documents import LaunchSpec, Reason
 
 H, M = 3600.0, 60.0
 
@@ -30,13 +32,13 @@ H, M = 3600.0, 60.0
     ],
 )
 def test_ten_minutes_before_the_end_or_halfway(left: float, lead: float) -> None:
-    assert plan_request(None, left, 500.0) == Plan(500.0 + left, 500.0 + left - lead)
+    assert plan_request(None, left, 500.0) == RequestPlan(500.0 + left, 500.0 + left - lead)
 
 
 @pytest.mark.parametrize("left", [None, 0.0, -3.0])
 def test_without_an_end_or_after_it_nothing_is_asked(left: float | None) -> None:
     assert plan_request(None, left, 500.0) is None
-    assert plan_request(Plan(400.0, 390.0), left, 500.0) is None
+    assert plan_request(RequestPlan(400.0, 390.0), left, 500.0) is None
 
 
 @pytest.mark.parametrize(
@@ -52,13 +54,13 @@ def test_without_an_end_or_after_it_nothing_is_asked(left: float | None) -> None
 )
 def test_an_end_that_was_moved_is_another_one(moved_by: float, lead: float | None) -> None:
     """Six minutes before the one that was asked for."""
-    before = Plan(1000.0, math.inf)
+    before = RequestPlan(1000.0, math.inf)
     now = 1000.0 - 6 * M
     after = plan_request(before, 6 * M + moved_by, now)
     if lead is None:
         assert after is before
     else:
-        assert after == Plan(1000.0 + moved_by, 1000.0 + moved_by - lead)
+        assert after == RequestPlan(1000.0 + moved_by, 1000.0 + moved_by - lead)
 
 
 class World:
@@ -71,7 +73,7 @@ class World:
         self.now = ClockReading(1_000_000.0, 500.0, "b1")
         self.events: list[tuple[str, dict[str, Any]]] = []
         monkeypatch.setattr(snapshot_request, "LEASE_CHECK_INTERVAL_S", 0.0)
-        spec = {"run": "r-1", "node": 1}
+        spec = LaunchSpec("r-1", node=1)
         self.saving = SnapshotRequests(
             self.node, spec, lambda kind, reason: self.events.append((kind, reason)), lambda: self.now
         )
@@ -102,7 +104,7 @@ def test_once_before_each_end(world: World) -> None:
             world.lease(2 * H)  # extended, when the first end was five minutes off
         reason = world.saving.due()
         if reason is not None:
-            told.append((minute, reason["say"], reason["at"] - world.now.wall))
+            told.append((minute, reason.say, (reason.at or 0.0) - world.now.wall))
         world.after(M)
     assert told == [(110, "its lease ends in 10 min", 600.0), (225, "its lease ends in 10 min", 600.0)]
 
@@ -120,25 +122,20 @@ def test_the_wall_clock_may_bring_the_end_nearer(world: World) -> None:
     world.now = world.now._replace(wall=world.now.wall + 24 * H - 100.0)
     assert world.saving.due() is None, "half of what is left is still there"
     world.after(50.0)
-    assert world.saving.due() == {
-        "kind": "lease",
-        "say": "its lease ends in 50 s",
-        "at": 1_000_000.0 + 24 * H,
-        "node": 1,
-    }
+    assert world.saving.due() == Reason("lease", "its lease ends in 50 s", at=1_000_000.0 + 24 * H, node=1)
 
 
-REASON = {"kind": "rebalance", "by": "AWS", "say": "AWS may take node1 back soon", "at": 1.0, "node": 1}
+REASON = Reason("rebalance", "AWS may take node1 back soon", by="AWS", at=1.0, node=1)
 
 
 def test_asked_by_a_file_that_is_written_anew(world: World) -> None:
     assert world.asked() is None
     assert world.saving.ask(REASON)
-    assert world.asked() == REASON
+    assert world.asked() == REASON.document()
     os.utime(world.folder / "snapshot", (1.0, 1.0))  # some kernels' clocks for files stand still for milliseconds
     before = (world.folder / "snapshot").stat()
     world.after(31.0)
-    assert world.saving.ask({**REASON, "node": 0})
+    assert world.saving.ask(REASON._replace(node=0))
     after = (world.folder / "snapshot").stat()
     assert before.st_ino != after.st_ino, "never half of one"
     assert before.st_mtime_ns != after.st_mtime_ns
@@ -148,20 +145,20 @@ def test_asked_by_a_file_that_is_written_anew(world: World) -> None:
 def test_what_is_asked_at_the_same_time_is_one_request(world: World) -> None:
     assert world.saving.ask(REASON)
     world.after(29.0)
-    assert not world.saving.ask({**REASON, "kind": "lease"})
-    assert world.asked() == REASON
+    assert not world.saving.ask(REASON._replace(kind="lease"))
+    assert world.asked() == REASON.document()
     assert len(world.events) == 1
 
 
 def test_another_node_is_heard_once_and_ourselves_never(world: World) -> None:
-    event = {"event": "snapshot", "node": 0, "at": 7.0, "reason": {**REASON, "node": 0}}
-    world.saving.receive({**event, "node": 1})  # a link that came back says all of it again
+    event = SnapshotRequested(0, 7.0, REASON._replace(node=0))
+    world.saving.receive(event._replace(node=1))  # a link that came back says all of it again
     assert world.asked() is None
     for _ in range(2):
         world.saving.receive(event)
         world.after(60.0)
-    assert world.events == [("snapshot", {**REASON, "node": 0, "from": 0})]
-    world.saving.receive({**event, "at": 8.0})
+    assert world.events == [("snapshot", REASON._replace(node=0, sender=0).document())]
+    world.saving.receive(event._replace(at=8.0))
     assert len(world.events) == 2
 
 
