@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import os
 import time
-from typing import Any, Mapping, NamedTuple
+from typing import Any, NamedTuple
 
 from gpuops.agent.machine import boot_id
 from gpuops.agent.node import Emit, Node, log, modified_at, read_json, write_json, write_text
@@ -26,6 +26,19 @@ class ClockReading(NamedTuple):
     wall: float
     mono: float
     boot_id: str
+
+
+class Lease(NamedTuple):
+    """The document `lease.json`. None stands for no such end."""
+
+    hard_wall: float | None = None
+    """The hard end, in UTC seconds and, in `hard_mono`, in seconds of this boot's monotonic clock."""
+    hard_mono: float | None = None
+    boot_id: str = ""
+    idle_s: float | None = None
+    """Seconds without a sign of use after which the node ends."""
+    boot_wall: float | None = None
+    """When a node ends that no client has taken over since it started (UTC seconds)."""
 
 
 class End(NamedTuple):
@@ -45,28 +58,20 @@ def monotonic() -> float:
     return time.clock_gettime(clock) if clock is not None else time.monotonic()
 
 
-def first_lease(
-    now: ClockReading, boot_in: float | None, ends_in: float | None, idle_s: float | None
-) -> dict[str, Any]:
+def first_lease(now: ClockReading, boot_in: float | None, ends_in: float | None, idle_s: float | None) -> Lease:
     """The lease that a node starts with; it ends in `boot_in` seconds unless a client has renewed it."""
-    lease = renewed_lease(now, ends_in, idle_s)
-    lease["boot_wall"] = None if boot_in is None else now.wall + boot_in
-    return lease
+    return renewed_lease(now, ends_in, idle_s)._replace(boot_wall=None if boot_in is None else now.wall + boot_in)
 
 
-def renewed_lease(now: ClockReading, ends_in: float | None, idle_s: float | None) -> dict[str, Any]:
+def renewed_lease(now: ClockReading, ends_in: float | None, idle_s: float | None) -> Lease:
     """The lease that a client's `lease` call makes; None stands for no such end."""
-    return {
-        "hard_wall": None if ends_in is None else now.wall + ends_in,
-        "hard_mono": None if ends_in is None else now.mono + ends_in,
-        "boot_id": now.boot_id,
-        "idle_s": idle_s,
-        "boot_wall": None,
-    }
+    if ends_in is None:
+        return Lease(boot_id=now.boot_id, idle_s=idle_s)
+    return Lease(now.wall + ends_in, now.mono + ends_in, now.boot_id, idle_s)
 
 
 def next_end(
-    lease: Mapping[str, Any], now: ClockReading, quiet_s: float, live: bool, hold_s: float | None = None, over: str = ""
+    lease: Lease, now: ClockReading, quiet_s: float, live: bool, hold_s: float | None = None, over: str = ""
 ) -> End | None:
     """The end that comes first; None: there is none.
 
@@ -78,8 +83,8 @@ def next_end(
     hard_s = hard_end_s(lease, now)
     if hard_s is not None:
         ends.append(End(hard_s, "its lease ended"))
-    if lease.get("boot_wall") is not None:
-        ends.append(End(lease["boot_wall"] - now.wall, "no client took it over in time after it started"))
+    if lease.boot_wall is not None:
+        ends.append(End(lease.boot_wall - now.wall, "no client took it over in time after it started"))
     limit_s = idle_limit_s(lease, live, hold_s)
     if limit_s is not None:
         what = "nothing was run on it" if hold_s is None else "no client downloaded the results of its run"
@@ -89,22 +94,21 @@ def next_end(
     return min(ends, default=None)
 
 
-def hard_end_s(lease: Mapping[str, Any], now: ClockReading) -> float | None:
+def hard_end_s(lease: Lease, now: ClockReading) -> float | None:
     """Seconds until the hard end, by the clock with the smaller value; None without a hard end."""
     left = []
-    if lease.get("hard_wall") is not None:
-        left.append(lease["hard_wall"] - now.wall)
-    if lease.get("hard_mono") is not None and lease.get("boot_id") == now.boot_id:
-        left.append(lease["hard_mono"] - now.mono)
+    if lease.hard_wall is not None:
+        left.append(lease.hard_wall - now.wall)
+    if lease.hard_mono is not None and lease.boot_id == now.boot_id:
+        left.append(lease.hard_mono - now.mono)
     return min(left, default=None)
 
 
-def idle_limit_s(lease: Mapping[str, Any], live: bool, hold_s: float | None) -> float | None:
+def idle_limit_s(lease: Lease, live: bool, hold_s: float | None) -> float | None:
     """After how many seconds without a sign of use the node ends; None: it does not end for that."""
-    if live or lease.get("idle_s") is None:
+    if live or lease.idle_s is None:
         return None
-    idle_s: float = lease["idle_s"]
-    return idle_s if hold_s is None else hold_s
+    return lease.idle_s if hold_s is None else hold_s
 
 
 def format_duration(seconds: float) -> str:
@@ -143,9 +147,9 @@ def lease(node: Node, args: dict[str, Any], _emit: Emit) -> dict[str, Any]:
     """Verb: the node lives for `ends_in` more seconds, or until it was idle for `idle_s`; null: no such end."""
     new = renewed_lease(read_clocks(), args.get("ends_in"), args.get("idle_s"))
     node.touch()
-    write_json(node.path("lease.json"), new)
-    move_boot_end(node.settings().get("boot_watch"), new["hard_wall"])
-    return {"lease": new}
+    store_lease(node, new)
+    move_boot_end(node.settings().boot_watch, new.hard_wall)
+    return {"lease": new._asdict()}
 
 
 def move_boot_end(folder: str | None, hard_wall: float | None) -> None:
@@ -162,6 +166,11 @@ def move_boot_end(folder: str | None, hard_wall: float | None) -> None:
         log(f"the new lease cannot be written for the watchdog of {folder}: {error}")
 
 
-def read_lease(node: Node) -> dict[str, Any]:
+def store_lease(node: Node, lease: Lease) -> None:
+    write_json(node.path("lease.json"), lease._asdict())
+
+
+def read_lease(node: Node) -> Lease:
     """The lease in force; without a file there is no end."""
-    return read_json(node.path("lease.json")) or {}
+    document = read_json(node.path("lease.json")) or {}
+    return Lease(**{name: document[name] for name in Lease._fields if name in document})

@@ -30,7 +30,7 @@ import os
 import sys
 import threading
 import time
-from typing import Any, BinaryIO, Callable, Dict, Sequence
+from typing import Any, BinaryIO, Callable, Dict, NamedTuple, Sequence
 
 Emit = Callable[[Dict[str, Any]], None]
 """Sends one item of a verb's answer to the client. Raises Cancelled."""
@@ -51,6 +51,31 @@ class Cancelled(Exception):
     """Raised by `emit`: the request was cancelled, or its client has disconnected."""
 
 
+class NoticeService(NamedTuple):
+    """Where the machine itself says that its provider takes it back (run.preemption)."""
+
+    kind: str = ""
+    url: str = ""
+    every_s: float | None = None
+
+
+class NodeSettings(NamedTuple):
+    """What the agent needs of node.json, which the client writes once, at `init`."""
+
+    node_index: int | None = None
+    """Of this node in its cluster (`index` in node.json)."""
+    on: int | None = None
+    """The index of the node whose machine this virtual node shares; None for a node with a machine of its own."""
+    end: Sequence[str] = ()
+    """The command that ends the machine."""
+    boot_watch: str | None = None
+    """The folder of a watchdog that came with the machine."""
+    notices: NoticeService = NoticeService()
+    rented: bool = False
+    scratch: str | None = None
+    """Our folder on the machine's local disk, if `init` found one to use (files.local_disk)."""
+
+
 class Node:
     """Paths of one node folder. Construction touches nothing."""
 
@@ -68,13 +93,13 @@ class Node:
         """Folder of a pushed tree; its name is `[a-z]+`, so it cannot lead elsewhere. Raises Refusal(`bad-tree`)."""
         if not (name.isalpha() and name.islower() and name.isascii()):
             raise Refusal("bad-tree", f"'{name}' is not a tree's name")
-        return os.path.join(self.roomy() if name.startswith("data") else self.dir, name)
+        return os.path.join(self.large_trees() if name.startswith("data") else self.dir, name)
 
     def scratch(self) -> str | None:
-        """Our folder on the machine's local disk, if `init` found one to use (files.local_disk)."""
-        return (self.host() or self).settings().get("scratch") or None
+        """Our folder on the machine's local disk; None where none is used."""
+        return self.machine_node().settings().scratch or None
 
-    def roomy(self) -> str:
+    def large_trees(self) -> str:
         """Folder for this node's large trees, which a client can send again: on the local disk if there is one."""
         return os.path.join(self.scratch() or self.root, self.cluster, os.path.basename(self.dir))
 
@@ -90,8 +115,18 @@ class Node:
             raise Refusal("bad-run", f"'{name}' is not a run's name")
         return self.path("runs", name)
 
-    def settings(self) -> dict[str, Any]:
+    def settings_document(self) -> dict[str, Any]:
+        """All of node.json; empty where there is no node."""
         return read_json(self.path("node.json")) or {}
+
+    def settings(self) -> NodeSettings:
+        document = self.settings_document()
+        document["node_index"] = document.get("index")
+        values = {name: document[name] for name in NodeSettings._fields if document.get(name) is not None}
+        if "notices" in values:
+            service = values["notices"]
+            values["notices"] = NoticeService(service.get("kind", ""), service.get("url", ""), service.get("every_s"))
+        return NodeSettings(**values)
 
     @property
     def cluster(self) -> str:
@@ -106,19 +141,26 @@ class Node:
             return []
 
     def host(self) -> Node | None:
-        """The node whose machine this virtual node shares (`on` in node.json); None for one with its own machine."""
-        on = self.settings().get("on")
+        """The node whose machine this virtual node shares; None for a node with a machine of its own."""
+        on = self.settings().on
         return None if on is None else Node(os.path.join(os.path.dirname(self.dir), f"n{on}"))
 
-    def beside(self) -> list[Node]:
+    def machine_node(self) -> Node:
+        """The node that the machine was made for: this one, or the host of a virtual one."""
+        return self.host() or self
+
+    def virtual_nodes(self) -> list[Node]:
         """Virtual nodes that share this node's machine and end with it."""
         cluster, own = os.path.split(self.dir)
         try:
             names = [name for name in os.listdir(cluster) if name[:1] == "n" and name[1:].isdigit() and name != own]
         except OSError:
             return []  # removed meanwhile
+        own_index = self.settings().node_index
+        if own_index is None:
+            return []
         others = [Node(os.path.join(cluster, name)) for name in names]
-        return [other for other in others if other.settings().get("on", -1) == self.settings().get("index")]
+        return [other for other in others if other.settings().on == own_index]
 
     def touch(self) -> None:
         """Note a sign of use, also for the node whose machine this one shares: the idle end counts from here."""

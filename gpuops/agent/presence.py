@@ -89,7 +89,7 @@ class WorkSchedule:
 
 def is_person_at_work(node: Node) -> bool:
     """Whether a person is at work on a machine that ends with its node: on others a shell outlives the node anyway."""
-    return bool(node.settings().get("end")) and is_person_logged_in()
+    return bool(node.settings().end) and is_person_logged_in()
 
 
 def is_person_logged_in() -> bool:

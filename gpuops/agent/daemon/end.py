@@ -91,12 +91,12 @@ def remove_node(node: Node) -> None:
 
     Raises Refusal(`remains`) where something cannot be removed, or is mounted there and so not the node's.
     """
-    mounted = mounts_below(node.dir) + mounts_below(node.roomy())
+    mounted = mounts_below(node.dir) + mounts_below(node.large_trees())
     if mounted:
         raise Refusal("remains", f"{mounted[0]} is mounted from elsewhere", f"unmount it: umount {mounted[0]}")
     if os.path.exists(node.path("node.json")):
         if node.scratch():
-            shutil.rmtree(node.roomy(), ignore_errors=True)
+            shutil.rmtree(node.large_trees(), ignore_errors=True)
         for name in os.listdir(node.dir):
             path = node.path(name)
             if name == "node.json":
@@ -154,4 +154,4 @@ def describe_node(node: Node) -> dict[str, Any]:
     is `running`.
     """
     ended = os.path.exists(node.path("ended.json")) and not is_watched(node)
-    return {**node.settings(), "folder": node.dir, "state": "ended" if ended else "running"}
+    return {**node.settings_document(), "folder": node.dir, "state": "ended" if ended else "running"}

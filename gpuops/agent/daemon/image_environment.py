@@ -35,10 +35,10 @@ NOT_THE_IMAGES = re.compile(
 
 def adopt(node: Node, environ: MutableMapping[str, str] = os.environ, proc: str = "/proc") -> None:
     """On a rented machine, add the image's environment to this process's, and write it down for logins."""
-    settings = (node.host() or node).settings()
-    if not settings.get("rented"):
+    settings = node.machine_node().settings()
+    if not settings.rented:
         return
-    image = {**RENTED, **of_image(first_environment(settings.get("boot_watch"), proc))}
+    image = {**RENTED, **of_image(first_environment(settings.boot_watch, proc))}
     try:
         write_text(node.path(SCRIPT), "".join(line + "\n" for line in script(image)), 0o644)
     except OSError as error:

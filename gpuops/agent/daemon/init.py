@@ -27,7 +27,7 @@ def main(_mode: str, arguments: Sequence[str]) -> int:
     """
     node, rest = parse_node(arguments)
     if "--revive" in rest:
-        if not node.settings():
+        if not node.settings_document():
             raise Refusal("no-node", f"there is no node in {node.dir}", "it was removed, or never started")
         os.chdir(node.dir)
         refuse_ended(node)
@@ -57,13 +57,13 @@ def prepare_node(node: Node, settings: dict[str, Any], wish: dict[str, float | N
     os.chmod(node.dir, 0o700)
     os.chdir(node.dir)
     refuse_ended(node)
-    refuse_foreign(node.settings(), settings)
+    refuse_foreign(node.settings_document(), settings)
     if not os.path.exists(node.path("node.json")):
         disk = settings.get("scratch")
         write_json(node.path("node.json"), {**settings, "scratch": local_disk.set_up(node, disk)} if disk else settings)
     if not os.path.exists(node.path("lease.json")):
         ends = (wish.get("boot_in"), wish.get("ends_in"), wish.get("idle_s"))
-        write_json(node.path("lease.json"), lease.first_lease(lease.read_clocks(), *ends))
+        lease.store_lease(node, lease.first_lease(lease.read_clocks(), *ends))
         node.touch()
 
 

@@ -136,7 +136,7 @@ class Watchdog:
 
     def _hold_s(self) -> float | None:
         """How long results that would be lost with this machine are held for a client; None: nothing is held."""
-        nodes = [self._node, *self._node.beside()]
+        nodes = [self._node, *self._node.virtual_nodes()]
         self._held = {node.dir: self._held.get(node.dir) or HeldRuns(node) for node in nodes}
         spans = [held.hold_s() for held in self._held.values()]
         return max([span for span in spans if span is not None], default=None)
@@ -212,7 +212,7 @@ class Watchdog:
             self._note_end(why)
         except OSError as error:
             log(f"ended.json cannot be written: {error}")  # a full disk must not keep a machine alive
-        argv = self._node.settings().get("end")
+        argv = self._node.settings().end
         if argv:
             self._move_boot_end()
         while argv and not run_end(argv):
@@ -221,8 +221,8 @@ class Watchdog:
 
     def _move_boot_end(self) -> None:
         """Let the watchdog that came with the machine end it, should we fail or its container restart."""
-        now, hard = time.time(), lease.read_lease(self._node).get("hard_wall")
-        lease.move_boot_end(self._node.settings().get("boot_watch"), now if hard is None else min(now, hard))
+        now, hard = time.time(), lease.read_lease(self._node).hard_wall
+        lease.move_boot_end(self._node.settings().boot_watch, now if hard is None else min(now, hard))
 
     def _terminated_within(self, seconds: float) -> bool:
         deadline = time.monotonic() + seconds

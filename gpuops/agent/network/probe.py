@@ -14,7 +14,8 @@ import socket
 import struct
 import threading
 import time
-from typing import Any, Sequence
+from enum import Enum
+from typing import Any, NamedTuple, Sequence
 
 from gpuops.agent.network.interfaces import DISCARD_PORT, port_candidates, source_address
 from gpuops.agent.network.unauthenticated import ACCEPT_PAUSE_S, BACKLOG, Strangers, proof, read_line
@@ -32,9 +33,35 @@ MAX_LISTEN_S = 60.0
 REACH_POLL_INTERVAL_S = 0.01
 NO_ROUTE = (errno.ENETUNREACH, errno.EHOSTUNREACH, errno.EADDRNOTAVAIL, errno.ENETDOWN)
 
+MIN_CONNECT_TIMEOUT_S = 0.01
+
 _LOCK = threading.Lock()
 _listening: dict[str, Listeners] = {}
 """Listeners that may still be open, by their probe's secret."""
+
+
+class ReachState(str, Enum):
+    """The result of one attempt; docs/protocol.md names the values."""
+
+    OK = "ok"
+    REFUSED = "refused"
+    TIMED_OUT = "timed-out"
+    NO_ROUTE = "no-route"
+    OTHER = "other"
+    """Another program, or another node, answered."""
+    FAILED = "failed"
+
+
+class Caller(NamedTuple):
+    """What all attempts of one `reach` have in common."""
+
+    node: int
+    token: str
+    """The probe's secret."""
+    burst_bytes: int
+    """Sent to each place to measure the bandwidth; 0: nothing is measured."""
+    deadline: float
+    """Monotonic."""
 
 
 class Listeners:
@@ -50,7 +77,7 @@ class Listeners:
 
     def open(self, port: int) -> int:
         """Listen on a port (0: of the kernel's choice). Returns the port. Raises OSError."""
-        listener = _bound(port)
+        listener = _bind_all_addresses(port)
         self._sockets.append(listener)
         listener.setblocking(False)  # a caller that has vanished must not block `accept`
         listener.listen(BACKLOG)
@@ -58,13 +85,13 @@ class Listeners:
 
     def open_fresh(self) -> int:
         """Listen on a port that a launch may use. Raises OSError."""
-        problem = OSError("all are taken")
+        last_error = OSError("all are taken")
         for number in port_candidates():
             try:
                 return self.open(number)
             except OSError as error:
-                problem = error
-        raise problem
+                last_error = error
+        raise last_error
 
     def begin(self, for_s: float) -> None:
         """Answer callers for `for_s` seconds, in a thread."""
@@ -92,7 +119,7 @@ class Listeners:
                 if not ready or self._wake in ready:
                     return
                 for listener in ready:
-                    if not self._strangers.accept(listener, self._serve_caller, "probe hears"):
+                    if not self._strangers.accept(listener, self._serve_caller, "probe caller"):
                         time.sleep(ACCEPT_PAUSE_S)
         finally:
             self._shut()
@@ -119,11 +146,11 @@ class Listeners:
         connection.recv(1)  # the caller closes first, so that our port is left in no TIME_WAIT
 
     def _shut(self) -> None:
-        for end in (*self._sockets, self._wake, self._alarm):
-            end.close()
+        for opened in (*self._sockets, self._wake, self._alarm):
+            opened.close()
 
 
-def _bound(port: int) -> socket.socket:
+def _bind_all_addresses(port: int) -> socket.socket:
     """A socket on all addresses of both families, or of IPv4 alone where there is no IPv6. Raises OSError."""
     try:
         both = socket.socket(socket.AF_INET6, socket.SOCK_STREAM)
@@ -145,18 +172,17 @@ def _bind(listener: socket.socket, address: str, port: int) -> socket.socket:
     return listener
 
 
-def _measure_burst(connection: socket.socket, wanted: int) -> tuple[int, float]:
+def _measure_burst(connection: socket.socket, expected_bytes: int) -> tuple[int, float]:
     """How many bytes came after the first chunk, and in how many seconds."""
-    first = len(connection.recv(CHUNK_BYTES))
-    began = last = time.monotonic()
-    total = first
-    while total < wanted and last - began < BURST_LIMIT_S:
+    first = total = len(connection.recv(CHUNK_BYTES))
+    started_at = ended_at = time.monotonic()
+    while total < expected_bytes and ended_at - started_at < BURST_LIMIT_S:
         chunk = len(connection.recv(CHUNK_BYTES))
         if not chunk:
             break
         total += chunk
-        last = time.monotonic()
-    return total - first, last - began
+        ended_at = time.monotonic()
+    return total - first, ended_at - started_at
 
 
 def listen(_node: Node, args: dict[str, Any], _emit: Emit) -> dict[str, Any]:
@@ -197,14 +223,10 @@ def reach(_node: Node, args: dict[str, Any], _emit: Emit) -> dict[str, Any]:
     address towards the place; `mb_s`: measured with `burst`. Once a target was reached at one address, its other
     addresses have `settle_s` more.
     """
-    own, token = int(args["from"]), str(args["token"])
-    count = BURST_BYTES if args.get("burst") else 0
     deadline = time.monotonic() + float(args["limit_s"])
+    caller = Caller(int(args["from"]), str(args["token"]), BURST_BYTES if args.get("burst") else 0, deadline)
     targets = [
-        [
-            Attempt(own, int(target["node"]), str(address), int(port), token, count, deadline)
-            for address, port in target["places"]
-        ]
+        [Attempt(caller, int(target["node"]), str(address), int(port)) for address, port in target["places"]]
         for target in args["targets"]
     ]
     for attempts in targets:
@@ -219,88 +241,86 @@ def reach(_node: Node, args: dict[str, Any], _emit: Emit) -> dict[str, Any]:
 def _is_settled(attempts: Sequence[Attempt], settle_s: float) -> bool:
     """Whether the attempts at one target need no more time. Where an address has answered on one port, its other ports
     are always waited for: the node is only busy."""
-    waiting = [attempt for attempt in attempts if attempt.ended is None]
-    good = {one.address: one.ended for one in attempts if one.ended is not None and one.state == "ok"}
-    if not waiting or not good:
-        return not waiting
-    is_busy = any(attempt.address in good for attempt in waiting)
-    return not is_busy and time.monotonic() - min(good.values()) > settle_s
+    pending = [attempt for attempt in attempts if attempt.ended_at is None]
+    reached = {
+        attempt.address: attempt.ended_at
+        for attempt in attempts
+        if attempt.ended_at is not None and attempt.state == ReachState.OK
+    }
+    if not pending or not reached:
+        return not pending
+    is_busy = any(attempt.address in reached for attempt in pending)
+    return not is_busy and time.monotonic() - min(reached.values()) > settle_s
 
 
 class Attempt:
-    """One attempt to reach one place."""
+    """One attempt to reach a node at one of its addresses and ports."""
 
-    def __init__(self, own: int, node: int, address: str, port: int, token: str, count: int, deadline: float) -> None:
-        self._own = own
+    def __init__(self, caller: Caller, node: int, address: str, port: int) -> None:
+        self._caller = caller
         self._node = node
-        self._place = (address, port)
         self.address = address
-        self._token = token
-        self._count = count
-        self._deadline = deadline
+        self._port = port
+        self._family = socket.AF_INET6 if ":" in address else socket.AF_INET
         self._ms: float | None = None
         self._mb_s: float | None = None
         self._why = ""
-        self.state = "timed-out"
-        self.ended: float | None = None
+        self.state = ReachState.TIMED_OUT
+        self.ended_at: float | None = None
         """When the state was known (monotonic)."""
 
     def result(self) -> dict[str, Any]:
-        address, port = self._place
         # An attempt that is not over counts as timed out, even if it ends while this is being sent.
-        state = self.state if self.ended is not None else "timed-out"
+        state = self.state if self.ended_at is not None else ReachState.TIMED_OUT
         return {
-            "node": self._node, "address": address, "port": port, "state": state, "why": self._why,
-            "source": _source(address), "ms": self._ms, "mb_s": self._mb_s,
+            "node": self._node, "address": self.address, "port": self._port, "state": state, "why": self._why,
+            "source": self._source(), "ms": self._ms, "mb_s": self._mb_s,
         }  # fmt: skip
 
     def run(self) -> None:
         """Connect, and verify which node answers."""
-        state = "failed"
+        state = ReachState.FAILED
         try:
-            state = self._try()
+            state = self._connect()
         except socket.timeout:
-            state = "timed-out"
-        except ConnectionRefusedError:
-            state = "refused"
+            state = ReachState.TIMED_OUT
         except OSError as error:
-            state = (
-                "no-route" if error.errno in NO_ROUTE else "timed-out" if error.errno == errno.ETIMEDOUT else "failed"
-            )
-            self._why = error.strerror or str(error)
+            state = _state_of(error)
+            self._why = "" if state == ReachState.REFUSED else error.strerror or str(error)
         finally:
             self.state = state
-            self.ended = time.monotonic()
+            self.ended_at = time.monotonic()
 
-    def _try(self) -> str:
-        family = socket.AF_INET6 if ":" in self._place[0] else socket.AF_INET
-        with socket.socket(family, socket.SOCK_STREAM) as connection:
-            began = time.monotonic()
-            connection.settimeout(max(0.01, self._deadline - began))
-            connection.connect(self._place)
-            self._ms = round((time.monotonic() - began) * 1000, 3)
+    def _connect(self) -> ReachState:
+        with socket.socket(self._family, socket.SOCK_STREAM) as connection:
+            started_at = time.monotonic()
+            connection.settimeout(max(MIN_CONNECT_TIMEOUT_S, self._caller.deadline - started_at))
+            connection.connect((self.address, self._port))
+            self._ms = round((time.monotonic() - started_at) * 1000, 3)
             # Closed by a reset: a port in TIME_WAIT could not be used by the launch.
             connection.setsockopt(socket.SOL_SOCKET, socket.SO_LINGER, struct.pack("ii", 1, 0))
-            return self._ask(connection)
+            return self._verify(connection)
 
-    def _ask(self, connection: socket.socket) -> str:
-        nonce = os.urandom(16).hex()
-        mine = proof(self._token, "reaches", self._own, nonce)
-        connection.sendall(b"%s %d %s %s %d\n" % (HELLO, self._own, nonce.encode(), mine.encode(), self._count))
-        expected = proof(self._token, "listens", self._node, nonce).encode()
+    def _verify(self, connection: socket.socket) -> ReachState:
+        """Prove which node we are, check which one answers, and measure the bandwidth if that was requested."""
+        caller, nonce = self._caller, os.urandom(16).hex()
+        own_proof = proof(caller.token, "reaches", caller.node, nonce)
+        line = (HELLO, caller.node, nonce.encode(), own_proof.encode(), caller.burst_bytes)
+        connection.sendall(b"%s %d %s %s %d\n" % line)
+        expected = proof(caller.token, "listens", self._node, nonce).encode()
         try:
-            if not hmac.compare_digest(read_line(connection, self._deadline).strip(), expected):
-                return "other"
+            if not hmac.compare_digest(read_line(connection, caller.deadline).strip(), expected):
+                return ReachState.OTHER
         except ConnectionError:
-            return "other"  # it disconnected
-        if self._count:
+            return ReachState.OTHER  # it disconnected
+        if caller.burst_bytes:
             self._measure(connection)
-        return "ok"
+        return ReachState.OK
 
     def _measure(self, connection: socket.socket) -> None:
-        """Send until the other side has counted enough. A failure here is none of the attempt: nothing is measured."""
+        """Send until the other side has counted enough. A failure leaves the state as it is: nothing is measured."""
         chunk = memoryview(bytes(CHUNK_BYTES))
-        left = self._count
+        left = self._caller.burst_bytes
         deadline = time.monotonic() + 2 * BURST_LIMIT_S
         try:
             while left > 0 and not select.select([connection], [], [], 0)[0] and time.monotonic() < deadline:
@@ -311,10 +331,17 @@ class Attempt:
         except (OSError, ValueError):
             pass
 
+    def _source(self) -> str:
+        """This node's own address towards the other; empty where there is no route."""
+        try:
+            return source_address(self._family, (self.address, DISCARD_PORT))
+        except OSError:
+            return ""
 
-def _source(address: str) -> str:
-    """This node's own address towards another; empty where there is no route."""
-    try:
-        return source_address(socket.AF_INET6 if ":" in address else socket.AF_INET, (address, DISCARD_PORT))
-    except OSError:
-        return ""
+
+def _state_of(error: OSError) -> ReachState:
+    if isinstance(error, ConnectionRefusedError):
+        return ReachState.REFUSED
+    if error.errno in NO_ROUTE:
+        return ReachState.NO_ROUTE
+    return ReachState.TIMED_OUT if error.errno == errno.ETIMEDOUT else ReachState.FAILED

@@ -142,12 +142,13 @@ def watch_notices(node: Node, done: threading.Event, notify: Callable[[Notice], 
 
     A virtual node uses the service in the settings of the node whose machine it shares.
     """
-    settings, host = node.settings(), node.host()
-    where = settings.get("notices") or (host.settings().get("notices") if host is not None else None) or {}
-    kind = KINDS.get(where.get("kind", ""))
-    if kind is not None and where.get("url"):
-        source = kind(where["url"])
-        interval_s = float(where.get("every_s") or POLL_INTERVAL_S)
+    service = node.settings().notices
+    if not service.kind:
+        service = node.machine_node().settings().notices
+    kind = KINDS.get(service.kind)
+    if kind is not None and service.url:
+        source = kind(service.url)
+        interval_s = float(service.every_s or POLL_INTERVAL_S)
         threading.Thread(
             target=_poll_notices, args=(source, interval_s, done, notify), name="notices", daemon=True
         ).start()

@@ -70,7 +70,7 @@ def start(node: Node, args: dict[str, Any], _emit: Emit) -> dict[str, Any]:
         _prepare_folder(node, spec, args["spec"], args.get("urls"))
     except BaseException:
         if supervisor.link is not None:
-            supervisor.link.drop()
+            supervisor.link.release_port()
         supervisor.done.set()  # the node is free for the next run
         raise
     supervisor.begin()

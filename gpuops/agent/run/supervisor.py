@@ -89,7 +89,7 @@ class Supervisor:
         """Start the launcher, in a thread of this run's own."""
         if self.link is not None:
             self._handover = handover.Handover(self._node, self._spec, self.link, self.done, self._record)
-            self.link.begin()
+            self.link.start()
         sink.start_heartbeat(self._node, self._spec, self.done)
         preemption.watch_notices(self._node, self.done, self.preempt)
         threading.Thread(target=self._run, name="run " + self.name, daemon=True).start()
@@ -231,7 +231,7 @@ class Supervisor:
         """Ask for a snapshot on all nodes: rank 0, which usually writes it, may be on another one."""
         goes_on = self._stop.first is None and self._ending_since == NEVER
         if goes_on and self._snapshots.ask(reason) and self.link is not None:
-            self.link.tell(SnapshotRequested(self.node_index, time.time(), reason).document())
+            self.link.send_event(SnapshotRequested(self.node_index, time.time(), reason).document())
 
     # Requests to end it.
 
@@ -239,7 +239,7 @@ class Supervisor:
         """Stop the run here and on the other nodes: for a person, the lease or the agent."""
         self._request_stop(StopRequest(reason, mode, outcome, overrides=mode == StopMode.NOW))
         if self.link is not None:
-            self.link.tell(StopRequested(self.node_index, reason.say, mode).document())
+            self.link.send_event(StopRequested(self.node_index, reason.say, mode).document())
 
     def preempt(self, notice: preemption.Notice) -> None:
         """Stop the run everywhere before this machine is taken back; where it only may be, ask for a snapshot."""
@@ -259,7 +259,7 @@ class Supervisor:
         self._request_stop(StopRequest(reason, within_s=within_s))
         if self.link is not None:
             event = StopRequested(self.node_index, reason.say, StopMode.GRACEFUL, reason, within_s, left_s)
-            self.link.tell(event.document())
+            self.link.send_event(event.document())
 
     def receive(self, message: Mapping[str, Any]) -> None:
         """Act on an event of another node. Raises an exception for a message that cannot be parsed."""
@@ -316,7 +316,7 @@ class Supervisor:
         """Tell the other nodes, once, how the run ended here."""
         if self.link is not None and not self._has_told_end:
             self._has_told_end = True
-            self.link.tell(RunEnded(self.node_index, outcome, reason).document())
+            self.link.send_event(RunEnded(self.node_index, outcome, reason).document())
             self.link.close()
 
     def _wrapper_pids(self) -> set[int]:

@@ -49,7 +49,7 @@ class Lab:
         heard = Heard()
         link = (Member if index else Head)(index, nodes, self.place, secret, heard, times)
         self.links.append(link)
-        link.begin()
+        link.start()
         return link, heard
 
 
@@ -59,7 +59,7 @@ def lab() -> Iterator[Lab]:
     yield lab
     for link in lab.links:
         link._times = SHORT  # a head waits no longer for who never came
-        link.tell({"event": "ended", "node": lab.links.index(link), "outcome": "done", "reason": {}})
+        link.send_event({"event": "ended", "node": lab.links.index(link), "outcome": "done", "reason": {}})
         link.close()
 
 
@@ -74,7 +74,7 @@ def stop(node: int) -> dict[str, Any]:
 def test_every_node_hears_every_other(lab: Lab) -> None:
     links, heards = zip(*(lab.node(index, 3) for index in range(3)), strict=True)
     for speaker, link in enumerate(links):
-        link.tell(stop(speaker))
+        link.send_event(stop(speaker))
         for listener, heard in enumerate(heards):
             if listener != speaker:
                 assert heard.next() == stop(speaker)
@@ -82,7 +82,7 @@ def test_every_node_hears_every_other(lab: Lab) -> None:
 
 def test_what_was_said_before_the_link_stood_is_heard(lab: Lab) -> None:
     member, _ = lab.node(1, 3)
-    member.tell(ended(1))
+    member.send_event(ended(1))
     member.close()
     _, head = lab.node(0, 3)
     assert head.next() == ended(1)
@@ -93,10 +93,10 @@ def test_what_was_said_before_the_link_stood_is_heard(lab: Lab) -> None:
 def test_who_has_ended_is_not_missed(lab: Lab) -> None:
     head, _ = lab.node(0, 3)
     (one, _), (_, heard_two) = lab.node(1, 3), lab.node(2, 3)
-    one.tell(ended(1, "done"))
+    one.send_event(ended(1, "done"))
     one.close()
     assert heard_two.next() == ended(1, "done")
-    head.tell(ended(0, "done"))
+    head.send_event(ended(0, "done"))
     head.close()
     assert heard_two.next() == ended(0, "done")
     for link in lab.links:
@@ -146,7 +146,7 @@ def test_a_head_that_falls_silent_is_lost(lab: Lab) -> None:
 
 def test_a_member_with_the_wrong_secret_hears_nothing(lab: Lab) -> None:
     head, _ = lab.node(0)
-    head.tell(ended(0))
+    head.send_event(ended(0))
     _, heard = lab.node(1, secret="wrong", times=TIMES._replace(join=2.0))
     event = heard.next()
     assert event["outcome"] == "lost"  # its own words: it was never let in
@@ -155,9 +155,9 @@ def test_a_member_with_the_wrong_secret_hears_nothing(lab: Lab) -> None:
 def test_a_broken_connection_is_made_again(lab: Lab) -> None:
     head, _ = lab.node(0)
     member, heard = lab.node(1)
-    head.tell(stop(0))
+    head.send_event(stop(0))
     assert heard.next() == stop(0)
     assert isinstance(head, Head)
     head._members[1].close()
     assert heard.next() == stop(0)  # said again to who comes back
-    member.tell(ended(1))
+    member.send_event(ended(1))

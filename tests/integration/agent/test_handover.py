@@ -49,7 +49,7 @@ class Side:
         kind = Member if index else Head
         self.link: Link = kind(index, 2, place, secret, lambda _event: None, TIMES)
         self.handover = Handover(self.node, LaunchSpec.parse(self.spec), self.link, self.done, self.event)
-        self.link.begin()
+        self.link.start()
 
     def event(self, kind: str, **data: Any) -> None:
         self.events.append((kind, data))
@@ -80,7 +80,7 @@ class Pair:
                 side.handover.note(index, left_s)
         for side in (self.head, self.member):
             ended = {"event": "ended", "node": side.spec["node"], "outcome": "stopped", "reason": {}}
-            side.link.tell(ended)
+            side.link.send_event(ended)
             side.link.close()
             side.done.set()
             side.handover.begin()
@@ -96,7 +96,7 @@ def pair(tmp_path: Path) -> Iterator[Pair]:
     yield pair
     for side in (pair.head, pair.member):
         side.link.open_until = 0.0
-        side.link.tell({"event": "ended", "node": side.spec["node"], "outcome": "done", "reason": {}})
+        side.link.send_event({"event": "ended", "node": side.spec["node"], "outcome": "done", "reason": {}})
         side.link.close()
 
 
@@ -298,7 +298,7 @@ def test_a_machine_that_is_about_to_go_breaks_off(pair: Pair) -> None:
 def test_a_head_that_is_dead_is_an_event(pair: Pair) -> None:
     pair.member.file("a.pt", b"a")
     pair.head.link.open_until = 0.0
-    pair.head.link.drop()
+    pair.head.link.release_port()
     pair.member.handover.note(1, 60.0)
     pair.member.done.set()
     pair.member.handover.begin()
@@ -309,7 +309,7 @@ def test_who_does_not_know_the_secret_gives_and_takes_nothing(pair: Pair) -> Non
     pair.head.file("a.pt", b"a")
     pair.head.handover.note(0, 60.0)
     pair.head.done.set()
-    stranger = Member(1, 2, pair.member.link._place, "guess", lambda _event: None, TIMES)  # type: ignore[attr-defined]
+    stranger = Member(1, 2, pair.member.link._head_endpoint, "guess", lambda _event: None, TIMES)  # type: ignore[attr-defined]
     assert [stranger.call_head(role) for role in ("give", "take", "head")] == [None] * 3
     assert pair.member.link.call_head("head") is None, "no other role, with the secret either"
 

@@ -67,7 +67,7 @@ class Ends:
 
     def _begun(self, link: Any) -> Any:
         self.links.append(link)
-        link.begin()
+        link.start()
         return link
 
     def note(self, args: threading.ExceptHookArgs) -> None:
@@ -81,7 +81,7 @@ def ends(monkeypatch: pytest.MonkeyPatch) -> Iterator[Ends]:
     yield ends
     for link in ends.links:
         for node in range(3):
-            link.tell({"event": "ended", "node": node, "outcome": "done", "reason": {}})
+            link.send_event({"event": "ended", "node": node, "outcome": "done", "reason": {}})
         link.close()
     assert not ends.broken
 
@@ -96,7 +96,7 @@ files, port = int(sys.argv[1]), int(sys.argv[2])
 resource.setrlimit(resource.RLIMIT_NOFILE, (files, files))
 head = Head(0, 2, ("127.0.0.1", port), sys.argv[3], lambda event: print(json.dumps(event), flush=True),
             Times(beat=0.05, silence=600.0, join=600.0, proof=600.0))
-head.begin()
+head.start()
 print("listens", flush=True)
 sys.stdin.read()
 """
@@ -145,14 +145,14 @@ def test_a_member_gets_in_past_idle_strangers(files: int, strangers: int, most: 
     with head_of_its_own(files, port) as process, contextlib.ExitStack() as crowd:
         idle = [crowd.enter_context(socket.create_connection(("127.0.0.1", port))) for _ in range(strangers)]
         member = Member(1, 2, ("127.0.0.1", port), SECRET, lambda _event: None, TIMES)
-        member.begin()
-        member.tell(stop(1))
+        member.start()
+        member.send_event(stop(1))
         assert process.stdout is not None
         assert json.loads(process.stdout.readline()) == stop(1)
         until(lambda: sum(not has_gone(one) for one in idle) <= most, "the oldest made room")
-        member.tell(stop(1, "again"))
+        member.send_event(stop(1, "again"))
         assert json.loads(process.stdout.readline()) == stop(1, "again"), "who has proven itself stays"
-        member._over.add(0)
+        member._ended_nodes.add(0)
         member.close()
 
 
@@ -232,7 +232,7 @@ def test_an_accept_that_fails_is_not_the_last(ends: Ends) -> None:
     head._listener = Failing(head._listener, *(OSError(number, "no") for number in numbers))  # type: ignore[assignment]
     ends._begun(head)
     _, heard = ends.member()
-    head.tell(stop(0))
+    head.send_event(stop(0))
     assert heard.get(timeout=HANG_S) == stop(0)
 
 
@@ -346,7 +346,7 @@ def test_after_all_that_a_member_gets_in(ends: Ends) -> None:
         with socket.create_connection(ends.place) as one:
             one.sendall(said)
     _, heard = ends.member()
-    head.tell(stop(0))
+    head.send_event(stop(0))
     assert heard.get(timeout=HANG_S) == stop(0)
 
 
@@ -433,7 +433,7 @@ def test_who_is_on_the_way_changes_nothing_that_is_heard(ends: Ends, way: Way, d
         tells, hears = (head, at_member) if way == "to member" else (member, at_head)
         said = [stop(0 if tells is head else 1, str(number)) for number in range(6)]
         for event in said:
-            tells.tell(event)
+            tells.send_event(event)
         heard = []
         while not heard or heard[-1] != said[-1]:
             heard.append(hears.get(timeout=HANG_S))
@@ -461,7 +461,7 @@ def test_what_was_said_on_another_connection_is_not_heard_on_this_one(ends: Ends
     relay = Relay(ends.place, record, splice)
     try:
         member, _ = ends.member(place=relay.place)
-        member.tell(stop(1, "once"))
+        member.send_event(stop(1, "once"))
         assert at_head.get(timeout=HANG_S) == stop(1, "once")
         until(lambda: len(relay.passed) >= 3, "the spliced connection was given up")
         assert at_head.empty()
@@ -492,7 +492,7 @@ def test_a_plain_message_on_the_way_is_not_heard(ends: Ends) -> None:
         _, heard = ends.member(place=listener.getsockname())
         near, _ = listener.accept()
         with near, socket.create_connection(ends.place) as far:
-            head.tell(stop(0))
+            head.send_event(stop(0))
             while heard.empty():
                 ready = select.select([near, far], [], [], HANG_S)[0]
                 for one in ready:
@@ -654,6 +654,6 @@ def test_a_file_that_is_handed_over_arrives_as_it_is_or_not_at_all(tmp_path: Pat
     finally:
         for side in (head, giver):
             side.link.open_until = 0.0
-            side.link.tell({"event": "ended", "node": side.spec["node"], "outcome": "done", "reason": {}})
+            side.link.send_event({"event": "ended", "node": side.spec["node"], "outcome": "done", "reason": {}})
             side.link.close()
         relay.close()

@@ -6,14 +6,13 @@ import os
 import threading
 import time
 from pathlib import Path
-from typing import Any
 
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
 from gpuops.agent import lease
-from gpuops.agent.lease import ClockReading, IdleTimer, first_lease, next_end, renewed_lease
+from gpuops.agent.lease import ClockReading, IdleTimer, Lease, first_lease, next_end, renewed_lease
 from gpuops.agent.node import Node
 
 START = ClockReading(wall=1_000_000.0, mono=500.0, boot_id="b1")
@@ -25,14 +24,14 @@ def after(seconds: float, *, wall_jump: float = 0.0, reboot: bool = False) -> Cl
     return ClockReading(START.wall + seconds + wall_jump, mono, "b2" if reboot else "b1")
 
 
-def left(noted: dict[str, Any], now: ClockReading, quiet_s: float = 0.0, live: bool = False) -> float | None:
+def left(noted: Lease, now: ClockReading, quiet_s: float = 0.0, live: bool = False) -> float | None:
     end = next_end(noted, now, quiet_s, live)
     return None if end is None else end.left_s
 
 
 def test_without_ends_there_is_none() -> None:
     assert left(renewed_lease(START, None, None), after(1e9)) is None
-    assert left({}, after(1e9)) is None
+    assert left(Lease(), after(1e9)) is None
 
 
 def test_a_hard_end_comes_with_the_clocks() -> None:
@@ -117,17 +116,17 @@ def test_two_who_extend_it_at_once(tmp_path: Path, monkeypatch: pytest.MonkeyPat
             other = threading.Thread(target=lease.lease, args=(node, {"ends_in": ends.pop()}, None))
             other.start()
             other.join(60)
-            assert lease.read_lease(node)["hard_wall"] > time.time() + 150
+            assert (lease.read_lease(node).hard_wall or 0.0) > time.time() + 150
         real(source, target)
 
     monkeypatch.setattr(os, "replace", replace)
     lease.lease(node, {"ends_in": 100.0}, None)
-    assert time.time() < lease.read_lease(node)["hard_wall"] < time.time() + 150
+    assert time.time() < (lease.read_lease(node).hard_wall or 0.0) < time.time() + 150
     assert {path.name for path in tmp_path.iterdir()} == {"activity", "lease.json"}
 
 
 def test_the_first_end_wins() -> None:
-    noted = {**first_lease(START, 50.0, 100.0, 10.0)}
+    noted = first_lease(START, 50.0, 100.0, 10.0)
     assert left(noted, START) == 10
     assert left(noted, START, live=True) == 50
 

@@ -44,7 +44,7 @@ def test_environments_and_downloads_go_to_the_local_disk(tmp_path: Path, disk: P
         assert (tmp_path / "root" / name).readlink() == disk / "gpuops" / name
         assert (disk / "gpuops" / name).stat().st_mode & 0o777 == 0o700
     assert (disk / "gpuops").stat().st_mode & 0o777 == 0o700
-    assert node.settings()["scratch"] == str(disk / "gpuops")
+    assert node.settings().scratch == str(disk / "gpuops")
     told = local_disk.describe(node)
     assert told
     assert told["path"] == str(disk)

@@ -80,7 +80,7 @@ class World:
 
     def lease(self, ends_in: float | None) -> None:
         noted = lease.renewed_lease(self.now, ends_in, 60.0)
-        (self.folder.parent.parent / "lease.json").write_text(json.dumps(noted))
+        (self.folder.parent.parent / "lease.json").write_text(json.dumps(noted._asdict()))
 
     def after(self, seconds: float) -> None:
         self.now = ClockReading(self.now.wall + seconds, self.now.mono + seconds, "b1")

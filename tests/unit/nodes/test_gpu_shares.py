@@ -194,8 +194,8 @@ def test_what_it_holds_holds_its_machine(tmp_path: Path, monkeypatch: pytest.Mon
         os.makedirs(nodes[index].dir)
         write_json(nodes[index].path("node.json"), settings)
     own, beside, another = (watchdog.Watchdog(node) for node in nodes)
-    assert [one.dir for one in nodes[0].beside()] == [nodes[1].dir]
-    assert nodes[1].beside() == nodes[2].beside() == []
+    assert [one.dir for one in nodes[0].virtual_nodes()] == [nodes[1].dir]
+    assert nodes[1].virtual_nodes() == nodes[2].virtual_nodes() == []
     run = Path(nodes[1].run("a-1"))
     run.mkdir(parents=True)
     (run / "spec.json").write_text('{"hold_s": 60}')
