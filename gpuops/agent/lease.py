@@ -170,7 +170,12 @@ def store_lease(node: Node, lease: Lease) -> None:
     write_json(node.path("lease.json"), lease._asdict())
 
 
+def read_document(node: Node) -> dict[str, Any]:
+    """lease.json; empty where there is none."""
+    return read_json(node.path("lease.json")) or {}
+
+
 def read_lease(node: Node) -> Lease:
     """The lease in force; without a file there is no end."""
-    document = read_json(node.path("lease.json")) or {}
+    document = read_document(node)
     return Lease(**{name: document[name] for name in Lease._fields if name in document})

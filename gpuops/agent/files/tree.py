@@ -54,23 +54,23 @@ class Incoming:
         return os.fsencode(f"{self.folder}/{hashlib.sha256(key).hexdigest()[:32]}")
 
     def has(self, path: str, entry: Entry) -> bool:
-        found = stat_entry(self.at(path, entry))
-        return found.kind == FILE and found.entry.size == entry.size
+        staged = stat_entry(self.at(path, entry))
+        return staged.kind == FILE and staged.entry.size == entry.size
 
     def open(self, files: Mapping[str, Entry]) -> bool:
         """Make the folder, and remove contents of an older push that this one cannot use.
 
-        Returns whether some can be used.
+        Returns whether this push can use any.
         """
         os.makedirs(self.folder, exist_ok=True)
-        left = set(os.listdir(self.folder))
-        if not left:
+        present = set(os.listdir(self.folder))
+        if not present:
             return False
         useful = {os.fsdecode(os.path.basename(self.at(path, entry))) for path, entry in files.items()}
-        for name in left - useful:
+        for name in present - useful:
             with contextlib.suppress(FileNotFoundError):  # the older push may still be running
                 os.unlink(os.path.join(self.folder, name))
-        return bool(left & useful)
+        return bool(present & useful)
 
     def store(self, plan: Plan) -> None:
         write_json(os.path.join(self.folder, "plan.json"), {**plan._asdict(), "files": [
@@ -88,10 +88,16 @@ class Incoming:
 
 
 class Plan(NamedTuple):
+    """One push, from its `plan` to its `commit`."""
+
     push: str
+    """Its random id."""
     files: dict[str, Entry]
+    """The client's list, by path."""
     overwrite: bool
+    """Whether files that were edited on the node are replaced as well."""
     sums: dict[str, str]
+    """SHA-256 of the client's files that an earlier plan asked for, by path."""
 
 
 def superseded() -> Refusal:
@@ -100,7 +106,7 @@ def superseded() -> Refusal:
 
 @contextlib.contextmanager
 def tree_lock(node: Node, tree: str) -> Iterator[None]:
-    """One plan or commit of a tree at a time, of all clients."""
+    """Hold the tree's lock file: of all clients' plans and commits, one runs at a time."""
     os.makedirs(node.path("trees"), exist_ok=True)
     with open(node.path("trees", tree + ".lock"), "w") as lock:
         fcntl.flock(lock, fcntl.LOCK_EX)
@@ -114,32 +120,32 @@ def plan(node: Node, args: dict[str, Any], emit: Emit) -> dict[str, Any]:  # noq
     """
     name = args["tree"]
     folder = TreeFolder(node.tree(name))
-    wanted = parse_files(args["files"])
-    paths = list(wanted)
+    files = parse_files(args["files"])
+    paths = list(files)
     sums = {paths[int(index)]: value for index, value in (args.get("sums") or {}).items()}
-    made = Plan(secrets.token_hex(8), wanted, bool(args.get("overwrite")), sums)
+    push_plan = Plan(secrets.token_hex(8), files, bool(args.get("overwrite")), sums)
     with tree_lock(node, name):
         record = load_record(node, name)
-        seen = survey(folder, record, wanted, made.overwrite, sums)
-        if is_settled(record, seen) and os.path.isdir(folder.folder):
+        state = survey(folder, record, files, push_plan.overwrite, sums)
+        if is_settled(record, state) and os.path.isdir(folder.folder):
             Incoming(node, name).close()  # invalidates an older push
             return {"push": "", "need": [], "ask": [], "stale": [], "conflicts": [],
-                    "kept": seen.having(KEPT) + seen.edited}  # fmt: skip
+                    "kept": state.having(KEPT) + state.edited}  # fmt: skip
         incoming = Incoming(node, name)
-        has_contents = incoming.open(wanted)
-        incoming.store(made)
+        has_contents = incoming.open(files)
+        incoming.store(push_plan)
     index = {path: number for number, path in enumerate(paths)}
-    need = [path for path in to_write(seen) if wanted[path].link is None]
+    need = [path for path in to_write(state) if files[path].link is None]
     if has_contents:
-        need = [path for path in need if not incoming.has(path, wanted[path])]
-    _check_room(incoming.folder, sum(wanted[path].size for path in need))
+        need = [path for path in need if not incoming.has(path, files[path])]
+    _check_room(incoming.folder, sum(files[path].size for path in need))
     return {
-        "push": made.push,
+        "push": push_plan.push,
         "need": [index[path] for path in need],
-        "ask": [index[path] for path in seen.having(ASK)],
-        "stale": seen.stale,
-        "kept": seen.having(KEPT) + seen.edited,
-        "conflicts": seen.having(CONFLICT),
+        "ask": [index[path] for path in state.having(ASK)],
+        "stale": state.stale,
+        "kept": state.having(KEPT) + state.edited,
+        "conflicts": state.having(CONFLICT),
     }
 
 
@@ -160,33 +166,33 @@ def commit(node: Node, args: dict[str, Any], emit: Emit) -> dict[str, Any]:  # n
     folder = TreeFolder(node.tree(name))
     with tree_lock(node, name):
         incoming = Incoming(node, name)
-        made = incoming.load(args["push"])
+        push_plan = incoming.load(args["push"])
         record = load_record(node, name)
-        seen = survey(folder, record, made.files, made.overwrite, made.sums)
-        _refuse_unready(seen, made, incoming)
+        state = survey(folder, record, push_plan.files, push_plan.overwrite, push_plan.sums)
+        _refuse_unready(state, push_plan, incoming)
         os.makedirs(folder.folder, exist_ok=True)  # also for a project without files: runs need a working directory
         if not os.path.lexists(node.path(name)):
             os.symlink(folder.folder, node.path(name))  # the tree is on a local disk; clients expect it here
-        pending = {path: _stage(incoming, path, made.files[path]) for path in to_write(seen)}
-        store_record(node, name, Record(seen.settled, pending, seen.stale + seen.gone))
-        for path in seen.stale:
+        pending = {path: _stage(incoming, path, push_plan.files[path]) for path in to_write(state)}
+        store_record(node, name, Record(state.settled, pending, state.stale + state.gone))
+        for path in state.stale:
             folder.remove(path)
-        for path in seen.stale + seen.gone:
+        for path in state.stale + state.gone:
             folder.prune(path)
         for path in pending:
-            folder.place(path, incoming.at(path, made.files[path]))
-        store_record(node, name, Record(_new_record(folder, made, seen, pending), {}, []))
+            folder.place(path, incoming.at(path, push_plan.files[path]))
+        store_record(node, name, Record(_new_record(folder, push_plan, state, pending), {}, []))
         incoming.close()
-    return {"written": len(pending), "removed": len(seen.stale)}
+    return {"written": len(pending), "removed": len(state.stale)}
 
 
-def _refuse_unready(seen: Survey, made: Plan, incoming: Incoming) -> None:
+def _refuse_unready(state: Survey, push_plan: Plan, incoming: Incoming) -> None:
     """The tree may have changed since the plan, and the transfer may have been cut. Raises Refusal."""
-    edited = seen.having(CONFLICT) + seen.having(ASK)
+    edited = state.having(CONFLICT) + state.having(ASK)
     if edited:
         raise Refusal("edited", f"'{edited[0]}' was edited here during the push", "push again", paths=edited)
-    for path in to_write(seen):
-        if made.files[path].link is None and not incoming.has(path, made.files[path]):
+    for path in to_write(state):
+        if push_plan.files[path].link is None and not incoming.has(path, push_plan.files[path]):
             raise Refusal("incomplete", f"'{path}' has not arrived", "push again")
 
 
@@ -201,13 +207,13 @@ def _stage(incoming: Incoming, path: str, entry: Entry) -> Written:
     return Written(entry, entry)
 
 
-def _new_record(folder: TreeFolder, made: Plan, seen: Survey, pending: dict[str, Written]) -> dict[str, Written]:
+def _new_record(folder: TreeFolder, push_plan: Plan, state: Survey, pending: dict[str, Written]) -> dict[str, Written]:
     """The record of a finished commit. Files with the verdict TOUCH get their mode and time here."""
-    files = {path: seen.settled[path] for path in seen.edited + seen.having(KEPT)}
-    for path in seen.having(SAME):
-        files[path] = Written(made.files[path], seen.settled[path].here)
-    for path in seen.having(TOUCH):
-        wanted = made.files[path]
+    files = {path: state.settled[path] for path in state.edited + state.having(KEPT)}
+    for path in state.having(SAME):
+        files[path] = Written(push_plan.files[path], state.settled[path].here)
+    for path in state.having(TOUCH):
+        wanted = push_plan.files[path]
         files[path] = Written(wanted, wanted if wanted.link is not None else apply_stat(folder.at(path), wanted))
     return {**files, **pending}
 
@@ -223,12 +229,12 @@ def edits(node: Node, args: dict[str, Any], emit: Emit) -> dict[str, Any]:  # no
     files: list[dict[str, Any]] = []
     for path in record.paths():
         last = record.files.get(path)
-        found = folder.look(path)
-        if matching_record(found, last, record.pending.get(path)):
+        present = folder.look(path)
+        if matching_record(present, last, record.pending.get(path)):
             continue
-        if found.kind in (FILE, LINK):
+        if present.kind in (FILE, LINK):
             pushed = list(last.sent) if last else None
-            files.append({"path": path, "state": "changed", "size": found.entry.size, "pushed": pushed})
+            files.append({"path": path, "state": "changed", "size": present.entry.size, "pushed": pushed})
         elif last and path not in record.leaving:
             files.append({"path": path, "state": "deleted", "size": 0, "pushed": list(last.sent)})
     return {"files": files}
@@ -239,9 +245,9 @@ def receive(node: Node, arguments: list[str], stdin: BinaryIO, stdout: BinaryIO)
 
     Raises Refusal(`superseded`, `torn`, `disk`); `torn`: the stream ended early or does not fit the plan.
     """
-    given = parse_options(arguments)
-    incoming = Incoming(node, given["tree"])
-    files = list(incoming.load(given["push"]).files.items())
+    flags = parse_options(arguments)
+    incoming = Incoming(node, flags["tree"])
+    files = list(incoming.load(flags["push"]).files.items())
     try:
         for index, size, blocks in wire.members(stdin):
             path, entry = files[int(index)]
@@ -272,11 +278,11 @@ def send(node: Node, arguments: list[str], stdin: BinaryIO, stdout: BinaryIO) ->
 
     Absent files are left out. Links of a tree are sent as links, those of a run as the files they lead to.
     """
-    given = parse_options(arguments)
-    name = given.get("tree") or _tree_of_run(node, given["run"])
+    flags = parse_options(arguments)
+    name = flags.get("tree") or _tree_of_run(node, flags["run"])
     folder = TreeFolder(node.tree(name))
     paths = json.loads(stdin.read().decode("utf-8"))
-    streams.send_files(folder, paths, stdout, follow="run" in given)
+    streams.send_files(folder, paths, stdout, follow="run" in flags)
     return 0
 
 

@@ -1,10 +1,10 @@
-"""Hands the results on a preempted machine over to a node that stays.
+"""Hands the results on a preempted machine over to a node of the run whose machine stays.
 
-It uses the gang link's port and secret, on a connection of its own: a preempted node `give`s to node 0; if node 0 is
-preempted, one of the others comes to `take`. Then, for each file, the newest first:
+It uses the gang link's port and secret, on a connection of its own: a preempted node connects to node 0 in the role
+`give`; if node 0 is preempted, one of the others connects in the role `take`. The newest file goes first:
 
     giver  {"path", "size", "mtime_ns"}
-    taker  {"want": true}                 false: it has that file, as new or newer, or no room for it
+    taker  {"want": true}                 false: its file is as new or newer, or it has no room
     giver  `size` bytes in frames, and an empty frame
     taker  {"kept": true}
     giver  {"end": true}                  after the last
@@ -16,14 +16,14 @@ import os
 import threading
 import time
 import traceback
-from typing import Any, BinaryIO, Callable, Iterator, Mapping
+from typing import Any, BinaryIO, Callable, Iterator, Mapping, NamedTuple
 
 from gpuops.agent import presence
 from gpuops.agent.files import outputs
 from gpuops.agent.files.file_state import ABSENT, FILE
 from gpuops.agent.files.folder import TreeFolder, checked_path, free_bytes, path_bytes
 from gpuops.agent.gang.channel import FRAME_LIMIT, Channel
-from gpuops.agent.gang.link import Link
+from gpuops.agent.gang.link import GIVE, TAKE, Link
 from gpuops.agent.node import Node, Refusal, log, read_json, remove_file, write_json
 from gpuops.agent.retain import await_download, end_once_stored, sink
 from gpuops.agent.run_documents import LaunchSpec, SinkPhase
@@ -43,6 +43,19 @@ STATE = "handed.json"
 
 class TooLate(Exception):
     """The machine is about to end."""
+
+
+class Offer(NamedTuple):
+    """A file that the giver offers; `path` is relative to the tree."""
+
+    path: str
+    size: int
+    mtime_ns: int
+
+    @classmethod
+    def parse(cls, message: Mapping[str, Any]) -> Offer:
+        """Raises KeyError, TypeError, ValueError, and Refusal for a path outside the tree."""
+        return cls(checked_path(message["path"]), int(message["size"]), int(message["mtime_ns"]))
 
 
 class Handover:
@@ -72,36 +85,36 @@ class Handover:
     def begin(self) -> None:
         """The run has ended: hand over, in a thread, what would be lost with a machine. Node 0 waits to be called."""
         if self._preempted and self._me != 0 and (self._me in self._preempted or 0 in self._preempted):
-            threading.Thread(target=self._safely, args=(self._call_head,), name="handover", daemon=True).start()
+            threading.Thread(target=self._record_failure, args=(self._call_head,), name="handover", daemon=True).start()
 
     def _call_head(self) -> None:
         """The part of every node but node 0."""
         if self._me not in self._preempted:
-            self._with_head("take", lambda channel: self._take(channel, 0))
+            self._with_head(TAKE, lambda channel: self._take(channel, 0))
         elif 0 in self._preempted:
             self._event("unhanded", why="node0 goes as well")
         elif self._is_needed():
-            self._with_head("give", lambda channel: self._give(channel, 0))
+            self._with_head(GIVE, lambda channel: self._give(channel, 0))
 
-    def _with_head(self, role: str, do: Callable[[Channel], None]) -> None:
+    def _with_head(self, role: str, transfer: Callable[[Channel], None]) -> None:
         channel = self._link.call_head(role)
         if channel is None:
             self._event("unhanded", why="node0 does not answer")
             return
         try:
-            do(channel)
+            transfer(channel)
         finally:
             channel.close()
 
     def visit(self, member: int, role: str, channel: Channel) -> None:
         """Node 0's part: a member has called, to give or to take."""
-        self._safely(lambda: self._serve(member, role, channel))
+        self._record_failure(lambda: self._serve(member, role, channel))
 
     def _serve(self, member: int, role: str, channel: Channel) -> None:
         self._done.wait(max(0.0, self._link.open_until - time.monotonic()))
         if not self._done.is_set():
             return
-        if role == "give":
+        if role == GIVE:
             self._take(channel, member)
             return
         with self._giving:  # a second caller waits: the first may be preempted as well
@@ -111,9 +124,10 @@ class Handover:
                 return
         channel.send({"end": True})
 
-    def _safely(self, do: Callable[[], None]) -> None:
+    def _record_failure(self, handover: Callable[[], None]) -> None:
+        """Carry out a handover; one that fails is recorded as the event `unhanded`."""
         try:
-            do()
+            handover()
         except (OSError, ValueError, KeyError, TypeError, Refusal, TooLate) as error:
             say = getattr(error, "say", None) or getattr(error, "strerror", None) or str(error) or type(error).__name__
             self._event("unhanded", why=say)
@@ -142,6 +156,7 @@ class Handover:
     # Giving.
 
     def _give(self, channel: Channel, to: int) -> None:
+        """Offer every output to another node, and send those it wants."""
         left_s = self._preempted[self._me] - time.monotonic()
         channel.limit_silence(max(SILENCE_LIMIT_S, left_s))  # the taker's own run may still be ending
         files = size = 0
@@ -155,10 +170,10 @@ class Handover:
                     length = os.fstat(file.fileno()).st_size
                     if size + length > MAX_BYTES:
                         continue
-                    _send(channel, {"path": path, "size": length, "mtime_ns": mtime_ns})
+                    _send(channel, Offer(path, length, mtime_ns)._asdict())
                     if not _receive(channel).get("want"):
                         continue
-                    self._stream(channel, file, length)
+                    self._send_content(channel, file, length)
                 if _receive(channel).get("kept"):
                     files, size = files + 1, size + length
             _send(channel, {"end": True})
@@ -174,7 +189,8 @@ class Handover:
             if os.path.isfile(os.path.join(os.fsencode(self._tree()), path_bytes(path))):
                 yield path, mtime_ns
 
-    def _stream(self, channel: Channel, file: BinaryIO, length: int) -> None:
+    def _send_content(self, channel: Channel, file: BinaryIO, length: int) -> None:
+        """Raises TooLate where the machine is about to end, and OSError."""
         left = length
         while left:
             if time.monotonic() > self._preempted[self._me]:
@@ -189,60 +205,63 @@ class Handover:
     # Taking.
 
     def _take(self, channel: Channel, of: int) -> None:
+        """Receive the outputs of node `of` that are newer than ours."""
         left_s = self._preempted.get(of, 0.0) - time.monotonic()
         channel.limit_silence(max(SILENCE_LIMIT_S, left_s))  # the giver may wait for a client first
         matches = outputs.compile_patterns(self._spec.outs)
         files = size = 0
         try:
-            offer = _receive(channel)
-            while not offer.get("end"):
-                path, length, mtime_ns = checked_path(offer["path"]), int(offer["size"]), int(offer["mtime_ns"])
+            message = _receive(channel)
+            while not message.get("end"):
+                offer = Offer.parse(message)
                 channel.limit_silence(SILENCE_LIMIT_S)
-                wants = matches(path) and self._is_wanted(path, length, mtime_ns)
-                _send(channel, {"want": wants})
-                if wants:
-                    self._receive_file(channel, path, length, mtime_ns)
-                    self._hold(path, of)
+                is_wanted = matches(offer.path) and self._has_room(offer.size) and self._is_newer(offer)
+                _send(channel, {"want": is_wanted})
+                if is_wanted:
+                    self._receive_file(channel, offer)
+                    self._hold(offer.path, of)
                     _send(channel, {"kept": True})
-                    files, size = files + 1, size + length
-                offer = _receive(channel)
+                    files, size = files + 1, size + offer.size
+                message = _receive(channel)
         finally:
             if files:
                 self._event("took", of=of, files=files, bytes=size)
 
-    def _is_wanted(self, path: str, length: int, mtime_ns: int) -> bool:
-        found = TreeFolder(self._tree()).look(path)
+    def _has_room(self, size: int) -> bool:
         free = free_bytes(self._tree())
-        if free is not None and free < length + RESERVED_DISK_BYTES:
-            return False
-        return found.kind == ABSENT or (found.kind == FILE and found.entry.mtime_ns < mtime_ns)
+        return free is None or free >= size + RESERVED_DISK_BYTES
 
-    def _receive_file(self, channel: Channel, path: str, length: int, mtime_ns: int) -> None:
+    def _is_newer(self, offer: Offer) -> bool:
+        """Whether the offered file is newer than the one here, or there is none."""
+        present = TreeFolder(self._tree()).look(offer.path)
+        return present.kind == ABSENT or (present.kind == FILE and present.entry.mtime_ns < offer.mtime_ns)
+
+    def _receive_file(self, channel: Channel, offer: Offer) -> None:
         """Write a file beside the tree, and move it to its place when it is whole. Raises OSError, Refusal."""
         part = self._node.path(f"{PART}-{threading.get_ident()}")
-        left = length
+        missing = offer.size
         try:
             with open(part, "wb") as file:
                 while block := channel.read():
-                    left -= len(block)
-                    if left < 0:
+                    missing -= len(block)
+                    if missing < 0:
                         break
                     file.write(block)
                 file.flush()
                 os.fsync(file.fileno())
-            if left:
-                raise OSError(None, f"{path} is not as long as was announced")
-            os.utime(part, ns=(mtime_ns, mtime_ns))
+            if missing:
+                raise OSError(None, f"{offer.path} is not as long as was announced")
+            os.utime(part, ns=(offer.mtime_ns, offer.mtime_ns))
             with self._lock:  # another node may be handing over a newer one
-                if not self._is_wanted(path, 0, mtime_ns):
-                    raise OSError(None, f"{path} has become newer here meanwhile")
-                TreeFolder(self._tree()).place(path, os.fsencode(part))
+                if not self._has_room(0) or not self._is_newer(offer):
+                    raise OSError(None, f"{offer.path} has become newer here meanwhile")
+                TreeFolder(self._tree()).place(offer.path, os.fsencode(part))
         finally:
             if os.path.lexists(part):
                 os.unlink(part)
 
     def _hold(self, path: str, of: int) -> None:
-        """Results on this node are no longer complete at the user's: hold them again."""
+        """Hold this run's results again until a client has downloaded them: a file of node `of` came in addition."""
         folder = self._node.run(self._spec.run)
         with self._lock:
             write_json(os.path.join(folder, STATE), {**handed_files(folder), path: of})

@@ -46,7 +46,7 @@ def hello(node: Node, _args: dict[str, Any], _emit: Emit) -> dict[str, Any]:
         "folder": node.dir,
         "busy": registry.live_run_name(),
         "runs": node.runs(),
-        "lease": lease.read_lease(node)._asdict(),
+        "lease": lease.read_document(node),
     }
 
 

@@ -4,7 +4,8 @@ registry          the verbs about runs; at most one run per node
 supervisor        the life of one run: start, watch, stop, end
 launcher          which command line is started, in which environment
 rank              mode `rank`: between torchrun and the script
-result            how a run ended: decisions from what was seen
+result            how a run ended: the decision, and the document of result.json
+stopping          how a run is stopped: steps, and which request counts
 joined_ranks      which ranks joined the rendezvous
 preemption        the provider's notices that it takes the machine back
 snapshot_request  asking a run to save a snapshot and go on
