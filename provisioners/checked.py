@@ -14,20 +14,8 @@ from collections.abc import Callable, Mapping, Sequence
 from typing import Any, TypeVar, cast
 
 from gpuops.core.errors import GpuopsError, Partial, Unknown
-from gpuops.core.models import (
-    STATES,
-    Increase,
-    Intent,
-    Journal,
-    Offer,
-    Option,
-    Payer,
-    Problem,
-    Quota,
-    QuotaReport,
-    Request,
-    Resource,
-)
+from gpuops.core.models import STATES, Intent, Journal, Offer, Option, Payer, Problem, Request, Resource
+from gpuops.core.quota import Quota, QuotaIncrease, QuotaReport
 from provisioners.base import Provisioner, TellsQuota
 
 CALL_TIMEOUT_S = 180.0
@@ -125,11 +113,11 @@ class CheckedProvisioner:
         tell: Callable[[Request], QuotaReport] | None = getattr(self.inner, "quota", None)
         return None if tell is None else self._limited(lambda: tell(request))
 
-    def request_quota(self, quota: Quota, wanted: float) -> Increase:
+    def request_quota(self, quota: Quota, wanted: float) -> QuotaIncrease:
         inner = cast(TellsQuota, self.inner)
         return self._limited(lambda: inner.request_quota(quota, wanted))
 
-    def requested_quota(self, quota: Quota, id: str) -> Increase:
+    def requested_quota(self, quota: Quota, id: str) -> QuotaIncrease:
         inner = cast(TellsQuota, self.inner)
         return self._limited(lambda: inner.requested_quota(quota, id))
 

@@ -30,8 +30,8 @@ from gpuops.cli.request import (
 )
 from gpuops.core.context import Context
 from gpuops.core.errors import UsageError
-from gpuops.core.models import RunRequest
 from gpuops.core.provider import is_rented
+from gpuops.core.run_models import RunRequest
 from gpuops.core.settings import Settings
 from gpuops.sync import inputs, sinks
 

@@ -11,7 +11,7 @@ from gpuops.cli.flags import Json, LaunchFlags, MachineFlags, Yes, with_flags
 from gpuops.cli.help import WORDS, TakesArguments, TakesCommand, example_help, passed_words
 from gpuops.cli.launch import CommandLine, launch
 from gpuops.core.errors import UsageError
-from gpuops.core.models import RunRequest
+from gpuops.core.run_models import RunRequest
 from gpuops.sync import inputs
 
 TRAIN_HELP = example_help(

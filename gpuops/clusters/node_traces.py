@@ -9,7 +9,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Literal
 
-from gpuops.core.models import RunRequest
+from gpuops.core.run_models import RunRequest
 from gpuops.core.safe_folder import SafeFolder
 from gpuops.sync import RunHome
 from gpuops.sync.inputs import WORKLOADS

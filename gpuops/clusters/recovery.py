@@ -16,9 +16,10 @@ from gpuops.clusters.node_traces import LaunchSpec, Traces, find_run_home, read_
 from gpuops.core.context import Context
 from gpuops.core.errors import GpuopsError, NodeError, UsageError
 from gpuops.core.format import plural
-from gpuops.core.models import Lease, Request, Resource, Verdict
+from gpuops.core.models import Lease, Request, Resource
 from gpuops.core.parallel import on_each
 from gpuops.core.provider import is_rented
+from gpuops.core.run_models import Verdict
 from gpuops.ledger.rows import RunFacts
 from gpuops.ledger.store import ClusterRow, RunRow
 from gpuops.nodes import host_key_handover

@@ -12,8 +12,9 @@ from typing import Any
 
 from gpuops.core.context import Context
 from gpuops.core.errors import NodeError
-from gpuops.core.models import Resource, RunRequest
+from gpuops.core.models import Resource
 from gpuops.core.parallel import on_each
+from gpuops.core.run_models import RunRequest
 from gpuops.ledger.store import ClusterRow
 from gpuops.nodes import bootstrap, gpu_shares
 from gpuops.nodes.gpu_shares import MOST_NODES

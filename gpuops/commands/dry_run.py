@@ -16,8 +16,9 @@ from gpuops import sync
 from gpuops.clusters import up as clusters
 from gpuops.commands.plan import Plan, Size
 from gpuops.core.context import Context
-from gpuops.core.models import NodeFacts, Offer, Payer, RunRequest
+from gpuops.core.models import Offer, Payer
 from gpuops.core.provider import has_capability
+from gpuops.core.run_models import NodeFacts, RunRequest
 from gpuops.core.settings import secret_origins
 from gpuops.ledger.store import ClusterRow
 from gpuops.nodes.gpu_shares import lots, ranks_for, sentence, with_virtual

@@ -11,7 +11,8 @@ from dataclasses import dataclass, field
 
 from gpuops.clusters import select
 from gpuops.core.context import Context
-from gpuops.core.models import Request, RunRequest
+from gpuops.core.models import Request
+from gpuops.core.run_models import RunRequest
 from gpuops.offers.lease import LeaseLimits
 from gpuops.runs.prepare import Sending, check_request
 

@@ -16,9 +16,10 @@ from gpuops.commands.plan import Job, Plan
 from gpuops.core.context import Context
 from gpuops.core.errors import Interrupted, MachineGone, NodeError
 from gpuops.core.format import plural
-from gpuops.core.models import Offer, RunRequest
+from gpuops.core.models import Offer
 from gpuops.core.provider import is_rented
 from gpuops.core.reporting import Progress
+from gpuops.core.run_models import RunRequest
 from gpuops.core.settings import Settings
 from gpuops.core.signals import HandOver
 from gpuops.core.sink import BucketSink

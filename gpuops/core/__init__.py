@@ -1,6 +1,8 @@
 """What every other room stands on; it imports no other room.
 
-models       requests, offers, resources, leases and runs as values
+models       requests, offers, resources and leases as values
+run_models   a run's request, the facts about its nodes and its outcome as values
+quota        an account's quotas as values
 sink         where results are kept besides this computer, as values
 errors       every error that gpuops raises, with its exit code
 provider     the contract that a provisioner fulfils

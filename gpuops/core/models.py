@@ -1,4 +1,4 @@
-"""The nouns of gpuops as plain data: what the user asked for, what a provider offers, what exists.
+"""Clusters as plain data: what the user asked for, what a provider offers, what exists, and until when.
 
 Everything here is frozen and JSON-able (`dataclasses.asdict`), so that a plan can be printed,
 stored in the ledger and compared in a test. Money is in US dollars, prices in $/h, times are
@@ -7,15 +7,12 @@ absolute UTC seconds since the epoch (`float`) unless a name says otherwise.
 
 from __future__ import annotations
 
-import dataclasses
 import re
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from enum import Enum
 from pathlib import Path
 from typing import Any, Literal, Protocol
-
-from gpuops.core.sink import Sink, parse_document
 
 NAME = re.compile(r"[a-z][a-z0-9-]{0,23}")
 """What a cluster, a run and a workload may be called."""
@@ -280,158 +277,3 @@ class Lease:
     def end(self) -> float | None:
         ends = [end for end in (self.hard_end, self.money_end) if end is not None]
         return min(ends) if ends else None
-
-
-@dataclass(frozen=True)
-class RunRequest:
-    """What `train` or `run` was asked to launch, before any node is known."""
-
-    kind: Literal["torchrun", "command"]
-    mode: Literal["single", "multigpu", "multinode", "run"]
-    nodes: int
-    """0 as typed without a number: all that the cluster has."""
-    gpus: int | None
-    """Ranks per node; None: one per GPU, or the default for a machine without."""
-    script: str | None = None
-    """Path relative to the project, for torchrun."""
-    module: str | None = None
-    workload: str | None = None
-    argv: Sequence[str] = ()
-    """Arguments of the script, or the whole command."""
-    all_nodes: bool = False
-    """`run --all-nodes`: the command runs on every node, not on node0 alone."""
-    data: str | None = None
-    outs: Sequence[str] = ()
-    env: Mapping[str, str] = field(default_factory=dict)
-    secrets: Sequence[str] = ()
-    """Names only; the values are read when the run starts and are never stored."""
-    prelude: Sequence[str] = ()
-    python: str | None = None
-    setup: str | None = None
-    """A shell command on every node; None: the provider's default, empty: none."""
-    resume: str | None = None
-    grace_s: float = 10.0
-    """How long a graceful stop waits before SIGTERM, and again before SIGKILL."""
-    hold_s: float | None = None
-    """How long its nodes wait after its end for somebody to fetch what it made (`--grace`), instead of their idle end;
-    None: as long as they may stand idle."""
-    sink: Sink | None = None
-    """Where else its results are kept."""
-
-    def document(self) -> dict[str, Any]:
-        """The JSON form, as the ledger keeps it."""
-        return {**dataclasses.asdict(self), "sink": self.sink.document() if self.sink else None}
-
-    @classmethod
-    def parse(cls, document: Mapping[str, Any]) -> RunRequest:
-        """The request of a JSON form. Raises TypeError, ValueError for what is none."""
-        return cls(**{**document, "sink": parse_document(document.get("sink"))})
-
-
-@dataclass(frozen=True)
-class Verdict:
-    """The outcome of a run: its last sentence and its exit code."""
-
-    outcome: Literal["done", "failed", "stopped", "reclaimed", "lost", "unformed", "unclear"]
-    exit_code: int
-    say: str
-    """One sentence: `rank 3 on node1 failed with exit code 3`."""
-    hint: str = ""
-    rank: int | None = None
-    node: int | None = None
-    tail: str = ""
-    """The first failing rank's last words, printed before `say`."""
-
-
-@dataclass(frozen=True)
-class Increase:
-    """A request for more of a quota, as the provider reports it."""
-
-    id: str
-    status: str
-    """The provider's own word."""
-    wanted: float
-    """The new total, not what is added."""
-    created: float | None = None
-    open: bool = True
-    """Whether it is still to be decided."""
-    granted: bool | None = None
-    """How it was decided; None: not yet, or the provider does not say (the limit itself tells)."""
-    case: str = ""
-    """The number of the provider's support case for it."""
-    decided: float | None = None
-    """When the provider last changed it (UTC seconds)."""
-    advice: Sequence[str] = ()
-    """What to do about it now, in plain lines."""
-
-
-@dataclass(frozen=True)
-class Quota:
-    """How much of something an account may have at once in a region, and what a request would take of it."""
-
-    region: str
-    code: str
-    """The provider's name for it; empty where it has none, and then nothing is known of it."""
-    name: str
-    unit: str
-    limit: float | None
-    """None: not known (no permission to read it, or no answer)."""
-    used: float | None
-    need: float | None = None
-    """What the request takes, in its smallest form; None: nothing of this one."""
-    sum: str = ""
-    """How `need` is computed: `2 x 48 vCPU`."""
-    machines: str = ""
-    """What it is for: `2 x g5.12xlarge`."""
-    asked: bool = False
-    """Whether the request counts against this quota (spot and on-demand have different ones)."""
-    usual: bool = False
-    """Whether this is the likely quota where only spot or on-demand was named."""
-    increases: Sequence[Increase] | None = ()
-    """The open requests for more; None: not known."""
-    why: str = ""
-    """Why something is not known."""
-
-    @property
-    def free(self) -> float | None:
-        return None if self.limit is None or self.used is None else max(self.limit - self.used, 0.0)
-
-    @property
-    def missing(self) -> float | None:
-        """How much more the request needs; None: not known, or nothing is needed."""
-        return None if self.need is None or self.free is None else max(self.need - self.free, 0.0)
-
-
-@dataclass(frozen=True)
-class QuotaReport:
-    """An account's quotas, and what follows from them for a request."""
-
-    quotas: Sequence[Quota]
-    advice: Sequence[str] = ()
-    """Plain sentences, the most useful first; commands to copy stand at their ends, after a colon."""
-    notes: Sequence[str] = ()
-    """What could not be read, and why."""
-
-
-@dataclass(frozen=True)
-class NodeFacts:
-    """What a launch has to know about one node."""
-
-    index: int
-    python: str
-    """The interpreter that runs the user's script."""
-    ranks: int
-    cores: int
-    """Cores of the machine that this node may use."""
-    cores_share: float = 1.0
-    """Fraction of them that is this node's; several nodes may share one machine."""
-    gpus: Sequence[int | str] | None = None
-    """Indices of this node's GPUs; None: whatever there is, empty: none."""
-    interface: str = ""
-    """The network interface that routes to the other nodes."""
-    address: str = ""
-    """Where the other nodes reach it; node0's is the head's."""
-    env: Mapping[str, str] = field(default_factory=dict)
-    """What its provider says that processes there need; the user's own variables come after it."""
-    data: str | None = None
-    """Where it has what `--data` names; None: where the request says."""

@@ -20,21 +20,9 @@ from pathlib import Path
 from types import MappingProxyType
 from typing import Any, Protocol
 
-from gpuops.core.models import (
-    DOTENV,
-    Increase,
-    Intent,
-    Journal,
-    Offer,
-    Option,
-    Payer,
-    Problem,
-    Quota,
-    QuotaReport,
-    Request,
-    Resource,
-)
+from gpuops.core.models import DOTENV, Intent, Journal, Offer, Option, Payer, Problem, Request, Resource
 from gpuops.core.polling import Clock
+from gpuops.core.quota import Quota, QuotaIncrease, QuotaReport
 
 CONTRACT = 1
 """Version of this contract; a provisioner states the one it was written for as `contract`."""
@@ -226,10 +214,10 @@ class TellsQuota(Protocol):
         take of them, where it asks for anything (`gpus`, `gpu_type`, `gpu_mem`, several nodes). No side effect.
         """
 
-    def request_quota(self, quota: Quota, wanted: float) -> Increase:
+    def request_quota(self, quota: Quota, wanted: float) -> QuotaIncrease:
         """File a request for a new total. Where one is open already, that one is returned."""
 
-    def requested_quota(self, quota: Quota, id: str) -> Increase:
+    def requested_quota(self, quota: Quota, id: str) -> QuotaIncrease:
         """One look at a request that was filed."""
 
 

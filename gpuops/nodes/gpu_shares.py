@@ -8,7 +8,8 @@ from dataclasses import dataclass
 
 from gpuops.core.errors import Rejected, UsageError
 from gpuops.core.format import listed, plural
-from gpuops.core.models import Resource, RunRequest
+from gpuops.core.models import Resource
+from gpuops.core.run_models import RunRequest
 
 MOST_NODES = 128
 MOST_RANKS = 1024

@@ -17,10 +17,10 @@ from typing import TYPE_CHECKING, Any
 from gpuops.core.context import Context
 from gpuops.core.errors import NodeError, NodeRefused, RunFailed, UsageError
 from gpuops.core.format import plural
-from gpuops.core.models import NodeFacts, RunRequest
 from gpuops.core.parallel import on_each
 from gpuops.core.provider import has_capability
 from gpuops.core.reporting import Progress
+from gpuops.core.run_models import NodeFacts, RunRequest
 from gpuops.core.settings import Settings
 from gpuops.nodes import cuda as compat
 from gpuops.nodes import environment

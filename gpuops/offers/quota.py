@@ -13,8 +13,9 @@ from dataclasses import dataclass
 from gpuops.core.context import Context
 from gpuops.core.errors import Interrupted, RateLimited, Unknown, UsageError
 from gpuops.core.format import span
-from gpuops.core.models import Increase, Quota, QuotaReport, Request
+from gpuops.core.models import Request
 from gpuops.core.polling import Poller
+from gpuops.core.quota import Quota, QuotaIncrease, QuotaReport
 from gpuops.core.signals import Signals
 from gpuops.offers.billing_account import refuse_dotenv
 from gpuops.offers.quota_report import (
@@ -30,7 +31,7 @@ FIRST_WATCH_PAUSE_S = 15.0
 LONGEST_WATCH_PAUSE_S = 120.0
 """Pauses between queries of filed requests, each twice the one before: people decide some requests, in days."""
 
-WatchedIncrease = tuple[Quota, Increase]
+WatchedIncrease = tuple[Quota, QuotaIncrease]
 """A request for more, with the quota that it would raise."""
 
 
@@ -41,7 +42,7 @@ class IncreaseResult:
     quota: Quota
     """The quota with its open requests, among them the one that was filed."""
     messages: Sequence[str]
-    filed: Increase | None = None
+    filed: QuotaIncrease | None = None
     """None where no request was needed."""
 
     @property
@@ -95,7 +96,7 @@ def request_increase(
     return IncreaseResult(dataclasses.replace(quota, increases=(filed,)), messages, filed)
 
 
-def _already_open(name: str, quota: Quota, increases: Sequence[Increase], now: float) -> str:
+def _already_open(name: str, quota: Quota, increases: Sequence[QuotaIncrease], now: float) -> str:
     requests = ", ".join(describe_increase(quota, increase, now) for increase in increases)
     return f"a request for more of {name} is open already: {requests}; no new one was filed"
 

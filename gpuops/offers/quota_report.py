@@ -10,7 +10,7 @@ from typing import Any
 
 from gpuops.core.errors import worst_exit_code
 from gpuops.core.format import ago, table
-from gpuops.core.models import Increase, Quota, QuotaReport
+from gpuops.core.quota import Quota, QuotaIncrease, QuotaReport
 
 KIND = "quota"
 EXIT_DOES_NOT_FIT = 3
@@ -29,10 +29,10 @@ class Outcome:
     """The result of one `gpuops quota`."""
 
     report: QuotaReport
-    filed: Increase | None = None
+    filed: QuotaIncrease | None = None
     messages: Sequence[str] = ()
     """Sentences on a request for more (`said` in JSON)."""
-    watched: Sequence[tuple[Quota, Increase]] = ()
+    watched: Sequence[tuple[Quota, QuotaIncrease]] = ()
     """The watched requests in their last known state."""
 
     @property
@@ -154,38 +154,38 @@ def describe_calculation(quota: Quota, total: float) -> str:
     return f" ({'; '.join(parts)})" if parts else ""
 
 
-def describe_increase(quota: Quota, increase: Increase, now: float) -> str:
+def describe_increase(quota: Quota, increase: QuotaIncrease, now: float) -> str:
     """`96 vCPU, PENDING, 2 h 00 min ago`."""
     return f"{increase.wanted:g} {quota.unit}, {increase.status}{_age(increase, now)}"
 
 
-def describe_start(quota: Quota, increase: Increase, now: float) -> list[str]:
+def describe_start(quota: Quota, increase: QuotaIncrease, now: float) -> list[str]:
     """The lines on a request whose watch begins."""
     return [f"{_subject(quota, increase)}: {increase.status}{_age(increase, now)}", *increase.advice]
 
 
-def describe_progress(quota: Quota, increase: Increase) -> list[str]:
+def describe_progress(quota: Quota, increase: QuotaIncrease) -> list[str]:
     """The lines on a request whose status has changed while others are open."""
     return describe_end(quota, increase)[: None if increase.open else 1]
 
 
-def describe_end(quota: Quota, increase: Increase) -> list[str]:
+def describe_end(quota: Quota, increase: QuotaIncrease) -> list[str]:
     """The lines on a request whose watch has ended."""
     return [f"{_subject(quota, increase)}: {_decision(increase)}", *increase.advice]
 
 
-def _subject(quota: Quota, increase: Increase) -> str:
+def _subject(quota: Quota, increase: QuotaIncrease) -> str:
     return f"{increase.wanted:g} {quota.unit} of {quota.name} in {region_name(quota.region)}"
 
 
-def _decision(increase: Increase) -> str:
+def _decision(increase: QuotaIncrease) -> str:
     if increase.open:
         return increase.status
     decision = {True: "granted", False: "not granted", None: "closed"}[increase.granted]
     return f"{decision} ({increase.status})"
 
 
-def _age(increase: Increase, now: float) -> str:
+def _age(increase: QuotaIncrease, now: float) -> str:
     return "" if increase.created is None else f", {ago(increase.created, now)}"
 
 

@@ -15,8 +15,8 @@ from typing import Any
 from gpuops.core.context import Context
 from gpuops.core.errors import NodeError
 from gpuops.core.format import SCHEMA
-from gpuops.core.models import Verdict
 from gpuops.core.reporting import Progress
+from gpuops.core.run_models import Verdict
 from gpuops.core.sink import SinkProgress
 from gpuops.ledger.store import RunRow
 from gpuops.runs.outcome.judgement import (

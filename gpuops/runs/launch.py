@@ -11,8 +11,8 @@ from typing import TYPE_CHECKING, Any
 
 from gpuops.core.context import Context
 from gpuops.core.errors import ConnectionLost, GpuopsError, NodeRefused
-from gpuops.core.models import RunRequest
 from gpuops.core.parallel import on_each
+from gpuops.core.run_models import RunRequest
 from gpuops.core.sink import BucketSink
 from gpuops.nodes.session import ClusterSession
 from gpuops.runs.prepare import Prepared

@@ -17,11 +17,11 @@ from gpuops.clusters.virtual_nodes import add_virtual_nodes
 from gpuops.core.context import Context
 from gpuops.core.errors import BUG, GpuopsError, Interrupted, UsageError
 from gpuops.core.format import first_few, plural
-from gpuops.core.models import NodeFacts, RunRequest, Verdict
 from gpuops.core.names import did_you_mean
 from gpuops.core.polling import Poller
 from gpuops.core.provider import has_capability, is_rented
 from gpuops.core.reporting import Progress
+from gpuops.core.run_models import NodeFacts, RunRequest, Verdict
 from gpuops.core.settings import Settings, secret_origins, secret_values
 from gpuops.ledger.store import RunRow
 from gpuops.nodes.network import find_rendezvous

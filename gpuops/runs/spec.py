@@ -13,7 +13,8 @@ from collections.abc import Sequence
 from dataclasses import replace
 from typing import Any
 
-from gpuops.core.models import DATA, NodeFacts, RunRequest
+from gpuops.core.models import DATA
+from gpuops.core.run_models import NodeFacts, RunRequest
 from gpuops.ledger.store import RowGone, RunRow
 from gpuops.sync import sinks
 from gpuops.sync.inputs import WORKLOADS

@@ -17,9 +17,10 @@ from typing import NamedTuple
 from gpuops import sync
 from gpuops.core.context import Context
 from gpuops.core.errors import UsageError
-from gpuops.core.models import DATA, RunRequest
+from gpuops.core.models import DATA
 from gpuops.core.names import did_you_mean
 from gpuops.core.provider import has_capability
+from gpuops.core.run_models import RunRequest
 from gpuops.nodes.python import group_by_machine
 from gpuops.nodes.session import ClusterSession
 from gpuops.sync.project import FileEntry, printable_path

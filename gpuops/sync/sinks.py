@@ -16,7 +16,8 @@ from collections.abc import Mapping, Sequence
 from typing import Any
 
 from gpuops.core.errors import UsageError
-from gpuops.core.models import Option, Resource, RunRequest
+from gpuops.core.models import Option, Resource
+from gpuops.core.run_models import RunRequest
 from gpuops.core.sink import BucketSink, FolderSink, Sink, SinkProgress
 
 VOLUME = "volume"

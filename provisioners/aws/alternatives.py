@@ -7,7 +7,7 @@ import math
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 
-from gpuops.core.models import Increase
+from gpuops.core.quota import QuotaIncrease
 from provisioners.aws.api import split_region
 from provisioners.aws.catalog import InstanceType, is_legacy
 from provisioners.aws.quotas import UNIT, AccountQuotas, QuotaClass, quota_class_of
@@ -87,11 +87,11 @@ class Alternative:
         return split_region(self.place.region)[0]
 
     @property
-    def increases(self) -> Sequence[Increase]:
+    def increases(self) -> Sequence[QuotaIncrease]:
         return (self.place.standing.increases or {}).get(self.counted.code, ())
 
     @property
-    def closed(self) -> Increase | None:
+    def closed(self) -> QuotaIncrease | None:
         """The last request for an increase, where it was closed and the quota is still below what it asked for."""
         one = self.place.standing.closed.get(self.counted.code)
         return one if one and one.wanted > self.place.standing.limits.get(self.counted.code, 0.0) else None

@@ -14,19 +14,8 @@ from functools import partial
 from typing import Any
 
 from gpuops.core.errors import AuthFailed, ProviderError, QuotaExceeded, Rejected, Unknown
-from gpuops.core.models import (
-    Increase,
-    Intent,
-    Journal,
-    Offer,
-    Option,
-    Payer,
-    Problem,
-    Quota,
-    QuotaReport,
-    Request,
-    Resource,
-)
+from gpuops.core.models import Intent, Journal, Offer, Option, Payer, Problem, Request, Resource
+from gpuops.core.quota import Quota, QuotaIncrease, QuotaReport
 from provisioners import keys
 from provisioners.aws import (
     boot_script,
@@ -305,10 +294,10 @@ class AwsProvisioner:
     def quota(self, request: Request) -> QuotaReport:
         return quota_report.build_report(self._account, request)
 
-    def request_quota(self, quota: Quota, wanted: float) -> Increase:
+    def request_quota(self, quota: Quota, wanted: float) -> QuotaIncrease:
         return quota_report.request_quota(self._account, quota, wanted)
 
-    def requested_quota(self, quota: Quota, id: str) -> Increase:
+    def requested_quota(self, quota: Quota, id: str) -> QuotaIncrease:
         return quota_report.requested_quota(self._account, quota, id)
 
     def policy(self, sink: str = "") -> Mapping[str, Any]:

@@ -15,7 +15,7 @@ from dataclasses import dataclass
 
 from gpuops.core.errors import QuotaExceeded
 from gpuops.core.format import plural
-from gpuops.core.models import Increase, Quota
+from gpuops.core.quota import Quota, QuotaIncrease
 from provisioners.aws.alternatives import (
     Alternative,
     Demand,
@@ -39,13 +39,13 @@ SMALL_VCPUS = 8
 """vCPU: a first request for more than that is rarely granted to a new account."""
 
 
-def may_still_be_granted(one: Increase, now: float) -> bool:
+def may_still_be_granted(one: QuotaIncrease, now: float) -> bool:
     """Whether a request that was closed without a decision may still be granted."""
     since = one.decided if one.decided is not None else one.created
     return since is not None and now - since < GRANT_DELAY_S
 
 
-def advise_on_refusal(quota: Quota, one: Increase) -> tuple[str, ...]:
+def advise_on_refusal(quota: Quota, one: QuotaIncrease) -> tuple[str, ...]:
     """What to do about one that was not granted, with a text to reply with."""
     machines = f"{quota.machines} ({quota.sum})" if quota.machines else "N x TYPE"
     return (
@@ -337,12 +337,12 @@ def _advise_increase(asked: Demand, ways: Sequence[Alternative], now: float) -> 
     return found
 
 
-def _age_in_days(one: Increase, now: float) -> str:
+def _age_in_days(one: QuotaIncrease, now: float) -> str:
     days = int((now - one.created) // 86400) if one.created is not None else 0
     return plural(days, "day") if days > 0 else ""
 
 
-def _advise_open_increase(asked: Demand, way: Alternative, one: Increase, now: float) -> Advice:
+def _advise_open_increase(asked: Demand, way: Alternative, one: QuotaIncrease, now: float) -> Advice:
     since = f", for {days}" if (days := _age_in_days(one, now)) else ""
     enough = (
         "would do"

@@ -11,7 +11,8 @@ from typing import Any
 
 from gpuops.core.errors import ProviderError, UsageError
 from gpuops.core.format import first_few
-from gpuops.core.models import Increase, Quota, QuotaReport, Request
+from gpuops.core.models import Request
+from gpuops.core.quota import Quota, QuotaIncrease, QuotaReport
 from provisioners.aws import catalog, quota_advice
 from provisioners.aws.account import Account, Plan
 from provisioners.aws.alternatives import Demand, RegionSurvey
@@ -184,7 +185,7 @@ def survey_region(account: Account, region: str, *, types: str = "") -> RegionSu
     return RegionSurvey(region, tuple(kinds.values()), {}, standing)
 
 
-def request_quota(account: Account, quota: Quota, wanted: float) -> Increase:
+def request_quota(account: Account, quota: Quota, wanted: float) -> QuotaIncrease:
     """File a request for a new total; where one is open already, that one. Raises ProviderError."""
     client = account.client("service-quotas", quota.region)
     try:
@@ -205,7 +206,7 @@ def request_quota(account: Account, quota: Quota, wanted: float) -> Increase:
     return parse_increase(told["RequestedQuota"])
 
 
-def requested_quota(account: Account, quota: Quota, id: str) -> Increase:
+def requested_quota(account: Account, quota: Quota, id: str) -> QuotaIncrease:
     """Read a request for an increase. Where its status does not say whether it was granted, the quota does. Raises
     ProviderError."""
     client = account.client("service-quotas", quota.region)

@@ -17,7 +17,7 @@ from functools import partial
 from typing import Any
 
 from gpuops.core.errors import AuthFailed, ProviderError, UsageError
-from gpuops.core.models import Increase, Quota
+from gpuops.core.quota import Quota, QuotaIncrease
 from provisioners.aws import ec2
 from provisioners.aws.account import Account
 from provisioners.aws.api import Document, ask, ask_all, pages, require
@@ -117,9 +117,9 @@ class AccountQuotas:
     used: Mapping[str, float | None] = field(default_factory=dict)
     why: Mapping[str, str] = field(default_factory=dict)
     """Why a limit (by its code) or what is in use (`used`) is not known."""
-    increases: Mapping[str, Sequence[Increase]] | None = field(default_factory=dict)
+    increases: Mapping[str, Sequence[QuotaIncrease]] | None = field(default_factory=dict)
     """Open requests by code; None: not known."""
-    closed: Mapping[str, Increase] = field(default_factory=dict)
+    closed: Mapping[str, QuotaIncrease] = field(default_factory=dict)
     """The last request by code, where it is closed and AWS does not report it as granted."""
 
     def free(self, counted: QuotaClass) -> float | None:
@@ -166,15 +166,15 @@ def format_calculation(nodes: int, vcpus: float) -> str:
     return f"{nodes} x {vcpus:g} {UNIT}"
 
 
-def case_link(one: Increase) -> str:
+def case_link(one: QuotaIncrease) -> str:
     """Where a request's support case is read and replied to; without its number the list of all cases."""
     return CASE_URL.format(one.case) if one.case else CASE_LIST_URL
 
 
-def parse_increase(document: Document) -> Increase:
+def parse_increase(document: Document) -> QuotaIncrease:
     """An increase from a document of Service Quotas."""
     status = str(document.get("Status") or "")
-    found = Increase(
+    found = QuotaIncrease(
         id=str(document.get("Id") or ""),
         status=status,
         wanted=float(document.get("DesiredValue") or 0.0),
@@ -252,7 +252,7 @@ def _read_usage(
     return count_usage(answers["machines"], answers.get("requests", ()), vcpus())
 
 
-def select_increases(history: Mapping[str, Sequence[Increase]], *, open: bool) -> dict[str, list[Increase]]:
+def select_increases(history: Mapping[str, Sequence[QuotaIncrease]], *, open: bool) -> dict[str, list[QuotaIncrease]]:
     """By code the open requests, of which AWS takes one at a time; or the last one, if it is closed and not granted."""
     found = {
         code: [one for one in listed if one.open] if open else [one for one in listed[:1] if not one.open]
@@ -261,7 +261,7 @@ def select_increases(history: Mapping[str, Sequence[Increase]], *, open: bool) -
     return {code: listed for code, listed in found.items() if listed and listed[0].granted is not True}
 
 
-def read_increases(account: Account, region: str) -> dict[str, list[Increase]]:
+def read_increases(account: Account, region: str) -> dict[str, list[QuotaIncrease]]:
     """The requests for more of the last 90 days, by code, the last one first. Raises ProviderError."""
     client = account.client("service-quotas", region)
     told = pages(
@@ -271,7 +271,7 @@ def read_increases(account: Account, region: str) -> dict[str, list[Increase]]:
         "RequestedQuotas",
         ServiceCode=SERVICE,
     )
-    found: dict[str, list[Increase]] = {}
+    found: dict[str, list[QuotaIncrease]] = {}
     for one in told:
         found.setdefault(str(one.get("QuotaCode")), []).append(parse_increase(one))
     return {of: sorted(listed, key=lambda one: -(one.created or 0.0)) for of, listed in found.items()}

@@ -14,7 +14,7 @@ from enum import Enum, auto
 
 from gpuops.core.errors import GpuopsError
 from gpuops.core.format import plural
-from gpuops.core.models import RunRequest, Verdict
+from gpuops.core.run_models import RunRequest, Verdict
 from gpuops.core.sink import SinkProgress, SinkStatus
 from gpuops.ledger.store import RunRow
 from gpuops.runs.outcome.node_report import NodeReport, ReasonKind, parse_report

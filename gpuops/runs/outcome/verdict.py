@@ -10,7 +10,7 @@ from __future__ import annotations
 import time
 from collections.abc import Iterable, Mapping, Sequence
 
-from gpuops.core.models import RunRequest, Verdict
+from gpuops.core.run_models import RunRequest, Verdict
 from gpuops.runs.outcome import remedies
 from gpuops.runs.outcome.diagnosis import (
     CULPRIT_WINDOW_S,

@@ -13,8 +13,9 @@ from typing import TYPE_CHECKING
 from gpuops.core.context import Context
 from gpuops.core.errors import GpuopsError, UsageError
 from gpuops.core.format import clock_time, money, span
-from gpuops.core.models import Lease, RunRequest
+from gpuops.core.models import Lease
 from gpuops.core.provider import has_capability, is_rented
+from gpuops.core.run_models import RunRequest
 from gpuops.core.sink import BucketSink
 from gpuops.ledger.store import RunRow
 from gpuops.nodes.session import ClusterSession, machines_of

@@ -7,7 +7,7 @@ from functools import cache
 
 from moto.ec2.models.instance_types import INSTANCE_TYPES
 
-from gpuops.core.models import Increase
+from gpuops.core.quota import QuotaIncrease
 from provisioners.aws import quota_report
 from provisioners.aws.alternatives import Demand, RegionSurvey
 from provisioners.aws.catalog import InstanceType, parse_instance_type
@@ -32,7 +32,7 @@ def place(
     wish: Demand,
     limits: Mapping[str, float],
     used: Mapping[str, float | None] | None = None,
-    increases: Mapping[str, Sequence[Increase]] | None = None,
+    increases: Mapping[str, Sequence[QuotaIncrease]] | None = None,
     region: str = "us-east-1",
 ) -> RegionSurvey:
     """A region with every type, where the account may have so much: 0 where nothing is said."""

@@ -19,8 +19,9 @@ import pytest
 
 from gpuops.cli.terminal.output import Output
 from gpuops.core.context import Context
-from gpuops.core.models import Lease, RunRequest
+from gpuops.core.models import Lease
 from gpuops.core.polling import Clock
+from gpuops.core.run_models import RunRequest
 from gpuops.core.signals import Signals
 from gpuops.core.sink import BucketSink, DotenvPolicy
 from gpuops.guard.services import SERVICES

@@ -13,7 +13,7 @@ from typing import Any
 
 import pytest
 
-from gpuops.core.models import RunRequest
+from gpuops.core.run_models import RunRequest
 from gpuops.runs.outcome.node_report import parse_report
 from gpuops.runs.outcome.verdict import judge
 from tests.fakes.aws.imds import Service

@@ -9,7 +9,8 @@ from typing import Any, cast
 import pytest
 
 from gpuops.core.errors import NodeError
-from gpuops.core.models import Resource, RunRequest
+from gpuops.core.models import Resource
+from gpuops.core.run_models import RunRequest
 from gpuops.nodes.python import check_torch
 from gpuops.transport.connection import ProcessConnection
 from gpuops.transport.rpc import AgentClient, NodePaths, Programs

@@ -15,7 +15,7 @@ import pytest
 
 from gpuops.agent.run import launcher
 from gpuops.agent.run_documents import LaunchSpec
-from gpuops.core.models import NodeFacts
+from gpuops.core.run_models import NodeFacts
 from gpuops.nodes import bootstrap
 from tests.ports import free_port
 from tests.unit.runs.test_spec import TRAIN, specs

@@ -13,7 +13,8 @@ from hypothesis import strategies as st
 from gpuops.agent.wire import PROTOCOL
 from gpuops.clusters.node_traces import LaunchSpec, find_run_home, parse_spec, rebuild_request
 from gpuops.clusters.recovery import _Node, merge_leases
-from gpuops.core.models import Lease, NodeFacts, RunRequest
+from gpuops.core.models import Lease
+from gpuops.core.run_models import NodeFacts, RunRequest
 from gpuops.runs.spec import node_specs
 from gpuops.transport.schemas import NodeHello, WatchdogLease
 

@@ -10,8 +10,9 @@ import pytest
 from gpuops.commands.down import down
 from gpuops.core.context import Context
 from gpuops.core.errors import Interrupted, StillBilling
-from gpuops.core.models import Lease, Verdict
+from gpuops.core.models import Lease
 from gpuops.core.reporting import Silent
+from gpuops.core.run_models import Verdict
 from gpuops.ledger.store import ClusterRow
 from gpuops.runs.finish import RunOutcome
 from gpuops.runs.outcome.judgement import Complete, Lost

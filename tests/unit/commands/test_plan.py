@@ -7,7 +7,7 @@ from dataclasses import replace
 import pytest
 
 from gpuops.commands.plan import Size, resolve_size
-from gpuops.core.models import RunRequest
+from gpuops.core.run_models import RunRequest
 
 MULTINODE = RunRequest(kind="torchrun", mode="multinode", nodes=0, gpus=None)
 COMMAND = RunRequest(kind="command", mode="run", nodes=0, gpus=None)

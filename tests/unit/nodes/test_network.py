@@ -6,7 +6,7 @@ from typing import Any, cast
 
 import pytest
 
-from gpuops.core.models import NodeFacts
+from gpuops.core.run_models import NodeFacts
 from gpuops.nodes.network import LinkSpeed, clock_notes, format_report
 from gpuops.nodes.python import PreparedNode, describe_differences
 from gpuops.nodes.rendezvous import Endpoint

@@ -13,10 +13,11 @@ import pytest
 
 from gpuops.core.context import Context
 from gpuops.core.errors import AuthFailed, ConnectionLost, MalformedAnswer, UsageError
-from gpuops.core.models import Lease, Resource, RunRequest
+from gpuops.core.models import Lease, Resource
 from gpuops.core.polling import Clock
 from gpuops.core.processes import Identity
 from gpuops.core.reporting import Silent
+from gpuops.core.run_models import RunRequest
 from gpuops.core.sink import BucketSink, FolderSink
 from gpuops.ledger.store import ClusterRow, RunRow
 from gpuops.nodes.session import ClusterSession

@@ -11,8 +11,9 @@ import pytest
 from gpuops.cli.terminal.output import Output
 from gpuops.core.context import Context
 from gpuops.core.errors import AuthFailed, GpuopsError, LocalDisk, NodeError
-from gpuops.core.models import Lease, RunRequest
+from gpuops.core.models import Lease
 from gpuops.core.reporting import Silent
+from gpuops.core.run_models import RunRequest
 from gpuops.core.sink import BucketSink
 from gpuops.ledger.rows import RunRow
 from gpuops.runs import finish

@@ -12,9 +12,9 @@ from typing import Any, cast
 import pytest
 
 from gpuops.core.errors import NodeRefused, RunFailed
-from gpuops.core.models import NodeFacts, RunRequest
 from gpuops.core.polling import Clock
 from gpuops.core.reporting import Silent
+from gpuops.core.run_models import NodeFacts, RunRequest
 from gpuops.ledger.rows import RunFacts
 from gpuops.nodes.python import PreparedNode, run_setup, setup_command, setup_key
 from gpuops.nodes.session import ClusterSession

@@ -10,7 +10,7 @@ import pytest
 
 from gpuops.agent.run import launcher
 from gpuops.core.errors import UsageError
-from gpuops.core.models import NodeFacts, RunRequest
+from gpuops.core.run_models import NodeFacts, RunRequest
 from gpuops.nodes.gpu_shares import ranks_for
 from gpuops.runs.spec import SCRUB, node_specs, rank_command
 

@@ -24,8 +24,9 @@ from gpuops.cli.request import _read_lines
 from gpuops.clusters.recovery import _read_verdict
 from gpuops.core import settings as project
 from gpuops.core.errors import GpuopsError, NodeError
-from gpuops.core.models import Lease, Resource, RunRequest
+from gpuops.core.models import Lease, Resource
 from gpuops.core.processes import Identity
+from gpuops.core.run_models import RunRequest
 from gpuops.ledger.store import Ledger
 from gpuops.runs.spec import request_of
 from gpuops.transport import schemas

@@ -10,7 +10,7 @@ import pytest
 
 from gpuops import sync
 from gpuops.core.errors import UsageError
-from gpuops.core.models import RunRequest
+from gpuops.core.run_models import RunRequest
 from gpuops.sync import inputs
 from tests.conftest import open_folder, without_root
 

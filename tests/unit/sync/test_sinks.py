@@ -9,7 +9,8 @@ from typing import Any
 import pytest
 
 from gpuops.core.errors import UsageError
-from gpuops.core.models import Option, Resource, RunRequest
+from gpuops.core.models import Option, Resource
+from gpuops.core.run_models import RunRequest
 from gpuops.core.sink import BucketSink, DotenvPolicy, FolderSink, SinkProgress, SinkStatus, parse_document
 from gpuops.sync import sinks
 

@@ -10,7 +10,8 @@ from pathlib import Path
 import pytest
 
 from gpuops.core.errors import AuthFailed
-from gpuops.core.models import QuotaReport, Request
+from gpuops.core.models import Request
+from gpuops.core.quota import QuotaReport
 from provisioners.aws import ec2, quota_advice, quota_report, quotas
 from provisioners.aws.account import Account
 from provisioners.aws.quotas import (

@@ -6,7 +6,7 @@ import dataclasses
 
 import pytest
 
-from gpuops.core.models import Increase
+from gpuops.core.quota import QuotaIncrease
 from provisioners.aws.alternatives import Demand, RegionSurvey
 from provisioners.aws.quota_advice import advise_for_one_gpu, advise_on_request, build_command, build_quota_error
 from provisioners.aws.quotas import ON_DEMAND, SPOT, AccountQuotas
@@ -86,7 +86,7 @@ def test_nothing_asked_for_and_one_gpu_fits_in_one_market() -> None:
 
 
 def test_nothing_asked_for_and_more_is_asked_for_already() -> None:
-    waiting = Increase("abc", "CASE_OPENED", 96, NOW - 3 * 86400 - 60)
+    waiting = QuotaIncrease("abc", "CASE_OPENED", 96, NOW - 3 * 86400 - 60)
     spot = of_one(ONE, place(ONE, {}, increases={G_SPOT: [waiting]}))[1]
     assert spot.startswith("no GPU runs as spot today in us-east-1; AWS has yet to decide on 96 vCPU of All G and VT")
     assert spot.endswith("which would do: gpuops quota aws --gpus 1 --spot --region us-east-1 --watch")
@@ -163,7 +163,7 @@ def test_headroom_eaten_by_what_runs() -> None:
 
 
 def test_an_open_request() -> None:
-    waiting = Increase("abc", "CASE_OPENED", 96, NOW - 3 * 86400 - 60)
+    waiting = QuotaIncrease("abc", "CASE_OPENED", 96, NOW - 3 * 86400 - 60)
     lines = said(TWO, place(TWO, {}, increases={G_SPOT: [waiting]}))
     assert lines[-1] == (
         "AWS has yet to decide on 96 vCPU of All G and VT Spot Instance Requests in us-east-1 (CASE_OPENED, for 3 "
@@ -173,7 +173,7 @@ def test_an_open_request() -> None:
 
 
 def test_an_open_request_for_less() -> None:
-    lines = said(TWO, place(TWO, {}, increases={G_SPOT: [Increase("abc", "PENDING", 32, NOW - 60)]}))
+    lines = said(TWO, place(TWO, {}, increases={G_SPOT: [QuotaIncrease("abc", "PENDING", 32, NOW - 60)]}))
     assert "which is less than the 96 that would do, and one is open at a time" in lines[-1]
 
 
@@ -269,7 +269,7 @@ def test_who_has_the_quota_and_uses_it_up_need_not_ask_for_more() -> None:
 
 def test_a_request_that_was_closed_is_not_filed_anew() -> None:
     """Its case is replied to, be it said so before a launch or by `quota`."""
-    closed = Increase("abc", "CASE_CLOSED", 96, NOW - 3 * 86400, open=False, case="1700000001")
+    closed = QuotaIncrease("abc", "CASE_CLOSED", 96, NOW - 3 * 86400, open=False, case="1700000001")
     there = place(TWO, {})
     there = dataclasses.replace(there, standing=dataclasses.replace(there.standing, closed={G_SPOT: closed}))
     lines = said(TWO, there)

@@ -8,7 +8,7 @@ from typing import Any, cast
 
 import pytest
 
-from gpuops.core.models import RunRequest
+from gpuops.core.run_models import RunRequest
 from gpuops.core.sink import FolderSink, SinkProgress, SinkStatus
 from gpuops.ledger.rows import RunFacts
 from gpuops.runs.outcome.judgement import (
