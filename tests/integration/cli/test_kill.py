@@ -79,6 +79,7 @@ def test_the_command_is_killed(shell: Shell, tmp_path: Path, how: signal.Signals
     counting.expect_every_byte()
 
 
+@pytest.mark.real_torch  # which names the rank whose wrapper was killed
 @pytest.mark.parametrize(
     ("what", "says"),
     [
