@@ -282,6 +282,7 @@ def own_environment(folder: Path) -> Path:
     return folder / "bin" / "python3"
 
 
+@pytest.mark.real_torch
 def test_run_finds_the_torchrun_of_the_chosen_python(shell: Shell, tmp_path: Path) -> None:
     python = own_environment(tmp_path / "other")
     shell.write("a.py", "import os, sys\nos.write(1, f\"{os.environ['RANK']} {sys.prefix}\\n\".encode())\n")
