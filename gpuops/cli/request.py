@@ -184,10 +184,10 @@ def parse_environment(words: Sequence[str], environ: Mapping[str, str]) -> dict[
 
 def find_key_like_values(values: Mapping[str, str]) -> dict[str, str]:
     """Variables whose values look like keys, and which kind; empty where the search library is not installed."""
-    from gpuops.sync.secret_scan import by_content
+    from gpuops.sync.secret_scan import judge_content
 
     try:
-        found = {name: by_content(f"{name}={value}".encode(errors="replace")) for name, value in values.items()}
+        found = {name: judge_content(f"{name}={value}".encode(errors="replace")) for name, value in values.items()}
     except UsageError:
         return {}
     return {name: why for name, why in found.items() if why}

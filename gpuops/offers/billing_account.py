@@ -23,14 +23,14 @@ PAYER_WAIT_S = 3.0
 def find_payer(ctx: Context, request: Request) -> Payer | None:
     """The account that would pay for a request; None where its provider does not say."""
     tell: Any = getattr(ctx.provisioner(request.provider), "payer", None)
-    found: Payer | None = tell(request, PAYER_WAIT_S) if tell else None
-    return found
+    payer: Payer | None = tell(request, PAYER_WAIT_S) if tell else None
+    return payer
 
 
-def payer_record(found: Payer | None) -> dict[str, Any]:
+def payer_record(payer: Payer | None) -> dict[str, Any]:
     """The payer as the ledger keeps it with the offer (`ClusterRow.payer`). It is written before anything is created,
     since it says with which key the resources are found again."""
-    return {"payer": dataclasses.asdict(found) if found else {}}
+    return {"payer": dataclasses.asdict(payer) if payer else {}}
 
 
 def refuse_tracked(folder: Path, names: Collection[str] = KEYS) -> None:

@@ -28,9 +28,9 @@ def format_offers(offers: Sequence[Offer], width: int | None = None) -> list[str
     if len(offers) < 2 and not any(offer.data.get("columns") for offer in offers):
         return []
     cells = [_cells(offer) for offer in offers[:MAX_ROWS]]
-    headings = list(dict.fromkeys(heading for one in cells for heading in one))
-    headings = [heading for heading in headings if any(one.get(heading) for one in cells)]
-    rows = [headings, *([one.get(heading, "") for heading in headings] for one in cells)]
+    headings = list(dict.fromkeys(heading for row in cells for heading in row))
+    headings = [heading for heading in headings if any(row.get(heading) for row in cells)]
+    rows = [headings, *([row.get(heading, "") for heading in headings] for row in cells)]
     more = len(offers) - MAX_ROWS
     return [*table(rows, width, gives=0), *([f"and {more} more"] if more > 0 else [])]
 

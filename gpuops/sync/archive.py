@@ -1,7 +1,8 @@
-"""What nodes kept of a run in a bucket (docs/protocol.md: Sink) comes home: one archive per node.
+"""Download of what nodes kept of a run in a bucket (docs/protocol.md: Sink): one archive per node.
 
 `fetch_archives` downloads the archives that this disk has room for, `unpack` verifies each against the list of files
-that the node wrote into it, and `outputs` publishes the files. A damaged archive keeps no other node's files away.
+that the node wrote into it, and `merged_outputs` publishes the files. A damaged archive does not keep other nodes'
+files from being fetched.
 """
 
 from __future__ import annotations
@@ -37,13 +38,14 @@ DISK_FULL = (errno.ENOSPC, errno.EDQUOT)
 
 @dataclass
 class Unpacked:
-    """One node's archive: its result, its files, its logs by stream (as names in the staging folder). `missing`: how
-    many files are not in the archive, or cannot have their name here."""
+    """The content of one node's archive, in the staging folder."""
 
     result: ResultDocument | None = None
     arrivals: list[Arrival] = field(default_factory=list)
     logs: dict[str, str] = field(default_factory=dict)
+    """Stream -> its name in the staging folder."""
     missing: int = 0
+    """How many files are not in the archive, or cannot have their name here."""
 
 
 @dataclass
@@ -71,10 +73,10 @@ def unpack(source: Readable, node: int, folder: SafeFolder, on_bytes: Callable[[
                 files[member.name] = _store_file(folder, f"{node}-{len(files)}", member, content, on_bytes)
                 if member.name in (SAFE_DOCUMENT, RESULT_DOCUMENT):
                     documents[member.name] = _read_document(folder, files[member.name])
-        said: schemas.ArchiveListing = validation.convert(documents[SAFE_DOCUMENT], schemas.ArchiveListing)
-        rows = {name: (size, sha256, mtime_ns) for name, size, sha256, mtime_ns in said.files}
+        listing: schemas.ArchiveListing = validation.convert(documents[SAFE_DOCUMENT], schemas.ArchiveListing)
+        rows = {name: (size, sha256, mtime_ns) for name, size, sha256, mtime_ns in listing.files}
         refused = {name for name in rows if not _has_place(name)}
-        missing = (said.missing or 0) + len(refused)
+        missing = (listing.missing or 0) + len(refused)
     except (TarError, KeyError, ValueError) as error:
         why = str(error) if isinstance(error, TarError) else f"{SAFE_DOCUMENT} is none of ours"
         raise NodeError(f"what node{node} kept is no whole archive of gpuops: {why}", "look at it by hand") from error
@@ -125,23 +127,23 @@ def _sort_files(
     result: ResultDocument | None,
     missing: int,
 ) -> Unpacked:
-    found = Unpacked(result, missing=missing)
+    unpacked = Unpacked(result, missing=missing)
     for name, (size, _, mtime_ns) in rows.items():
         file, (kind, _, path) = files[name], name.partition("/")
         folder.date(file.temp, mtime_ns)
         if kind == "out" and path:
-            found.arrivals.append(Arrival(node, path, (size, mtime_ns), file.sha256, file.temp))
+            unpacked.arrivals.append(Arrival(node, path, (size, mtime_ns), file.sha256, file.temp))
         elif kind == "logs" and path:
-            found.logs[path] = file.temp
-    return found
+            unpacked.logs[path] = file.temp
+    return unpacked
 
 
 def replace_shorter_log(folder: SafeFolder, name: str, home: RunHome, node: int, stream: str) -> None:
     """Replace a log by the longer copy `name` in `folder`: logs only grow. Raises LocalDisk, NodeError."""
     log = home.log_name(node, stream)
     with local_errors(home.path / log):
-        there = folder.size(name)
-        if there is not None and there > (home.folder.size(log) or -1):
+        size = folder.size(name)
+        if size is not None and size > (home.folder.size(log) or -1):
             home.folder.move(folder, name, log)
 
 
@@ -170,43 +172,51 @@ def fetch_archives(
     home.create()
     out = OutFolder(home)
     out.clear_dead()
-    brought: dict[int, FetchedNode] = {}
+    fetched: dict[int, FetchedNode] = {}
     arrivals: list[Arrival] = []
     errors: dict[int, GpuopsError] = {}
     with progress.during(f"fetching what {row.name} kept in {place}"), out.staging() as staging:
-        archives: dict[int, bucket.ArchiveDownload] = {}
-        for node in nodes:
-            with _collect_errors(errors, node):
-                if there := bucket.open_archive(ctx, sink, place, node):
-                    archives[node] = there
-        sizes = {node: one.size for node, one in archives.items()}
+        archives = _open_archives(ctx, sink, place, nodes, errors)
+        sizes = {node: archive.size for node, archive in archives.items()}
         chosen = select_fitting(sizes, shutil.disk_usage(home.path).free)
         total, done = sum(sizes[node] for node in chosen), 0
         for node in chosen:
             on_bytes = _progress_callback(ctx, progress, node, archives[node], done, total)
             try:
                 with _collect_errors(errors, node):
-                    found = unpack(archives[node], node, staging, on_bytes)
-                    for stream, name in found.logs.items():
+                    unpacked = unpack(archives[node], node, staging, on_bytes)
+                    for stream, name in unpacked.logs.items():
                         replace_shorter_log(staging, name, home, node, stream)
                     memory = out.memory()
-                    arrivals += [one for one in found.arrivals if not out.is_home(memory, node, one.path, one.stamp)]
-                    brought[node] = FetchedNode(found.result, found.missing)
+                    arrivals += [new for new in unpacked.arrivals if not out.is_home(memory, node, new.path, new.stamp)]
+                    fetched[node] = FetchedNode(unpacked.result, unpacked.missing)
             except LocalDisk as error:
                 if getattr(error.__cause__, "errno", None) not in DISK_FULL:
                     raise
                 break  # another program took the room, and the next archive is no smaller
             finally:
-                if node not in brought:
+                if node not in fetched:
                     _remove_partial(staging, node)
             done += sizes[node]
         if total:
             progress.advance(total, total, "results")
         for conflict in out.publish(arrivals, staging):
             progress.say(conflict)
-    if left := {node: size for node, size in sizes.items() if node not in brought and node not in errors}:
-        errors[min(left)] = disk_full_error(row.name, place, left, shutil.disk_usage(home.path).free)
-    return brought, [errors[node] for node in sorted(errors)]
+    if skipped := {node: size for node, size in sizes.items() if node not in fetched and node not in errors}:
+        errors[min(skipped)] = disk_full_error(row.name, place, skipped, shutil.disk_usage(home.path).free)
+    return fetched, [errors[node] for node in sorted(errors)]
+
+
+def _open_archives(
+    ctx: Context, sink: BucketSink, place: str, nodes: Iterable[int], errors: dict[int, GpuopsError]
+) -> dict[int, bucket.ArchiveDownload]:
+    """The archives that can be read, by node; the errors of others go into `errors`."""
+    archives: dict[int, bucket.ArchiveDownload] = {}
+    for node in nodes:
+        with _collect_errors(errors, node):
+            if archive := bucket.open_archive(ctx, sink, place, node):
+                archives[node] = archive
+    return archives
 
 
 @contextmanager
@@ -241,18 +251,18 @@ def _remove_partial(staging: SafeFolder, node: int) -> None:
 
 def select_fitting(sizes: Mapping[int, int], free: int) -> list[int]:
     """The nodes whose archives have room together, the smallest first, so that most of them fit."""
-    room, found = free - DISK_RESERVE_BYTES, []
+    room, fitting = free - DISK_RESERVE_BYTES, []
     for node in sorted(sizes, key=lambda node: (sizes[node], node)):
         room -= sizes[node]
         if room < 0:
             break
-        found.append(node)
-    return found
+        fitting.append(node)
+    return fitting
 
 
-def disk_full_error(run: str, place: str, left: Mapping[int, int], free: int) -> LocalDisk:
+def disk_full_error(run: str, place: str, skipped: Mapping[int, int], free: int) -> LocalDisk:
     """The error for archives that stay in the bucket since this disk has no room for them."""
-    names = " and ".join(f"node{node} ({amount(size)})" for node, size in sorted(left.items()))
+    names = " and ".join(f"node{node} ({amount(size)})" for node, size in sorted(skipped.items()))
     return LocalDisk(
         f"what {names} kept stays in {place}: {amount(free)} are free on this computer's disk",
         f"free some space, then fetch it: gpuops pull {run}",
@@ -261,8 +271,8 @@ def disk_full_error(run: str, place: str, left: Mapping[int, int], free: int) ->
 
 def describe_deferred_fetch(row: RunRow, cluster: str) -> str:
     """The sentence that says why archives are fetched only after the cluster has ended: living nodes bill meanwhile."""
-    where = f"what lost nodes of {row.name} kept is in {row.facts.bucket_place}"
-    return f"{where}: it is fetched once {cluster} has ended (or later: gpuops pull {row.name})"
+    kept = f"what lost nodes of {row.name} kept is in {row.facts.bucket_place}"
+    return f"{kept}: it is fetched once {cluster} has ended (or later: gpuops pull {row.name})"
 
 
 def describe_waiting(row: RunRow, nodes: Sequence[int]) -> str:
@@ -271,7 +281,7 @@ def describe_waiting(row: RunRow, nodes: Sequence[int]) -> str:
     return f"what {names} kept is in {row.facts.bucket_place}"
 
 
-def describe_missing(brought: Mapping[int, FetchedNode]) -> str:
+def describe_missing(fetched: Mapping[int, FetchedNode]) -> str:
     """The sentence on files that nodes could not keep, for lack of time or permission; empty without any."""
-    short = {node: one.missing for node, one in brought.items() if one.missing}
-    return "; ".join(f"node{node} could not keep {plural(count, 'file')}" for node, count in short.items())
+    missing = {node: archive.missing for node, archive in fetched.items() if archive.missing}
+    return "; ".join(f"node{node} could not keep {plural(count, 'file')}" for node, count in missing.items())

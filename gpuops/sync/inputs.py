@@ -63,11 +63,11 @@ def workloads_folder(package: Path = Path(__file__).parents[1]) -> Path:
 
 
 def workload_script(name: str) -> str:
-    """The program's path relative to `folder()`. Raises UsageError for an unknown name."""
+    """The program's path relative to `workloads_folder()`. Raises UsageError for an unknown name."""
     if name not in WORKLOADS:
-        near = did_you_mean(name, workload_names())
+        suggestion = did_you_mean(name, workload_names())
         raise UsageError(
-            f"there is no workload named '{name}'" + (near and f"; {near}"),
+            f"there is no workload named '{name}'" + (suggestion and f"; {suggestion}"),
             f"choose one of: {', '.join(workload_names())}",
         )
     return f"{name}.py"
@@ -85,8 +85,8 @@ def push_data(
     Returns node to path of the data, for an absolute `--data`; a relative one is a link in the project. Raises as
     `upload.push_many`.
     """
-    if said := describe_downloads(ctx, live, request):
-        ctx.out.say(said)
+    if sentence := describe_downloads(ctx, live, request):
+        ctx.out.say(sentence)
     if not request.data or has_capability(ctx.provisioner(live.row.provider), "shares_disk"):
         return {}
     with ctx.progress.during("looking through the data"):
@@ -131,16 +131,16 @@ def _push_to_machines(
 ) -> dict[int, str]:
     name = tree_name(full)
 
-    def put(indices: Sequence[int], what: sync.Tree) -> None:
+    def push_to(indices: Sequence[int], content: sync.Tree) -> None:
         clients: list[AgentClient] = [live.clients[index] for index in indices]
-        sync.push_many(clients, name, what, overwrite=overwrite, progress=ctx.progress)
+        sync.push_many(clients, name, content, overwrite=overwrite, progress=ctx.progress)
 
     groups = group_by_machine(live, range(nodes))
-    put([first for first, *_ in groups], tree)
+    push_to([first for first, *_ in groups], tree)
     for first, *others in groups:
         if others:
             link = FileEntry(full.name, 0, 0, 0o777, f"../../n{first}/{name}/{full.name}")
-            put(others, dataclasses.replace(tree, files=[link]))
+            push_to(others, dataclasses.replace(tree, files=[link]))
     return {index: f"{live.hello(index).folder}/{name}/{full.name}" for index in range(nodes)}
 
 

@@ -58,7 +58,7 @@ class IgnoreRules:
     def ignores(self, path: str) -> bool:
         """Whether this file is ignored, by itself or because a folder above it is."""
         above = path.rpartition("/")[0]
-        return self.ignores_folder(above) or self._decide(path)
+        return self.ignores_folder(above) or self._matches(path)
 
     def ignores_folder(self, path: str) -> bool:
         """As `ignores`, for a folder: nothing below an ignored folder can be included again."""
@@ -66,16 +66,16 @@ class IgnoreRules:
         while path not in self._folders:
             unknown.append(path)
             path = path.rpartition("/")[0]
-        known = self._folders[path]
-        for below in reversed(unknown):
-            known = self._folders[below] = known or self._decide(below + "/")
-        return known
+        is_ignored = self._folders[path]
+        for folder in reversed(unknown):
+            is_ignored = self._folders[folder] = is_ignored or self._matches(folder + "/")
+        return is_ignored
 
-    def _decide(self, path: str) -> bool:
+    def _matches(self, path: str) -> bool:
         """The verdict of the deepest ignore file with a matching line; False without one."""
         base = path.rstrip("/").rpartition("/")[0]
         while True:
-            spec = self._spec(base)
+            spec = self._load_spec(base)
             if spec is not None:
                 verdict = spec.check_file(path[len(base) + 1 :] if base else path).include
                 if verdict is not None:
@@ -84,7 +84,7 @@ class IgnoreRules:
                 return False
             base = base.rpartition("/")[0]
 
-    def _spec(self, base: str) -> GitIgnoreSpec | None:
+    def _load_spec(self, base: str) -> GitIgnoreSpec | None:
         if base not in self._specs:
             path = self.folder / base / self.name
             lines = _read_lines(path) if path.is_file() else []
@@ -109,8 +109,8 @@ def _parse_rules(lines: Sequence[str]) -> GitIgnoreSpec:
         warnings.simplefilter("ignore", FutureWarning)  # of `re`, about classes like [[:alpha:]]
         spec = GitIgnoreSpec.from_lines(line for line in lines if _is_pattern(line))
         for pattern in spec.patterns:
-            if isinstance(found := getattr(pattern, "regex", None), re.Pattern):
-                pattern.regex = re.compile(in_linear_time(found.pattern))
+            if isinstance(regex := getattr(pattern, "regex", None), re.Pattern):
+                pattern.regex = re.compile(in_linear_time(regex.pattern))
     return spec
 
 
@@ -131,7 +131,7 @@ def in_linear_time(regex: str) -> str:
     The first place where the text between two `*` fits is as good as any later one, since the second `*` takes the
     rest; likewise for `**`. Without atomic groups, a dozen `*` in one line keep `re` busy for years.
     """
-    regex = OTHER_CLASS.sub(lambda found: found[0] if found[1] is None else f"(?!/){found[1]}", regex)
+    regex = OTHER_CLASS.sub(lambda match: match[0] if match[1] is None else f"(?!/){match[1]}", regex)
     regex = BETWEEN_STARS.sub(r"(?>[^/]*?\1)", regex)
     regex = FIRST_FOLDERS.sub(r"\1(?>(?:.+?/)??\2(?=/))", regex)
     return BETWEEN_FOLDERS.sub(r"(?>(?:/.+?)??\1(?=/))", regex)
@@ -139,9 +139,10 @@ def in_linear_time(regex: str) -> str:
 
 @dataclass(frozen=True)
 class FileEntry:
-    """One file to send. `path` is relative to the folder, with `/`; a link has only its target."""
+    """One file to send. A link has only its target; its other numbers are 0."""
 
     path: str
+    """Relative to the folder, with `/`."""
     size: int
     mtime_ns: int
     mode: int
@@ -149,16 +150,20 @@ class FileEntry:
 
     @property
     def wire(self) -> list[str | int | None]:
+        """The row that a node is sent, and that a push record keeps."""
         return [self.path, self.size, self.mtime_ns, self.mode, self.link]
 
 
 @dataclass(frozen=True)
 class Listing:
-    """The paths of a project. `tracked` are those that git tracks; `in_git` whether it was asked."""
+    """The paths of a project."""
 
     paths: list[str]
+    """Sorted."""
     tracked: frozenset[str]
+    """Those that git tracks."""
     in_git: bool
+    """Whether git listed them."""
 
 
 def printable_path(path: str) -> str:
@@ -168,39 +173,38 @@ def printable_path(path: str) -> str:
 
 def read_entry(folder: Path, path: str, system: System = HERE) -> FileEntry | None:
     """The file's current state; None when it is gone, or neither a file nor a link."""
-    where = f"{folder}/{path}"  # a Path per file costs more than lstat itself
+    full_path = f"{folder}/{path}"  # a Path per file costs more than lstat itself
     try:
-        seen = os.lstat(where)
-        if stat.S_ISLNK(seen.st_mode):
-            return FileEntry(path, 0, 0, 0, system.link(os.readlink(where)))
+        status = os.lstat(full_path)
+        if stat.S_ISLNK(status.st_mode):
+            return FileEntry(path, 0, 0, 0, system.link(os.readlink(full_path)))
     except (FileNotFoundError, NotADirectoryError):
         return None
-    if not stat.S_ISREG(seen.st_mode):
-        return None
-    return FileEntry(path, seen.st_size, seen.st_mtime_ns, system.mode(stat.S_IMODE(seen.st_mode)))
+    return _entry_from_stat(path, status, system) if stat.S_ISREG(status.st_mode) else None
 
 
 def project_files(folder: Path) -> Listing:
     """The project's paths, sorted. Raises UsageError when the folder or its repository cannot be read."""
     if not folder.is_dir():
         raise UsageError(f"{folder} is not a folder", "name the project's folder")
-    mine = IgnoreRules(folder, IGNORE_FILE)
-    listed = _git_paths(folder, mine)
-    tracked = frozenset(listed[0]) if listed else frozenset()
-    paths = [*listed[0], *listed[1]] if listed else list(_walk(folder, "", IgnoreRules(folder, ".gitignore")))
+    own_rules = IgnoreRules(folder, IGNORE_FILE)
+    git_paths = _git_paths(folder, own_rules)
+    tracked = frozenset(git_paths[0]) if git_paths else frozenset()
+    ignored_by_git = IgnoreRules(folder, ".gitignore")
+    paths = [*git_paths[0], *git_paths[1]] if git_paths else list(_walk(folder, "", ignored_by_git))
     for path in paths:
         _refuse_deep(path)
-    behind = _behind_links(folder, paths)
+    behind_links = _folders_behind_links(folder, paths)
     environments = {path.rpartition("/")[0] for path in paths if path.endswith("/pyvenv.cfg")}
-    taken = (
+    sent = (
         path
         for path in set(paths)
         if _may_be_sent(path)
-        and path.rpartition("/")[0] not in behind
-        and not mine.ignores(path)
-        and (path in tracked or not _below(path, environments))
+        and path.rpartition("/")[0] not in behind_links
+        and not own_rules.ignores(path)
+        and (path in tracked or not _is_below(path, environments))
     )
-    return Listing(sorted(taken), tracked, listed is not None)
+    return Listing(sorted(sent), tracked, git_paths is not None)
 
 
 def _may_be_sent(path: str) -> bool:
@@ -208,13 +212,13 @@ def _may_be_sent(path: str) -> bool:
     return parts[0] != RESULTS_FOLDER and NEVER_SENT.isdisjoint(parts) and not EDIT_DRAFT.fullmatch(parts[-1])
 
 
-def _behind_links(folder: Path, paths: Iterable[str]) -> set[str]:
+def _folders_behind_links(folder: Path, paths: Iterable[str]) -> set[str]:
     """The folders of these paths that lie behind a link: git's index may name files in them."""
     folders = {path.rpartition("/")[0] for path in paths} - {""}
     return {path for path in folders if os.path.lexists(folder / path) and not lies_here(folder, path)}
 
 
-def _below(path: str, folders: set[str]) -> bool:
+def _is_below(path: str, folders: set[str]) -> bool:
     return any(path.startswith(folder + "/") for folder in folders)
 
 
@@ -222,12 +226,12 @@ def _walk(folder: Path, base: str, rules: IgnoreRules) -> Iterator[str]:
     """Paths below `base` that no .gitignore ignores; links are not followed."""
     _refuse_deep(base)
     try:
-        found = sorted(os.scandir(folder / base), key=lambda item: item.name)
+        items = sorted(os.scandir(folder / base), key=lambda item: item.name)
     except PermissionError:
         raise UsageError(f"{base or folder} cannot be read", f"list it in {IGNORE_FILE}") from None
-    if base and any(item.name == "pyvenv.cfg" for item in found):
+    if base and any(item.name == "pyvenv.cfg" for item in items):
         return
-    for item in found:
+    for item in items:
         path = f"{base}/{item.name}" if base else item.name
         if item.is_dir(follow_symlinks=False) and not _is_junction(item):
             if _may_be_sent(path) and not rules.ignores_folder(path):
@@ -239,67 +243,67 @@ def _walk(folder: Path, base: str, rules: IgnoreRules) -> Iterator[str]:
 def list_files(folder: Path, places: Sequence[Path] = ()) -> list[FileEntry]:
     """Every file below a folder, ignored or not, sorted; links are replaced by their targets.
 
-    Raises UsageError for links that lead neither to the folder's own place nor to one of `places`.
+    Raises UsageError for links that lead neither into the folder itself nor into one of `places`.
     """
 
     def refuse(error: OSError) -> None:
         raise error
 
     roots = [Path(os.path.realpath(place)) for place in (folder, *places)]
-    found: list[FileEntry] = []
-    astray: list[tuple[str, Path]] = []
+    entries: list[FileEntry] = []
+    escaping: list[tuple[str, Path]] = []
     for place, folders, names in os.walk(folder, onerror=refuse, followlinks=True):
         folders.sort()
         inside = Path(place).relative_to(folder)
         _refuse_deep(inside.as_posix())
         real = Path(os.path.realpath(place))
         if not any(map(real.is_relative_to, roots)):
-            astray.append((inside.as_posix(), real))
+            escaping.append((inside.as_posix(), real))
             folders.clear()
             continue
         if str(real) in {os.path.realpath(folder / above) for above in inside.parents}:
             folders.clear()  # a circular link; a link to a neighbour is a second name for the same files
             continue
         for name in sorted(names):
-            path, where = (inside / name).as_posix(), os.path.join(place, name)
-            target = Path(os.path.realpath(where)) if os.path.islink(where) else real
+            path, full_path = (inside / name).as_posix(), os.path.join(place, name)
+            target = Path(os.path.realpath(full_path)) if os.path.islink(full_path) else real
             if not any(map(target.is_relative_to, roots)):
-                astray.append((path, target))
+                escaping.append((path, target))
                 continue
-            seen = os.stat(where)
-            if stat.S_ISREG(seen.st_mode):
-                found.append(_file_entry_from_stat(path, seen))
-    if astray:
-        refuse_escaping_links(astray)
-    return found
+            status = os.stat(full_path)
+            if stat.S_ISREG(status.st_mode):
+                entries.append(_entry_from_stat(path, status))
+    if escaping:
+        refuse_escaping_links(escaping)
+    return entries
 
 
 def refuse_escaping_links(links: Sequence[tuple[str, Path]]) -> NoReturn:
     """Raises UsageError for links of the data (path, target) that lead out of it without permission."""
-    named = "; ".join(f"{printable_path(path)} leads to {printable_path(str(target))}" for path, target in links[:3])
+    examples = "; ".join(f"{printable_path(path)} leads to {printable_path(str(target))}" for path, target in links[:3])
     more = f"; {len(links) - 3} more" if len(links) > 3 else ""
     target = links[0][1]
     place = target if target.is_dir() or len(links) == 1 else target.parent
     raise UsageError(
-        f"links in the data lead out of it: {named}{more}",
+        f"links in the data lead out of it: {examples}{more}",
         f"if it shall be sent, too: --send-anyway {shlex.quote(printable_path(str(place)))}",
     )
 
 
 def file_entry(path: Path) -> FileEntry:
     """One file under its own name; for a link, its target's state."""
-    return _file_entry_from_stat(path.name, os.stat(path))
+    return _entry_from_stat(path.name, os.stat(path))
 
 
-def _file_entry_from_stat(path: str, seen: os.stat_result, system: System = HERE) -> FileEntry:
-    return FileEntry(path, seen.st_size, seen.st_mtime_ns, system.mode(stat.S_IMODE(seen.st_mode)))
+def _entry_from_stat(path: str, status: os.stat_result, system: System = HERE) -> FileEntry:
+    return FileEntry(path, status.st_size, status.st_mtime_ns, system.mode(stat.S_IMODE(status.st_mode)))
 
 
 def is_in_project(folder: Path, path: str) -> bool:
     """Whether a path's target lies in the project, outside of what is never sent."""
-    meant = Path(os.path.normpath(folder / os.path.expanduser(path)))
+    target = Path(os.path.normpath(folder / os.path.expanduser(path)))
     try:
-        relative = meant.resolve().relative_to(folder.resolve())
+        relative = target.resolve().relative_to(folder.resolve())
     except (ValueError, OSError, RuntimeError):  # elsewhere, no path at all, or links in a circle
         return False
     return _may_be_sent(relative.as_posix())
@@ -310,29 +314,29 @@ def _is_junction(item: os.DirEntry[str]) -> bool:
     return bool(getattr(item, "is_junction", bool)())
 
 
-def _git_paths(folder: Path, mine: IgnoreRules) -> tuple[list[str], list[str]] | None:
+def _git_paths(folder: Path, own_rules: IgnoreRules) -> tuple[list[str], list[str]] | None:
     """Tracked and untracked paths; None where there is no git, no repository, or one that ignores this folder."""
     if git(folder, "rev-parse", "--is-inside-work-tree") != "true\n":
         return None
-    tracked, untracked = _repository_paths(folder, "", mine)
+    tracked, untracked = _repository_paths(folder, "", own_rules)
     if not tracked and git(folder, "check-ignore", "-q", ".") is not None:
         return None
     return tracked, untracked
 
 
-def _repository_paths(folder: Path, base: str, mine: IgnoreRules) -> tuple[list[str], list[str]]:
+def _repository_paths(folder: Path, base: str, own_rules: IgnoreRules) -> tuple[list[str], list[str]]:
     """Tracked and untracked paths at and below `base`, also of submodules and clones there. Folders that are never sent
     are not entered."""
     tracked: list[str] = []
     untracked: list[str] = []
-    for listed, own in ((("--cached",), tracked), (("--others", "--exclude-standard"), untracked)):
-        for name in _git_ls_files(folder / base, *listed):
+    for options, paths in ((("--cached",), tracked), (("--others", "--exclude-standard"), untracked)):
+        for name in _git_ls_files(folder / base, *options):
             path = f"{base}/{name}" if base else name
             _refuse_deep(path)
             if not _is_folder(folder / path):
-                own.append(path)
-            elif _may_be_sent(path) and not mine.ignores_folder(path) and _is_repository(folder, path):
-                inner_tracked, inner_untracked = _repository_paths(folder, path, mine)
+                paths.append(path)
+            elif _may_be_sent(path) and not own_rules.ignores_folder(path) and _is_repository(folder, path):
+                inner_tracked, inner_untracked = _repository_paths(folder, path, own_rules)
                 tracked += inner_tracked
                 untracked += inner_untracked
     return tracked, untracked
@@ -351,8 +355,8 @@ def _is_repository(folder: Path, path: str) -> bool:
     return (folder / path / ".git").exists() and lies_here(folder, path)
 
 
-def _git_ls_files(folder: Path, *which: str) -> list[str]:
-    paths = (git(folder, "ls-files", "-z", *which) or "").split("\0")
+def _git_ls_files(folder: Path, *options: str) -> list[str]:
+    paths = (git(folder, "ls-files", "-z", *options) or "").split("\0")
     return list(dict.fromkeys(path.rstrip("/") for path in paths if path))
 
 

@@ -4,7 +4,7 @@ runs/.gitignore            `*`: results are never committed nor pushed
 runs/.lock                 held by a process while it publishes files into an `out/`
 runs/<run>/run.json        what the run was (written atomically)
 runs/<run>/logs/node<i>/   the streams of node i, byte for byte
-runs/<run>/out/            what the run made, all nodes merged (see `outputs`)
+runs/<run>/out/            what the run made, all nodes merged (see `merged_outputs`)
 runs/<run>/incoming/       files on their way in
 """
 
@@ -27,7 +27,7 @@ STREAM_NAME = re.compile(r"[A-Za-z0-9_-]{1,64}(\.[a-z]{1,8})?")
 
 
 MAX_DOCUMENT_BYTES = 64 << 20
-"""No document of a run is larger: that of half a million files is not."""
+"""No document of a run is larger: that of a run with half a million files is smaller."""
 
 
 class RunHome:
@@ -66,7 +66,7 @@ class RunHome:
             return file.read(MAX_DOCUMENT_BYTES).splitlines()
 
     def offsets(self, node: int) -> dict[str, int]:
-        """Stream to number of bytes that are home."""
+        """Stream -> number of bytes that are home."""
         logs = self.folder.below(_logs(node))
         sizes = {name: logs.size(name) for name in logs.names() if STREAM_NAME.fullmatch(name)}
         return {name: size for name, size in sizes.items() if size is not None}
@@ -82,14 +82,14 @@ def make_ignored_folder(path: Path) -> SafeFolder:
 
     Raises OSError, and UsageError where `runs/` is a link that git tracks: it may lead anywhere.
     """
-    above = path.parent.parent
-    seen = SafeFolder(above).look(path.parent.name)
-    if seen and stat.S_ISLNK(seen.st_mode) and git(above, "ls-files", "-z", "--", path.parent.name):
+    project = path.parent.parent
+    status = SafeFolder(project).look(path.parent.name)
+    if status and stat.S_ISLNK(status.st_mode) and git(project, "ls-files", "-z", "--", path.parent.name):
         raise UsageError(f"{path.parent} is a link that git tracks: results may not follow it", "remove the link")
     runs = SafeFolder(path.parent)
     runs.below(path.name).make()
     if runs.look(".gitignore") is None:
-        name = ".gitignore" if seen is None else f"{path.name}/.gitignore"
+        name = ".gitignore" if status is None else f"{path.name}/.gitignore"
         runs.write(name, io.BytesIO(b"*\n"), 0)
     return runs.below(path.name)
 

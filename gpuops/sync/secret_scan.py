@@ -1,4 +1,4 @@
-"""Which files hold keys and so must not leave this computer: judged by name, by settings, then by content.
+"""Which files hold keys and so must not leave this computer: judged by their name, their settings, their content.
 
 The name decides where such a file practically always holds a secret. In files of settings, which may as well hold none
 (`.npmrc` with `save-exact=true`, an `.envrc` that activates an environment), one value has to look like a secret.
@@ -91,64 +91,62 @@ MIN_CACHED_AGE_NS = 2_000_000_000
 """A younger file may change again within the resolution of its time, so its judgement is not cached."""
 
 
-def by_name(path: str) -> str | None:
+def judge_name(path: str) -> str | None:
     """Why a file's name alone holds it back; None where it does not."""
-    low = path.lower()
-    name = low.rpartition("/")[2]
+    path = path.lower()
+    name = path.rpartition("/")[2]
     if ENV_FILE.fullmatch(name) and not _is_template(name):
         return "a file of secrets by its name"
-    places = f"/{low}".endswith(tuple(f"/{place}" for place in CREDENTIAL_PATHS))
-    return (
-        "a file of credentials by its name"
-        if places or name in CREDENTIAL_NAMES or name.endswith(CREDENTIAL_ENDINGS)
-        else None
-    )
+    has_known_path = f"/{path}".endswith(tuple(f"/{known}" for known in CREDENTIAL_PATHS))
+    if has_known_path or name in CREDENTIAL_NAMES or name.endswith(CREDENTIAL_ENDINGS):
+        return "a file of credentials by its name"
+    return None
 
 
-def by_settings(path: str, data: bytes) -> str | None:
+def judge_settings(path: str, data: bytes) -> str | None:
     """Why a file of settings is held back: one has a secret's name and a literal value. Else None."""
     name = path.lower().rpartition("/")[2]
     if not name.endswith(SETTINGS_ENDINGS) or _is_template(name):
         return None
     lines = data.decode("utf-8", "replace").splitlines()
-    return "a file of settings with a secret" if any(_is_secret(line) for line in lines) else None
+    return "a file of settings with a secret" if any(_sets_secret(line) for line in lines) else None
 
 
 def _is_template(name: str) -> bool:
     """Whether the last part of a name says template, or, where `env` is the last, an earlier one."""
-    *before, last = name.split(".")
-    return last in TEMPLATES or (last == "env" and not TEMPLATES.isdisjoint(before))
+    *earlier, last = name.split(".")
+    return last in TEMPLATES or (last == "env" and not TEMPLATES.isdisjoint(earlier))
 
 
-def _is_secret(line: str) -> bool:
+def _sets_secret(line: str) -> bool:
     """Whether a line is like `export DB_PASSWORD=hush`, `//registry/:_authToken=hush` or `npmAuthToken: hush`."""
     name, sign, value = line.partition("=") if "=" in line else line.partition(": ")
     value = value.strip().strip("'\"")
     if not sign or not value or line.lstrip().startswith(("#", ";")):
         return False
     words = re.split(r"[^a-z0-9]+", re.sub(r"(?<=[a-z])(?=[A-Z])", "_", name.strip()).lower())
-    literal = (
+    is_literal = (
         not value.startswith(REFERENCE_PREFIXES)
         and not HARMLESS_VALUE.fullmatch(value)
         and not PLACEHOLDER.search(value)
     )
-    return literal and not SECRET_WORDS.isdisjoint(words)
+    return is_literal and not SECRET_WORDS.isdisjoint(words)
 
 
-Remembered = dict[str, tuple[list[int], str | None]]
+Judgements = dict[str, tuple[list[int], str | None]]
 """Path to ([size, mtime_ns, inode], reason or None)."""
 
 
-def by_content(data: bytes) -> str | None:
+def judge_content(data: bytes) -> str | None:
     """`a secret of the kind github-pat`: the most likely one in these bytes; None where there is none."""
     try:
         findings = _scanner().scan(data, timeout=PIECE_TIMEOUT_S)
     except TimeoutError:
         return "bytes that cannot be searched for keys in time"
-    real = [finding for finding in findings if finding.visible and finding.confidence != "low"]
-    if not real:
+    likely = [finding for finding in findings if finding.visible and finding.confidence != "low"]
+    if not likely:
         return None
-    likeliest = min(real, key=lambda finding: finding.confidence != "high")
+    likeliest = min(likely, key=lambda finding: finding.confidence != "high")
     return f"a secret of the kind {_rule_name(likeliest.rule_id)}"
 
 
@@ -159,28 +157,29 @@ def find_keys(folder: Path, files: Iterable[FileEntry], cache: Path) -> dict[str
     read.
     """
     store = cache / f"keys-{hashlib.sha256(os.fsencode(folder.resolve())).hexdigest()[:16]}.json"
-    known = _load_cache(store)
-    now = time.time_ns()
-    seen: Remembered = {}
-    fresh: dict[str, FileEntry] = {}
-    found: dict[str, str] = {}
+    cached = _load_cache(store)
+    now = time.time_ns()  # as the file system counts, whatever clock a command has
+    judged: Judgements = {}
+    unjudged: list[str] = []
+    reasons: dict[str, str] = {}
     for file in files:
-        if why := by_name(file.path):
-            found[file.path] = why
+        if why := judge_name(file.path):
+            reasons[file.path] = why
         elif file.link is None and file.size:
             stamp = [file.size, file.mtime_ns, os.stat(f"{folder}/{file.path}").st_ino]
-            last = known.get(file.path)
+            last = cached.get(file.path)
             if last and last[0] == stamp:
-                seen[file.path] = last
+                judged[file.path] = last
             else:
-                seen[file.path], fresh[file.path] = (stamp, None), file
-    for path, why in _search_files(folder, list(fresh)).items():
-        seen[path] = (seen[path][0], why)
-    found |= {path: why for path, (_, why) in seen.items() if why}
-    seen = {path: kept for path, kept in seen.items() if now - kept[0][1] > MIN_CACHED_AGE_NS}
-    if seen != known:
-        _save_cache(store, seen)
-    return found
+                judged[file.path] = (stamp, None)
+                unjudged.append(file.path)
+    for path, why in _search_files(folder, unjudged).items():
+        judged[path] = (judged[path][0], why)
+    reasons |= {path: why for path, (_, why) in judged.items() if why}
+    kept = {path: judgement for path, judgement in judged.items() if now - judgement[0][1] > MIN_CACHED_AGE_NS}
+    if kept != cached:
+        _save_cache(store, kept)
+    return reasons
 
 
 def _search_files(folder: Path, paths: list[str]) -> dict[str, str | None]:
@@ -196,15 +195,15 @@ def _search_file(folder: Path, path: str) -> str | None:
     with open(f"{folder}/{path}", "rb") as file:
         pieces = _read_pieces(file)
         first = next(pieces, b"")
-        found = by_settings(path, first) or by_content(first)
-        return found or next((why for piece in pieces if (why := by_content(piece))), None)
+        why = judge_settings(path, first) or judge_content(first)
+        return why or next((why for piece in pieces if (why := judge_content(piece))), None)
 
 
 def _read_pieces(file: BinaryIO) -> Iterator[bytes]:
     """The pieces of a file that are searched. A byte order mark says UTF-16, which `>` in PowerShell writes."""
     size = os.fstat(file.fileno()).st_size
-    marked = file.read(2) in (codecs.BOM_UTF16_LE, codecs.BOM_UTF16_BE)
-    decoder = codecs.getincrementaldecoder("utf-16")("replace") if marked else None
+    is_utf16 = file.read(2) in (codecs.BOM_UTF16_LE, codecs.BOM_UTF16_BE)
+    decoder = codecs.getincrementaldecoder("utf-16")("replace") if is_utf16 else None
     half = MAX_WHOLE_BYTES // 2
     for start, end in [(0, size)] if size <= MAX_WHOLE_BYTES else [(0, half), ((size - half) & ~1, size)]:
         file.seek(start)
@@ -217,7 +216,8 @@ def _read_pieces(file: BinaryIO) -> Iterator[bytes]:
 
 @cache
 def _scanner() -> Scanner:
-    """Made in half a second from the library's cache of compiled rules, in several without it. Raises UsageError."""
+    """The search engine: loaded in half a second from its cache of compiled rules, in several seconds without it.
+    Raises UsageError."""
     try:
         from kingfisher_sdk import Rules, Scanner
     except ImportError as error:  # no build for this system, such as a Mac with an Intel processor
@@ -239,19 +239,19 @@ def _cache_version() -> str:
     return hashlib.sha256(f"{ALGORITHM} {version(ENGINE)} {RULES.read_text('utf-8')}".encode()).hexdigest()[:16]
 
 
-def _load_cache(store: Path) -> Remembered:
+def _load_cache(store: Path) -> Judgements:
     """The judgements of an earlier scan; empty without one, for other rules, and for a damaged file."""
     try:
         document = json.loads(store.read_text("utf-8"))
-        known = document["files"] if document["version"] == _cache_version() else {}
-        return {path: (stamp, why) for path, (stamp, why) in known.items()}
+        files = document["files"] if document["version"] == _cache_version() else {}
+        return {path: (stamp, why) for path, (stamp, why) in files.items()}
     except (OSError, ValueError, KeyError, TypeError):
         return {}
 
 
-def _save_cache(store: Path, seen: Remembered) -> None:
+def _save_cache(store: Path, judged: Judgements) -> None:
     try:
         store.parent.mkdir(parents=True, exist_ok=True, mode=0o700)
-        write_atomic(store, json.dumps({"version": _cache_version(), "files": seen}).encode())
+        write_atomic(store, json.dumps({"version": _cache_version(), "files": judged}).encode())
     except OSError:
         pass  # the next scan reads the files again

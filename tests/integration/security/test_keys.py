@@ -20,7 +20,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from gpuops.sync.project import read_entry
-from gpuops.sync.secret_scan import OVERLAP_BYTES, PIECE_BYTES, RULES, _scanner, by_content, find_keys
+from gpuops.sync.secret_scan import OVERLAP_BYTES, PIECE_BYTES, RULES, _scanner, find_keys, judge_content
 from tests.system.packaging.conftest import ROOT
 
 HANG_S = 60.0
@@ -246,8 +246,8 @@ def test_173_bytes_hang_nothing() -> None:
     assert len(evil) == 173
     started = time.monotonic()
     for times in (1, 1000):
-        by_content(evil * times)
-    by_content(evil.replace(b"a: ", b"a: " * 10_000))
+        judge_content(evil * times)
+    judge_content(evil.replace(b"a: ", b"a: " * 10_000))
     assert time.monotonic() - started < HANG_S
 
 
@@ -283,7 +283,7 @@ def test_no_rule_is_slow_on_its_own_words_again_and_again(between: str) -> None:
     for name, words in words_of_rules().items():
         evil = between.join(words).encode() + between.encode() or b"key"
         started = time.monotonic()
-        by_content(evil * (32_768 // len(evil) + 1))
+        judge_content(evil * (32_768 // len(evil) + 1))
         assert time.monotonic() - started < HANG_S, name
 
 
@@ -296,5 +296,5 @@ def test_no_bytes_hang_the_search(data: st.DataObject) -> None:
     )
     unit = "".join(data.draw(st.lists(parts, min_size=1, max_size=6))).encode() or b"a"
     started = time.monotonic()
-    by_content((unit * (PIECE_BYTES // len(unit) + 1))[: PIECE_BYTES // 2])
+    judge_content((unit * (PIECE_BYTES // len(unit) + 1))[: PIECE_BYTES // 2])
     assert time.monotonic() - started < HANG_S

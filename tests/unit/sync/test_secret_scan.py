@@ -13,7 +13,7 @@ import pytest
 
 from gpuops.sync import secret_scan
 from gpuops.sync.project import FileEntry, read_entry
-from gpuops.sync.secret_scan import by_name, by_settings, find_keys
+from gpuops.sync.secret_scan import find_keys, judge_name, judge_settings
 
 LETTERS = string.ascii_letters + string.digits
 
@@ -35,7 +35,7 @@ GITHUB, RUNPOD = "a secret of the kind github-pat", "a secret of the kind runpod
     ".config/vastai/vast_api_key", ".runpod/config.toml", "infra/terraform.tfstate",
 ])  # fmt: skip
 def test_held_by_name(name: str) -> None:
-    assert by_name(name)
+    assert judge_name(name)
 
 
 @pytest.mark.parametrize("name", [
@@ -44,7 +44,7 @@ def test_held_by_name(name: str) -> None:
     "token", "src/huggingface/token.py", "my.aws/credentials", "main.tf",
 ])  # fmt: skip
 def test_not_held_by_name(name: str) -> None:
-    assert by_name(name) is None
+    assert judge_name(name) is None
 
 
 @pytest.mark.parametrize(("name", "line"), [
@@ -57,8 +57,8 @@ def test_not_held_by_name(name: str) -> None:
     ("secret.tfvars", 'db_password = "hush"'),
 ])  # fmt: skip
 def test_a_setting_that_is_a_secret_holds_its_file(name: str, line: str) -> None:
-    assert by_settings(name, f"# settings\nA=b\n{line}\n".encode()) == "a file of settings with a secret"
-    assert by_settings(f"{name}.txt", line.encode()) is None
+    assert judge_settings(name, f"# settings\nA=b\n{line}\n".encode()) == "a file of settings with a secret"
+    assert judge_settings(f"{name}.txt", line.encode()) is None
 
 
 @pytest.mark.parametrize("line", [
@@ -69,12 +69,12 @@ def test_a_setting_that_is_a_secret_holds_its_file(name: str, line: str) -> None
 ])  # fmt: skip
 @pytest.mark.parametrize("name", [".envrc", "prod.env", ".npmrc"])
 def test_a_setting_that_is_none_holds_no_file(name: str, line: str) -> None:
-    assert by_settings(name, line.encode()) is None
+    assert judge_settings(name, line.encode()) is None
 
 
 @pytest.mark.parametrize("name", ["example.env", "prod.sample.env", ".env.example"])
 def test_a_file_to_be_filled_in_is_sent(name: str) -> None:
-    assert by_settings(name, b"PASSWORD=hush") is None
+    assert judge_settings(name, b"PASSWORD=hush") is None
 
 
 def entries(folder: Path) -> list[FileEntry]:
