@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import time
 from typing import Annotated
 
 import typer
@@ -39,7 +38,7 @@ def lease(
     ctx, _ = make_context(as_json=as_json)
     report_news(ctx)
     row = select.find_by_name(ctx.ledger.clusters(), name)
-    now = time.time()
+    now = ctx.clock.now()
     ours = row.lease
     if by_s is not None:
         if ours == Lease():

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import re
-import time
 from typing import Annotated
 
 import typer
@@ -54,15 +53,16 @@ def logs(
 
     if tail is not None and tail < 1:
         raise UsageError(f"--tail is at least 1 line, not {tail}", "gpuops logs --tail 50")
+    pattern = None if grep is None else _regex(grep)
+    ctx, _ = make_context(as_json=as_json)
     wanted = Filter(
         node,
         rank,
         tail,
         launcher,
-        grep=None if grep is None else _regex(grep),
-        since=None if since is None else parse_moment(since, time.time()),
+        grep=pattern,
+        since=None if since is None else parse_moment(since, ctx.clock.now()),
     )
-    ctx, _ = make_context(as_json=as_json)
     report_news(ctx)
     show_logs(ctx, run, wanted, follow=follow)
 

@@ -226,9 +226,11 @@ def parse_grace(hours: float | None) -> float | None:
 def launch_flags(settings: Settings, table: str, flags: LaunchFlags) -> LaunchFlags:
     """Launch flags completed from `gpuops.toml`; lists are never None afterwards."""
     complete = filled_from_table(settings, table, flags)
-    lists: dict[str, Any] = {
-        field.name: getattr(complete, field.name) or []
-        for field in dataclasses.fields(complete)
-        if field.name in ("out", "env", "secret", "prelude", "send_anyway")
-    }
-    return dataclasses.replace(complete, **lists)
+    return dataclasses.replace(
+        complete,
+        out=complete.out or [],
+        env=complete.env or [],
+        secret=complete.secret or [],
+        prelude=complete.prelude or [],
+        send_anyway=complete.send_anyway or [],
+    )

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import dataclasses
-import time
 from collections.abc import Sequence
 from typing import TYPE_CHECKING, Annotated
 
@@ -97,7 +96,7 @@ def _announce(ctx: Context, row: ClusterRow, machines: Sequence[Resource]) -> No
     if ctx.ledger.needs_guard(row):
         ctx.ensure_guard(row)
     nodes = [{"name": one.name, "address": one.address, "per_hour": one.per_hour} for one in machines]
-    now = time.time()
+    now = ctx.clock.now()
     count = plural(len(nodes), "node")
     per_hour = sum(one.per_hour for one in machines if one.bills)
     price = f" at {money(per_hour)}/h" if per_hour else ""

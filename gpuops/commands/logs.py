@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import dataclasses
-import time
 from collections import deque
 from collections.abc import Iterator
 from contextlib import ExitStack
@@ -12,6 +11,7 @@ from gpuops.commands.stop import pick_run
 from gpuops.core.context import Context
 from gpuops.core.errors import GpuopsError, Interrupted, UsageError
 from gpuops.core.format import ago
+from gpuops.core.polling import Poller
 from gpuops.core.signals import Signals
 from gpuops.ledger.store import RunRow
 from gpuops.nodes.session import ClusterSession, open_session
@@ -22,7 +22,7 @@ from gpuops.runs.spec import request_of
 from gpuops.sync import RunHome, mirror
 
 POLL_INTERVAL_S = 0.2
-"""Seconds between two looks for new lines: soon enough for somebody who watches."""
+"""Seconds between two looks for new lines: short enough for a person who watches."""
 TIME_NOTE_DELAY_S = 5.0
 """Seconds after which the times of downloaded lines are here as well: nodes send them after the bytes."""
 NOT_STARTED = "not started: "
@@ -56,9 +56,10 @@ def _wait_for_start(ctx: Context, row: RunRow) -> RunRow | None:
     ctx.out.say(f"{row.name} is still being prepared")
     try:
         with Signals():
-            while row.state == "starting":
-                time.sleep(POLL_INTERVAL_S)
+            for _ in Poller.every(ctx.clock, POLL_INTERVAL_S):
                 row = ctx.ledger.run(row.id)
+                if row.state != "starting":
+                    break
     except Interrupted:
         ctx.out.say(f"detached; {row.name} goes on")
         return None
@@ -94,7 +95,7 @@ def _make_tail(ctx: Context, row: RunRow, wanted: Filter) -> HomeTail:
     recorded."""
     home = RunHome(row.home)
     times = LogTimes(home, row.facts.skews)
-    if wanted.since is not None and not times and (row.started or 0.0) < wanted.since and _has_untimed_lines(row):
+    if wanted.since is not None and not times and (row.started or 0.0) < wanted.since and _has_untimed_lines(ctx, row):
         raise UsageError(
             f"the times of {row.name}'s lines were not recorded: an older gpuops started it",
             "leave out --since; --tail 50 works",
@@ -102,10 +103,10 @@ def _make_tail(ctx: Context, row: RunRow, wanted: Filter) -> HomeTail:
     return HomeTail(home, make_merger(ctx, row, wanted), times=times, since=wanted.since)
 
 
-def _has_untimed_lines(row: RunRow) -> bool:
+def _has_untimed_lines(ctx: Context, row: RunRow) -> bool:
     """Whether the run has lines whose times will not be recorded any more."""
-    heard = last_output_time(row.home)
-    return heard is not None and (row.state != "running" or time.time() - heard > TIME_NOTE_DELAY_S)
+    latest = last_output_time(row.home)
+    return latest is not None and (row.state != "running" or ctx.clock.now() - latest > TIME_NOTE_DELAY_S)
 
 
 def make_merger(ctx: Context, row: RunRow, wanted: Filter) -> LineMerger:
@@ -193,9 +194,11 @@ def _print_unreachable(ctx: Context, row: RunRow, wanted: Filter, follow: bool, 
     tail = _make_tail(ctx, row, wanted)
     with show_waiting(ctx, row, wanted) as first:
         _print(ctx, close_at_first_line(first, tail.new()), wanted.tail)
-        while ctx.ledger.run(row.id).state == "running":
-            time.sleep(POLL_INTERVAL_S)
+        for _ in Poller.every(ctx.clock, POLL_INTERVAL_S):
+            is_running = ctx.ledger.run(row.id).state == "running"
             _print(ctx, close_at_first_line(first, tail.new()))
+            if not is_running:
+                break
     _print(ctx, tail.rest())
     _say_verdict(ctx, row)
     return None
@@ -214,11 +217,9 @@ def _follow_lines(ctx: Context, live: ClusterSession, row: RunRow, tail: HomeTai
 
 def _say_verdict(ctx: Context, row: RunRow) -> None:
     """Print the verdict once the process that finishes the run (its command, or the guard) has written it."""
-    deadline = time.monotonic() + VERDICT_TIMEOUT_S
-    while time.monotonic() < deadline:
+    for _ in Poller.every(ctx.clock, POLL_INTERVAL_S, ctx.clock.monotonic() + VERDICT_TIMEOUT_S):
         verdict = ctx.ledger.run(row.id).verdict
         if verdict:
             ctx.out.say(str(verdict["say"]))
             return
-        time.sleep(POLL_INTERVAL_S)
     ctx.out.say(f"{row.name} has ended on its nodes; `gpuops runs` shows what came of it")

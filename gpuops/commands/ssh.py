@@ -8,8 +8,8 @@ import signal
 import socket
 import subprocess
 import threading
-import time
 from collections.abc import Callable, Sequence
+from enum import Enum
 from fnmatch import fnmatch
 from pathlib import Path
 
@@ -19,6 +19,7 @@ from gpuops.core.errors import ConnectionLost, UsageError
 from gpuops.core.format import plural
 from gpuops.core.models import Resource
 from gpuops.core.platform import HERE, System
+from gpuops.core.polling import Clock, Poller
 from gpuops.ledger.store import ClusterRow
 from gpuops.nodes.gpu_shares import owner
 from gpuops.nodes.session import explain_connection_loss, nodes_of, readmit_this_computer
@@ -26,40 +27,59 @@ from gpuops.transport.dial import connect
 
 PORT_TIMEOUT_S = 2.0
 """Seconds of silence after which a port counts as served: web servers wait for the client to speak first."""
+FORWARDING_POLL_INTERVAL_S = 0.1
+"""Seconds between two looks while `ssh` logs in and opens the port here."""
 PORT_POLL_INTERVAL_S = 2.0
 """Seconds between two looks at a port where nothing listens yet."""
 
 
-def report_port(port: int, say: Callable[[str], None], *, open_: str, closed: str, alive: Callable[[], bool]) -> None:
-    """Report once that nothing listens behind a forwarded port, and then when something does. `alive`: whether the
-    process that forwards it still runs."""
+class PortState(Enum):
+    """What is behind a forwarded port."""
+
+    NOT_FORWARDED = "not forwarded"
+    """The port is not open on this computer yet."""
+    CLOSED = "closed"
+    """A connection is closed at once: nothing listens on the node."""
+    SERVED = "served"
+
+
+def report_port(
+    port: int, say: Callable[[str], None], clock: Clock, *, open_: str, closed: str, alive: Callable[[], bool]
+) -> None:
+    """Report once that nothing listens behind a forwarded port, and then when something does.
+
+    `open_`, `closed`: the sentences; `alive`: whether the process that forwards it still runs.
+    """
     is_reported = False
-    while alive():
-        state = is_answering(port)
-        if state:
-            return say(open_)
-        if state is False and not is_reported:
+    poller = Poller.every(clock, FORWARDING_POLL_INTERVAL_S)
+    for _ in poller:
+        if not alive():
+            return
+        state = probe_port(port)
+        if state is PortState.SERVED:
+            say(open_)
+            return
+        if state is PortState.CLOSED and not is_reported:
             say(closed)
             is_reported = True
-        time.sleep(PORT_POLL_INTERVAL_S if is_reported else 0.1)
-    return None
+        if is_reported:
+            poller.retry_after(PORT_POLL_INTERVAL_S)
 
 
-def is_answering(port: int) -> bool | None:
-    """Whether something listens behind a forwarded port: None while the port is not open here, False where a connection
-    is closed at once."""
+def probe_port(port: int) -> PortState:
+    """Connect to a forwarded port of this computer."""
     try:
-        with socket.create_connection(("127.0.0.1", port), timeout=PORT_TIMEOUT_S) as one:
+        with socket.create_connection(("127.0.0.1", port), timeout=PORT_TIMEOUT_S) as connection:
             try:
-                return one.recv(1) != b""
+                return PortState.SERVED if connection.recv(1) else PortState.CLOSED
             except TimeoutError:
-                return True
+                return PortState.SERVED
             except OSError:
-                return False
+                return PortState.CLOSED
     except ConnectionResetError:
-        return False  # closed before the connection was complete
+        return PortState.CLOSED  # closed before the connection was complete
     except OSError:
-        return None
+        return PortState.NOT_FORWARDED
 
 
 SHELL = r"""
@@ -140,17 +160,18 @@ def forward(ctx: Context, row: ClusterRow, machine: Resource, node: int, port: i
     )
     url = f"http://127.0.0.1:{here}"
 
-    def beside(process: subprocess.Popen[bytes]) -> None:
+    def report(process: subprocess.Popen[bytes]) -> None:
         report_port(
             here,
             ctx.out.say,
+            ctx.clock,
             open_=f"{url} is port {port} of node{node} of {row.name}; Ctrl-C ends it",
             closed=f"nothing listens on port {port} of node{node} yet; {url} is it as soon as something does",
             alive=lambda: process.poll() is None,
         )
 
     # What `ssh` says of each attempt to reach a port where nothing listens is said once, by us.
-    return _run_foreground([program, "-o", "LogLevel=ERROR", *rest], beside)
+    return _run_foreground([program, "-o", "LogLevel=ERROR", *rest], report)
 
 
 def _check_free(here: int, port: int) -> None:

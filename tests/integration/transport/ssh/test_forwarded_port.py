@@ -8,7 +8,8 @@ import subprocess
 import threading
 from pathlib import Path
 
-from gpuops.commands.ssh import is_answering, report_port
+from gpuops.commands.ssh import PortState, probe_port, report_port
+from gpuops.core.polling import Clock
 from gpuops.transport.ssh import command_line, write_config
 from tests.conftest import HANG_S, until
 from tests.integration.transport.ssh.conftest import MakeSshd
@@ -19,12 +20,12 @@ def test_what_is_said_of_a_port(sshd: MakeSshd, room: Path) -> None:
     write_config(room, "lab", [sshd().target()])
     here, there = free_port(), free_port()
     program, *rest = command_line(room, "lab", 0, forwards=[f"{here}:127.0.0.1:{there}"])
-    assert is_answering(here) is None
+    assert probe_port(here) is PortState.NOT_FORWARDED
     tunnel = subprocess.Popen([program, "-o", "LogLevel=ERROR", *rest], stderr=subprocess.PIPE)
     said: list[str] = []
     looking = threading.Thread(
         target=lambda: report_port(
-            here, said.append, open_="open", closed="closed", alive=lambda: tunnel.poll() is None
+            here, said.append, Clock(), open_="open", closed="closed", alive=lambda: tunnel.poll() is None
         )
     )
     looking.start()
@@ -44,7 +45,7 @@ def test_who_speaks_first_answers_too() -> None:
     with socket.create_server(("127.0.0.1", 0)) as server:
         greeter = threading.Thread(target=lambda: server.accept()[0].sendall(b"SSH-2.0"), daemon=True)
         greeter.start()
-        assert is_answering(server.getsockname()[1])
+        assert probe_port(server.getsockname()[1]) is PortState.SERVED
 
 
 def test_who_hangs_up_does_not() -> None:
@@ -56,11 +57,11 @@ def test_who_hangs_up_does_not() -> None:
             one.close()
 
         threading.Thread(target=hang_up, daemon=True).start()
-        assert is_answering(server.getsockname()[1]) is False
+        assert probe_port(server.getsockname()[1]) is PortState.CLOSED
 
 
 def test_the_end_of_the_tunnel_ends_the_looking() -> None:
     said: list[str] = []
     lives = iter([True, True, False])
-    report_port(free_port(), said.append, open_="open", closed="closed", alive=lambda: next(lives))
+    report_port(free_port(), said.append, Clock(), open_="open", closed="closed", alive=lambda: next(lives))
     assert said == []
