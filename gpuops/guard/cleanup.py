@@ -21,7 +21,7 @@ from gpuops.runs.graceful_stop import stop_nodes
 from gpuops.runs.monitor import LiveFetch
 from gpuops.runs.outcome.node_report import NodeReport, ReasonKind, lost_report
 from gpuops.runs.results.collect import Agents, Disks
-from gpuops.runs.results.url_renewal import AddressRenewal
+from gpuops.runs.results.url_renewal import UrlRenewal
 from gpuops.runs.spec import request_of
 from gpuops.sync.edits import save_cluster_edits
 
@@ -213,7 +213,7 @@ def _follow(ctx: Context, live: ClusterSession, run: RunRow, stop_s: float | Non
         stop_nodes(live, run.name, "graceful", STOP_REASON, kind="lease")
     following = make_follower(ctx, live, run, lambda *_: None, Silent().say)
     following.start()
-    fetching, renewal = LiveFetch(live, run, ctx.clock), AddressRenewal(ctx, live, run)
+    fetching, renewal = LiveFetch(live, run, ctx.clock), UrlRenewal(ctx, live, run)
     deadline = math.inf if stop_s is None else ctx.clock.monotonic() + stop_s
     is_stopping_now = False
     for attempt in Poller.every(ctx.clock, POLL_INTERVAL_S, wait=following.wait):

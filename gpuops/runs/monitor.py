@@ -28,7 +28,7 @@ from gpuops.runs.graceful_stop import show_stopping, stop_nodes
 from gpuops.runs.logs.lines import STREAM
 from gpuops.runs.logs.view import Filter, HomeTail
 from gpuops.runs.results.collect import fetch_now
-from gpuops.runs.results.url_renewal import AddressRenewal
+from gpuops.runs.results.url_renewal import UrlRenewal
 from gpuops.runs.spec import request_of
 from gpuops.sync import RunHome
 
@@ -197,7 +197,7 @@ def show_run(ctx: Context, live: ClusterSession, row: RunRow, tail: HomeTail) ->
 
     following, remarks = follow_with_remarks(ctx, live, row)
     try:
-        fetching, renewal = LiveFetch(live, row, ctx.clock), AddressRenewal(ctx, live, row)
+        fetching, renewal = LiveFetch(live, row, ctx.clock), UrlRenewal(ctx, live, row)
         with show_waiting(ctx, row) as first:
             while not following.watch(POLL_INTERVAL_S):
                 show(close_at_first_line(first, tail.new()))

@@ -149,10 +149,11 @@ def replace_shorter_log(folder: SafeFolder, name: str, home: RunHome, node: int,
 
 @dataclass(frozen=True)
 class FetchedNode:
-    """What came from one node's archive: its result, if it has one, and how many files were not in the bucket."""
+    """One node's archive that was fetched."""
 
-    result: Mapping[str, Any] | None
+    result: ResultDocument | None
     missing: int
+    """How many files the node could not keep in the bucket."""
 
 
 def is_kept_in_bucket(row: RunRow) -> bool:

@@ -1,6 +1,6 @@
-"""Upload addresses of a bucket, renewed on a run's nodes before they expire, while a command or the guard follows it.
+"""Presigned URLs of a bucket, renewed on a run's nodes before they expire, while a command or the guard follows it.
 
-Addresses signed by temporary credentials (SSO, an assumed role) expire with the session, as a rule after an hour, and
+URLs that temporary credentials (SSO, an assumed role) signed expire with the session, as a rule after an hour, and
 no signature holds for longer than seven days. Newer ones are signed with the credentials of the moment: botocore
 refreshes them by itself while the login lasts.
 """
@@ -19,14 +19,14 @@ from gpuops.runs.spec import request_of
 from gpuops.sync import bucket
 
 RENEW_BEFORE_END_S = 900.0
-"""How long before they expire addresses are renewed: botocore refreshes credentials from the same moment on."""
+"""How long before they expire URLs are renewed: botocore refreshes credentials from the same moment on."""
 RETRY_INTERVAL_S = 60.0
 """How often a failed renewal is retried."""
 MIN_GAIN_S = 60.0
-"""How much longer newer addresses must last to be sent."""
+"""How much longer newer URLs must be valid to be sent."""
 
 
-class AddressRenewal:
+class UrlRenewal:
     """The renewal for one run: `poll` returns at once, the work is done in a thread."""
 
     def __init__(self, ctx: Context, live: ClusterSession, row: RunRow) -> None:
@@ -57,7 +57,7 @@ class AddressRenewal:
         if bucket.desired_grant_end(now, lease.end) - self._until < MIN_GAIN_S:
             return
         self._tried = now
-        self._thread = threading.Thread(target=self._renew, args=(lease.end,), daemon=True, name="renew addresses")
+        self._thread = threading.Thread(target=self._renew, args=(lease.end,), daemon=True, name="renew presigned URLs")
         self._thread.start()
 
     def _renew(self, lease_end: float | None) -> None:

@@ -25,7 +25,7 @@ from gpuops.core.run_models import RunRequest
 from gpuops.core.signals import Signals
 from gpuops.core.sink import BucketSink, DotenvPolicy
 from gpuops.guard.services import SERVICES
-from gpuops.runs.results.url_renewal import AddressRenewal
+from gpuops.runs.results.url_renewal import UrlRenewal
 from gpuops.sync import bucket as home
 from tests.fakes.bucket import KEY, SECRET, Asked, FakeBucket
 from tests.files import change
@@ -198,12 +198,12 @@ def test_addresses_are_renewed_before_the_session_that_signed_them_ends(
     until(lambda: set(json.loads(node.file("r-1", "parts.json") or b"{}")) >= {"1", "2"}, "two parts are there")
     live: Any = SimpleNamespace(row=cluster, clients=[client])
     world.clock = At(began + 60)
-    early = AddressRenewal(world, live, row)
+    early = UrlRenewal(world, live, row)
     early.poll()
     assert early._thread is None, "there is time yet"
     session(began + 7200)
     world.clock = At(began + 3000)
-    renewal = AddressRenewal(world, live, row)
+    renewal = UrlRenewal(world, live, row)
 
     def renewed() -> bool:
         renewal.poll()
