@@ -55,7 +55,7 @@ def logs(
         raise UsageError(f"--tail is at least 1 line, not {tail}", "gpuops logs --tail 50")
     pattern = None if grep is None else _regex(grep)
     ctx, _ = make_context(as_json=as_json)
-    wanted = Filter(
+    log_filter = Filter(
         node,
         rank,
         tail,
@@ -64,7 +64,7 @@ def logs(
         since=None if since is None else parse_moment(since, ctx.clock.now()),
     )
     report_news(ctx)
-    show_logs(ctx, run, wanted, follow=follow)
+    show_logs(ctx, run, log_filter, follow=follow)
 
 
 def _regex(text: str) -> re.Pattern[str]:

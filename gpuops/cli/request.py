@@ -89,8 +89,8 @@ def lease_limits(flags: MachineFlags) -> LeaseLimits:
 
 class _Parser(argparse.ArgumentParser):
     def error(self, message: str) -> NoReturn:
-        said = re.sub(r"argument (--[\w-]+): expected one argument", r"\1 needs a value", message)
-        raise UsageError(re.sub(r"argument (--[\w-]+): ", r"\1: ", said), f"see: gpuops {self.prog} --help")
+        text = re.sub(r"argument (--[\w-]+): expected one argument", r"\1 needs a value", message)
+        raise UsageError(re.sub(r"argument (--[\w-]+): ", r"\1: ", text), f"see: gpuops {self.prog} --help")
 
 
 def parse_provider_options(ctx: Context, provider: str, words: Sequence[str], command: str = "up") -> dict[str, Any]:
@@ -105,10 +105,10 @@ def parse_provider_options(ctx: Context, provider: str, words: Sequence[str], co
         raise UsageError(f"'{unknown[0]}' is more than gpuops {command} takes", see)
     if unknown:
         name = unknown[0].partition("=")[0]
-        theirs = [f"--{known}" for known in _option_names(options)]
-        if name in theirs:  # of `up`, and not of this command
+        flags = [f"--{option}" for option in _option_names(options)]
+        if name in flags:  # of `up`, and not of this command
             raise UsageError(f"there is no option {name}", f"see: gpuops {command} --help")
-        near = did_you_mean(name, theirs, alike=NEAR)
+        near = did_you_mean(name, flags, alike=NEAR)
         raise UsageError(f"there is no option {name}" + (near and f"; {near}"), see)
     return {name: value for name, value in vars(known).items() if value is not None}
 
@@ -139,13 +139,13 @@ def _read_lines(name: str, path: str) -> list[str]:
 
 
 def _value_parser(option: Option) -> Callable[[str], Any]:
-    kind, called = OPTION_TYPES[option.type]
+    convert, description = OPTION_TYPES[option.type]
 
     def read(text: str) -> Any:
         try:
-            return kind(text)
+            return convert(text)
         except ValueError:
-            raise UsageError(f"--{option.name} takes {called}, not '{text}'", "correct the value") from None
+            raise UsageError(f"--{option.name} takes {description}, not '{text}'", "correct the value") from None
 
     return read
 
@@ -187,10 +187,10 @@ def find_key_like_values(values: Mapping[str, str]) -> dict[str, str]:
     from gpuops.sync.secret_scan import judge_content
 
     try:
-        found = {name: judge_content(f"{name}={value}".encode(errors="replace")) for name, value in values.items()}
+        kinds = {name: judge_content(f"{name}={value}".encode(errors="replace")) for name, value in values.items()}
     except UsageError:
         return {}
-    return {name: why for name, why in found.items() if why}
+    return {name: kind for name, kind in kinds.items() if kind}
 
 
 def check_data(data: str | None, folder: Path, *, inside: bool = True) -> str | None:

@@ -31,7 +31,7 @@ VERDICT_TIMEOUT_S = 30.0
 """Seconds that `logs -f` waits at the end for the process that finishes the run to write the verdict."""
 
 
-def show_logs(ctx: Context, name: str | None, wanted: Filter, *, follow: bool) -> None:
+def show_logs(ctx: Context, name: str | None, log_filter: Filter, *, follow: bool) -> None:
     """Print a run's lines; with `follow`, until the run ends or Ctrl-C detaches."""
     row = pick_run(ctx, name, running=False)
     if follow and row.state == "starting":
@@ -42,11 +42,11 @@ def show_logs(ctx: Context, name: str | None, wanted: Filter, *, follow: bool) -
     if why := _why_not_started(row):
         ctx.out.say(why)
         return
-    check_filter(row, wanted)
+    check_filter(row, log_filter)
     if row.state == "running" and ctx.ledger.cluster(row.cluster).state == "up":
-        _show_live(ctx, row, wanted, follow)
+        _show_live(ctx, row, log_filter, follow)
         return
-    _print_all(ctx, row, wanted)
+    _print_all(ctx, row, log_filter)
     if follow:
         _say_verdict(ctx, row)
 
@@ -71,36 +71,43 @@ def _why_not_started(row: RunRow) -> str:
     if row.state == "starting" and row.has_live_owner():
         return f"{row.name} is still being prepared"
     say = str((row.verdict or {}).get("say") or "")
-    left = say.startswith(NOT_STARTED) or (row.started is None and not row.home.is_dir())
-    if row.state == "starting" or (row.state == "home" and left):
+    was_given_up = say.startswith(NOT_STARTED) or (row.started is None and not row.home.is_dir())
+    if row.state == "starting" or (row.state == "home" and was_given_up):
         return f"{row.name} was not started: {say.removeprefix(NOT_STARTED) or 'its command died first'}"
     return ""
 
 
-def check_filter(row: RunRow, wanted: Filter) -> None:
+def check_filter(row: RunRow, log_filter: Filter) -> None:
     """Raises UsageError for a node or rank that the run never had: an empty answer would look like silence."""
-    if wanted.rank is not None and request_of(row).kind == "command":
+    if log_filter.rank is not None and request_of(row).kind == "command":
         raise UsageError(
             f"{row.name} is a plain command: it has no ranks", f"gpuops logs {row.name} shows all that it says"
         )
     nodes, ranks = request_of(row).nodes, row.facts.world
-    for what, asked, count in (("node", wanted.node, nodes), ("rank", wanted.rank, ranks)):
+    for what, asked, count in (("node", log_filter.node, nodes), ("rank", log_filter.rank, ranks)):
         if asked is not None and not 0 <= asked < count:
-            there = f"{what}s 0 to {count - 1}" if count > 1 else f"{what} 0 alone" if count else f"no {what}s"
-            raise UsageError(f"{row.name} has {there}, not {what} {asked}", f"gpuops logs {row.name} shows all of them")
+            existing = f"{what}s 0 to {count - 1}" if count > 1 else f"{what} 0 alone" if count else f"no {what}s"
+            raise UsageError(
+                f"{row.name} has {existing}, not {what} {asked}", f"gpuops logs {row.name} shows all of them"
+            )
 
 
-def _make_tail(ctx: Context, row: RunRow, wanted: Filter) -> HomeTail:
+def _make_tail(ctx: Context, row: RunRow, log_filter: Filter) -> HomeTail:
     """The run's lines so far and those that follow. Raises UsageError for `--since` where their times were not
     recorded."""
     home = RunHome(row.home)
     times = LogTimes(home, row.facts.skews)
-    if wanted.since is not None and not times and (row.started or 0.0) < wanted.since and _has_untimed_lines(ctx, row):
+    if (
+        log_filter.since is not None
+        and not times
+        and (row.started or 0.0) < log_filter.since
+        and _has_untimed_lines(ctx, row)
+    ):
         raise UsageError(
             f"the times of {row.name}'s lines were not recorded: an older gpuops started it",
             "leave out --since; --tail 50 works",
         )
-    return HomeTail(home, make_merger(ctx, row, wanted), times=times, since=wanted.since)
+    return HomeTail(home, make_merger(ctx, row, log_filter), times=times, since=log_filter.since)
 
 
 def _has_untimed_lines(ctx: Context, row: RunRow) -> bool:
@@ -109,18 +116,18 @@ def _has_untimed_lines(ctx: Context, row: RunRow) -> bool:
     return latest is not None and (row.state != "running" or ctx.clock.now() - latest > TIME_NOTE_DELAY_S)
 
 
-def make_merger(ctx: Context, row: RunRow, wanted: Filter) -> LineMerger:
+def make_merger(ctx: Context, row: RunRow, log_filter: Filter) -> LineMerger:
     """How this run's lines look: prefixed where there are several ranks, with the filters asked for."""
     request = request_of(row)
     return LineMerger(
         nodes=request.nodes,
         ranks=row.facts.world or 1,
         kind=request.kind,
-        node=wanted.node,
-        rank=wanted.rank,
+        node=log_filter.node,
+        rank=log_filter.rank,
         colour=ctx.out.colour,
-        launcher=wanted.launcher,
-        grep=wanted.grep,
+        launcher=log_filter.launcher,
+        grep=log_filter.grep,
     )
 
 
@@ -136,38 +143,38 @@ def _print(ctx: Context, lines: Iterator[str], last: int | None = None) -> int:
     return count
 
 
-def _print_all(ctx: Context, row: RunRow, wanted: Filter) -> None:
+def _print_all(ctx: Context, row: RunRow, log_filter: Filter) -> None:
     """Print the lines that are here, or one sentence where there are none."""
-    if not _print(ctx, _make_tail(ctx, row, wanted).rest(), wanted.tail):
-        ctx.out.say(_explain_no_lines(ctx, row, wanted))
+    if not _print(ctx, _make_tail(ctx, row, log_filter).rest(), log_filter.tail):
+        ctx.out.say(_explain_no_lines(ctx, row, log_filter))
 
 
-def _explain_no_lines(ctx: Context, row: RunRow, wanted: Filter) -> str:
+def _explain_no_lines(ctx: Context, row: RunRow, log_filter: Filter) -> str:
     """Why no line was printed: the ranks asked for printed nothing, or nothing that fits the filters."""
-    merger = make_merger(ctx, row, dataclasses.replace(wanted, grep=None, since=None))
+    merger = make_merger(ctx, row, dataclasses.replace(log_filter, grep=None, since=None))
     if any(True for _ in HomeTail(RunHome(row.home), merger).rest()):
         latest = LogTimes(RunHome(row.home), row.facts.skews).latest()
         last = f"; its last line is from {ago(latest)}" if latest is not None else ""
         return f"no line of {row.name} fits{last}"
-    rank = f"rank {wanted.rank} of " if wanted.rank is not None else ""
-    node = f" on node{wanted.node}" if wanted.node is not None else ""
+    rank = f"rank {log_filter.rank} of " if log_filter.rank is not None else ""
+    node = f" on node{log_filter.node}" if log_filter.node is not None else ""
     return f"{rank}{row.name}{node} " + ("has printed no line yet" if row.state == "running" else "printed nothing")
 
 
-def _show_live(ctx: Context, row: RunRow, wanted: Filter, follow: bool) -> None:
+def _show_live(ctx: Context, row: RunRow, log_filter: Filter, follow: bool) -> None:
     """Print the lines of a live run. Ctrl-C only detaches, hence signals of its own."""
     try:
         with Signals():
-            _print_live(ctx, row, wanted, follow)
+            _print_live(ctx, row, log_filter, follow)
     except Interrupted:
         ctx.out.say(f"detached; {row.name} goes on")
 
 
-def _print_live(ctx: Context, row: RunRow, wanted: Filter, follow: bool) -> None:
+def _print_live(ctx: Context, row: RunRow, log_filter: Filter, follow: bool) -> None:
     try:
         live = open_session(ctx, ctx.ledger.cluster(row.cluster), some=True)
     except GpuopsError as error:
-        return _print_unreachable(ctx, row, wanted, follow, error)
+        return _print_unreachable(ctx, row, log_filter, follow, error)
     try:
         for index in range(request_of(row).nodes):
             try:
@@ -175,10 +182,10 @@ def _print_live(ctx: Context, row: RunRow, wanted: Filter, follow: bool) -> None
             except GpuopsError as error:
                 ctx.out.say(f"note: {error.say}; its lines so far are those at home")
         if not follow:
-            return _print_all(ctx, row, wanted)
-        tail = _make_tail(ctx, row, wanted)
-        with show_waiting(ctx, row, wanted) as first:
-            _print(ctx, close_at_first_line(first, tail.new()), wanted.tail)
+            return _print_all(ctx, row, log_filter)
+        tail = _make_tail(ctx, row, log_filter)
+        with show_waiting(ctx, row, log_filter) as first:
+            _print(ctx, close_at_first_line(first, tail.new()), log_filter.tail)
             _follow_lines(ctx, live, row, tail, first)
         _print(ctx, tail.rest())
         _say_verdict(ctx, row)
@@ -186,14 +193,14 @@ def _print_live(ctx: Context, row: RunRow, wanted: Filter, follow: bool) -> None
         live.close()
 
 
-def _print_unreachable(ctx: Context, row: RunRow, wanted: Filter, follow: bool, error: GpuopsError) -> None:
+def _print_unreachable(ctx: Context, row: RunRow, log_filter: Filter, follow: bool, error: GpuopsError) -> None:
     """Print the lines where no node is reachable: those here, and those that the run's owner process downloads."""
     ctx.out.say(f"note: {error.say}; its lines so far are those at home")
     if not follow:
-        return _print_all(ctx, row, wanted)
-    tail = _make_tail(ctx, row, wanted)
-    with show_waiting(ctx, row, wanted) as first:
-        _print(ctx, close_at_first_line(first, tail.new()), wanted.tail)
+        return _print_all(ctx, row, log_filter)
+    tail = _make_tail(ctx, row, log_filter)
+    with show_waiting(ctx, row, log_filter) as first:
+        _print(ctx, close_at_first_line(first, tail.new()), log_filter.tail)
         for _ in Poller.every(ctx.clock, POLL_INTERVAL_S):
             is_running = ctx.ledger.run(row.id).state == "running"
             _print(ctx, close_at_first_line(first, tail.new()))

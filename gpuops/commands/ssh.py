@@ -148,21 +148,21 @@ def _log_in(machine: Resource, node: int) -> None:
         connection.close()
 
 
-def forward(ctx: Context, row: ClusterRow, machine: Resource, node: int, port: int, here: int) -> int:
+def forward(ctx: Context, row: ClusterRow, machine: Resource, node: int, port: int, local_port: int) -> int:
     """Hold a port of the node open on this computer until Ctrl-C; the exit code of `ssh`."""
     if machine.data.get("connection") == "process":
         raise UsageError(f"the nodes of {row.name} are this machine", f"open http://127.0.0.1:{port} as it is")
     from gpuops.transport import ssh
 
-    _check_free(here, port)
+    _check_free(local_port, port)
     program, *rest = ssh.command_line(
-        ctx.home / "ssh", row.name, owner(machine, node), (), forwards=(f"{here}:127.0.0.1:{port}",)
+        ctx.home / "ssh", row.name, owner(machine, node), (), forwards=(f"{local_port}:127.0.0.1:{port}",)
     )
-    url = f"http://127.0.0.1:{here}"
+    url = f"http://127.0.0.1:{local_port}"
 
     def report(process: subprocess.Popen[bytes]) -> None:
         report_port(
-            here,
+            local_port,
             ctx.out.say,
             ctx.clock,
             open_=f"{url} is port {port} of node{node} of {row.name}; Ctrl-C ends it",
@@ -174,14 +174,14 @@ def forward(ctx: Context, row: ClusterRow, machine: Resource, node: int, port: i
     return _run_foreground([program, "-o", "LogLevel=ERROR", *rest], report)
 
 
-def _check_free(here: int, port: int) -> None:
+def _check_free(local_port: int, port: int) -> None:
     try:
         with socket.socket() as probe:
             probe.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
-            probe.bind(("127.0.0.1", here))
+            probe.bind(("127.0.0.1", local_port))
     except OSError as error:
         raise UsageError(
-            f"port {here} of this computer cannot be had: {error.strerror}",
+            f"port {local_port} of this computer cannot be had: {error.strerror}",
             f"name another: gpuops forward {port} --local 6007",
         ) from error
 
@@ -215,7 +215,7 @@ def host_name_lines(ctx: Context, row: ClusterRow, machines: Sequence[Resource])
     folder = ctx.home / "ssh"
     hosts = f"gpuops-{row.name}-0" + (f" to gpuops-{row.name}-{len(machines) - 1}" if len(machines) > 1 else "")
     include = _how_to_include(_read_user_config(), folder, row.name)
-    urls = [f"node{index}: {url}" for index, one in enumerate(machines) for url in one.data.get("urls") or ()]
+    urls = [f"node{index}: {url}" for index, machine in enumerate(machines) for url in machine.data.get("urls") or ()]
     return [f"log in: gpuops ssh {row.name}", f"plain ssh and VS Code: {hosts}{include}", *urls]
 
 
@@ -236,25 +236,27 @@ def _how_to_include(config: str, folder: Path, cluster: str) -> str:
     `ssh` takes the first value that it meets. So our file has to be the first thing in theirs: what stands above it
     counts for our nodes as well (`Host *`, `ForwardAgent yes`), or leaves it out (`Host work`).
     """
-    ours = f"Include {_include_pattern(folder)}"
+    include = f"Include {_include_pattern(folder)}"
     for number, line in enumerate(config.splitlines()):
         if not _includes_file(line, folder / f"{cluster}.conf"):
             continue
-        above = [one.strip() for one in config.splitlines()[:number] if one.strip() and not one.strip().startswith("#")]
+        preceding = [text.strip() for text in config.splitlines()[:number]]
+        above = [text for text in preceding if text and not text.startswith("#")]
         if not above:
             return ""
         return (
-            f", once the line {ours} is the first in ~/.ssh/config: what stands above it ({above[0]}) counts there too"
+            f", once the line {include} is the first in ~/.ssh/config: "
+            f"what stands above it ({above[0]}) counts there too"
         )
-    return f", once ~/.ssh/config begins with the line: {ours}"
+    return f", once ~/.ssh/config begins with the line: {include}"
 
 
 def _includes_file(line: str, file: Path) -> bool:
     """Whether a line of ssh_config includes a file before any other."""
-    found = DIRECTIVE.match(line)
-    if not found or found["word"].lower() != "include":
+    directive = DIRECTIVE.match(line)
+    if not directive or directive["word"].lower() != "include":
         return False
-    path = os.path.expanduser(found["quoted"] or found["plain"])
+    path = os.path.expanduser(directive["quoted"] or directive["plain"])
     return fnmatch(os.path.normpath(file), os.path.normpath(os.path.join(_user_ssh_folder(), path)))
 
 

@@ -51,44 +51,44 @@ def host_findings(place: Checkup) -> Iterator[Finding]:
 
 
 def _check_disks(place: Checkup) -> Iterator[Finding]:
-    seen: set[str] = set()
+    mounts: set[str] = set()
     for disk in place.facts.disks:
         if disk.of != "shm":
             mount = disk.path if disk.mount is None else disk.mount
-            yield from _check_disk(disk, place, new=mount not in seen)
-            seen.add(mount)
+            yield from _check_disk(disk, place, new=mount not in mounts)
+            mounts.add(mount)
 
 
 def _check_disk(disk: DiskFacts, place: Checkup, *, new: bool) -> Iterator[Finding]:
     """Findings about one folder's disk. `new`: no folder before it was on the same file system."""
-    called = f"{DISK_NAMES.get(disk.of, disk.of)} ({disk.path})"
+    title = f"{DISK_NAMES.get(disk.of, disk.of)} ({disk.path})"
     if disk.slow:
-        yield error("disk-hangs", f"{called} does not answer", "see whether its file server is there: mount | grep nfs")
+        yield error("disk-hangs", f"{title} does not answer", "see whether its file server is there: mount | grep nfs")
         return
     if not disk.there:
         return
     if not disk.writable and disk.of != "root":
-        yield error("disk-unwritable", f"{called} cannot be written", "make it writable, or log in as another user")
+        yield error("disk-unwritable", f"{title} cannot be written", "make it writable, or log in as another user")
     if new:
-        yield from _check_space(disk, called, makes=place.python is None and disk.of in ("home", "node"))
+        yield from _check_space(disk, title, makes=place.python is None and disk.of in ("home", "node"))
 
 
-def _check_space(disk: DiskFacts, called: str, *, makes: bool) -> Iterator[Finding]:
+def _check_space(disk: DiskFacts, title: str, *, makes: bool) -> Iterator[Finding]:
     """Findings about free space and inodes. `makes`: the first run makes an environment there."""
     free, total = disk.free, disk.total
     free_up = f"free some space there: du -xh {disk.mount} | sort -h | tail"
     if free < DISK_FULL_BYTES:
-        yield error("disk-full", f"{called} is full: {format_size(free)} of {format_size(total)} are free", free_up)
+        yield error("disk-full", f"{title} is full: {format_size(free)} of {format_size(total)} are free", free_up)
     elif makes and free < ENVIRONMENT_BYTES:
         takes = format_size(ENVIRONMENT_BYTES)
-        say = f"{called} has {format_size(free)} free, and an environment with torch for GPUs takes up to {takes}"
+        say = f"{title} has {format_size(free)} free, and an environment with torch for GPUs takes up to {takes}"
         yield warning("disk-little", say, free_up)
     elif free < DISK_LOW_BYTES:
-        yield warning("disk-little", f"{called} has only {format_size(free)} of {format_size(total)} free", free_up)
+        yield warning("disk-little", f"{title} has only {format_size(free)} of {format_size(total)} free", free_up)
     if disk.inodes and disk.inodes_free < INODES_MIN:
         yield error(
             "inodes",
-            f"{called} has {plural(disk.inodes_free, 'inode')} left: no more files fit, whatever the space",
+            f"{title} has {plural(disk.inodes_free, 'inode')} left: no more files fit, whatever the space",
             "remove folders with many small files: old environments, unpacked data",
         )
 
