@@ -174,8 +174,8 @@ def _restore_host_keys(ctx: Context, lost: LostCluster, machines: Sequence[Resou
     def one(index: int) -> Resource:
         machine = machines[index]
         return (
-            host_key_handover.recognised(machine, index, lost.name, ctx.owner)
-            if host_key_handover.wanted(machine)
+            host_key_handover.recover_node(machine, index, lost.name, ctx.owner)
+            if host_key_handover.needs_handover(machine)
             else machine
         )
 

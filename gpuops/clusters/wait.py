@@ -183,28 +183,30 @@ def _raise_if_ending(ctx: Context, row: ClusterRow, error: NodeError | None = No
 
 
 def _describe_machine(provisioner: Provisioner, known: Resource) -> Resource:
-    return host_key_handover.merged(known, provisioner.describe(known))
+    return host_key_handover.merge_description(known, provisioner.describe(known))
 
 
 def _take_over_machines(
     ctx: Context, provisioner: Provisioner, row: ClusterRow, machines: Sequence[Resource]
 ) -> list[Resource]:
     """The machines as nodes: those that are none yet are taken over. The ledger knows each step's result."""
-    if not any(host_key_handover.wanted(machine) for machine in machines):
+    if not any(host_key_handover.needs_handover(machine) for machine in machines):
         return list(machines)
     agent, _ = bootstrap.build_agent(ctx.home / "cache")
 
     def first(index: int) -> Resource:
         machine = machines[index]
         ctx.progress.waits("logging in", f"node{index}")
-        return host_key_handover.met(machine, index) if host_key_handover.wanted(machine) else machine
+        return (
+            host_key_handover.prepare_handover(machine, index) if host_key_handover.needs_handover(machine) else machine
+        )
 
     def then(index: int) -> Resource:
         machine = known[index]
         ctx.progress.waits("bringing the agent", f"node{index}")
-        if not host_key_handover.wanted(machine):
+        if not host_key_handover.needs_handover(machine):
             return machine
-        return host_key_handover.taken_over(provisioner, row, ctx.owner, agent, index, machine)
+        return host_key_handover.complete_handover(provisioner, row, ctx.owner, agent, index, machine)
 
     try:
         known = on_each(first, range(len(machines)))

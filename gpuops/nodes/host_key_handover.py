@@ -1,8 +1,8 @@
-"""A machine that was rented becomes a node: a host key of its own, the agent, a life of its own.
+"""A rented machine becomes a node: it gets a host key of its own, the agent, and a watchdog.
 
-What a provider gives is a machine that can be logged in to. Where its first host key travelled through the provider,
-it is replaced here, in the first conversation that was verified with it; its private half is of no use from then on.
-Two steps, so that the ledger knows the new key before the machine shows it.
+A provider gives a machine that can be logged in to. If its first host key travelled through the provider, the key is
+replaced in the first session that was verified with it, so that its private half is worthless from then on.
+`prepare_handover` returns the new key, for the ledger to record; only then `complete_handover` has the machine show it.
 """
 
 from __future__ import annotations
@@ -22,10 +22,10 @@ from gpuops.transport.bulk import exchange
 from gpuops.transport.connection import Connection
 from gpuops.transport.dial import connect
 
-STEP_S = 55.0
+STEP_SILENCE_S = 55.0
 """How long each step may be silent, in seconds."""
 
-NEW_KEY = r"""
+MAKE_KEY_SCRIPT = r"""
 exec 2>&1
 umask 077
 cd /etc/ssh || exit 0
@@ -35,8 +35,8 @@ cd /etc/ssh || exit 0
 printf 'key %s\n' "$(cat gpuops_new_key.pub)"
 exit 0
 """
-"""A key is made beside the one in use; asked again, it is the same."""
-SHOW_KEY = r"""
+"""Makes a key beside the one in use, unless there is one, and prints its public half."""
+SWITCH_KEY_SCRIPT = r"""
 exec 2>&1
 cd /etc/ssh || exit 0
 if [ -f gpuops_new_key ]; then
@@ -52,8 +52,8 @@ done
 [ -n "$server" ] && kill -HUP "$server" && printf 'done\n'
 exit 0
 """
-"""The new key takes the old one's place, and the server, the uppermost sshd that this shell came from, reads it."""
-STANDING = r"""
+"""Puts the new key in the place of the old one and has the server, the uppermost sshd above this shell, read it."""
+BOOT_WATCH_SCRIPT = r"""
 watch=$1
 umask 077
 pid=$(cat "$watch/pid" 2>/dev/null)
@@ -65,12 +65,12 @@ fi
 [ -d "$watch" ] || exit 0
 cat >"$watch/revive.draft" && mv -f "$watch/revive.draft" "$watch/revive" && exit 0
 """
-"""Whether the watchdog that came with the machine is there, as a process or by its beat; it is told how the node is
-started anew."""
+"""Prints `on` where the machine's own watchdog lives, as a process or by its beat, and gives it the program from stdin
+that restarts the node."""
 
 
-def wanted(machine: Resource) -> bool:
-    """Whether this is a machine that can be logged in to, and no node yet."""
+def needs_handover(machine: Resource) -> bool:
+    """Whether a machine can be logged in to and is no node yet."""
     return machine.data.get("connection") == "ssh" and bool(machine.data.get("target")) and not is_node(machine)
 
 
@@ -78,41 +78,41 @@ def is_node(machine: Resource) -> bool:
     return bool(machine.data.get("artefact"))
 
 
-def merged(known: Resource, seen: Resource) -> Resource:
-    """What a provider says of a machine now, over what is known of it: what was found out there, it never knew."""
-    data: dict[str, Any] = {**known.data, **seen.data}
+def merge_description(known: Resource, described: Resource) -> Resource:
+    """A provider's present description of a machine, completed by what the provider cannot know: keys, paths."""
+    data: dict[str, Any] = {**known.data, **described.data}
     if known.data.get("keys") and data.get("target"):
         data["target"] = {**data["target"], "host_keys": known.data["keys"]}
-    return dataclasses.replace(seen, data=data)
+    return dataclasses.replace(described, data=data)
 
 
-def met(machine: Resource, index: int) -> Resource:
-    """The first look at a machine, and the key that it is to show from now on beside the one it shows.
+def prepare_handover(machine: Resource, index: int) -> Resource:
+    """Find out a machine's home and Python, and make the host key that will replace a throwaway one. Idempotent.
 
-    Raises NodeError, ConnectionLost. Asked again it changes nothing.
+    Raises NodeError, ConnectionLost.
     """
     connection = connect(machine, index)
     try:
-        found = bootstrap.probe_machine(connection)
-        told = {"home": found.home, "python": found.python}
+        probe = bootstrap.probe_machine(connection)
+        facts = {"home": probe.home, "python": probe.python}
         if machine.data.get("throwaway_key"):
-            first, key = list(machine.data["target"]["host_keys"]), _new_key(connection, _as_root(machine))
-            return _with(machine, {**told, "keys": [*first, *([key] if key not in first else [])]})
-        return _with(machine, told)
+            first, key = list(machine.data["target"]["host_keys"]), _make_host_key(connection, _root_prefix(machine))
+            return _add_data(machine, {**facts, "keys": [*first, *([key] if key not in first else [])]})
+        return _add_data(machine, facts)
     finally:
         connection.close()
 
 
-def taken_over(
+def complete_handover(
     provisioner: Provisioner, row: ClusterRow, owner: str, agent: Path, index: int, machine: Resource
 ) -> Resource:
-    """A machine that was `met`, as a node whose agent answers. Raises NodeError, ConnectionLost."""
+    """Make a machine, after `prepare_handover`, a node whose agent answers. Raises NodeError, ConnectionLost."""
     data = machine.data
     if data.get("throwaway_key"):
-        machine = _own_key(machine, index)
+        machine = _switch_host_key(machine, index)
     root = str(data.get("root") or f"{data['home']}/.gpuops-{owner}")
     token = f"{data.get('token') or f'{row.token}-{index}'}"
-    machine = _with(machine, {"root": root, "artefact": agent.stem, "token": token})
+    machine = _add_data(machine, {"root": root, "artefact": agent.stem, "token": token})
     connection = connect(machine, index)
     try:
         path = bootstrap.install_agent(connection, root, agent)
@@ -138,88 +138,91 @@ def taken_over(
         bootstrap.init(connection, str(data["python"]), path, folder, {"node": node, "lease": {"boot_in": boot_in}})
         if watch:
             argv = [str(data["python"]), "-I", path, "init", "--node", folder, "--revive"]
-            machine = _with(machine, {"watched": _standing(connection, machine, watch, argv)})
+            machine = _add_data(machine, {"watched": _register_with_boot_watch(connection, machine, watch, argv)})
         return machine
     finally:
         connection.close()
 
 
-def recognised(machine: Resource, index: int, cluster: str, owner: str) -> Resource:
-    """A machine that was made a node before, of which the ledger knows no more: what its disk and our own tell.
+def recover_node(machine: Resource, index: int, cluster: str, owner: str) -> Resource:
+    """Complete a machine that is a node of which the ledger has no record, from its disk and from this computer's.
 
-    The key that it shows stands in the cluster's known_hosts file here. Raises NodeError, ConnectionLost.
+    The key that it shows is in the cluster's known_hosts file here. Raises NodeError, ConnectionLost.
     """
     from gpuops.transport import ssh, validation
 
     trusted = Path(machine.data["ssh_folder"]) / f"{cluster}.known_hosts"
     if keys := ssh.known_keys(ssh.alias(cluster, index), 22, [str(trusted)]):
-        machine = _with(machine, {"keys": list(keys), "throwaway_key": False})
+        machine = _add_data(machine, {"keys": list(keys), "throwaway_key": False})
     connection = connect(machine, index)
     try:
-        found = bootstrap.probe_machine(connection)
-        root = str(machine.data.get("root") or f"{found.home}/.gpuops-{owner}")
-        words = _said(
+        probe = bootstrap.probe_machine(connection)
+        root = str(machine.data.get("root") or f"{probe.home}/.gpuops-{owner}")
+        answer = _read_last_line(
             connection, ["sh", "-c", 'cat "$1" 2>/dev/null; exit 0', "sh", f"{root}/{cluster}/n{index}/node.json"]
         )
-        settings = validation.parse_json(words.encode() or b"{}")
+        settings = validation.parse_json(answer.encode() or b"{}")
         if not (isinstance(settings, dict) and isinstance(settings.get("artefact"), str) and settings["artefact"]):
             raise NodeError(f"{machine.name} never became a node", "there is nothing on it to take back: gpuops reap")
-        told = {"home": found.home, "python": found.python, "root": root, "artefact": settings["artefact"]}
-        return _with(machine, told)
+        facts = {"home": probe.home, "python": probe.python, "root": root, "artefact": settings["artefact"]}
+        return _add_data(machine, facts)
     except ValueError as error:
         raise NodeError(f"what {machine.name} says of itself cannot be read", "end it: gpuops reap") from error
     finally:
         connection.close()
 
 
-def _with(machine: Resource, data: Mapping[str, Any]) -> Resource:
-    """The same with more known of it; a new list of keys is what is pinned."""
-    joined = {**machine.data, **data}
+def _add_data(machine: Resource, data: Mapping[str, Any]) -> Resource:
+    """The machine with `data` added; new `keys` are the host keys that are accepted from now on."""
+    merged = {**machine.data, **data}
     if "keys" in data:
-        joined["target"] = {**joined["target"], "host_keys": data["keys"]}
-    return dataclasses.replace(machine, data=joined)
+        merged["target"] = {**merged["target"], "host_keys": data["keys"]}
+    return dataclasses.replace(machine, data=merged)
 
 
-def _as_root(machine: Resource) -> list[str]:
-    """What to write before a command that takes root: images with a login of another name let it do so."""
+def _root_prefix(machine: Resource) -> list[str]:
+    """What to put before a command that needs root. Images with a login of another name allow sudo."""
     return [] if machine.data["target"].get("user") == "root" else ["sudo", "-n"]
 
 
-def _new_key(connection: Connection, as_root: list[str]) -> str:
+def _make_host_key(connection: Connection, as_root: list[str]) -> str:
     from gpuops.transport.ssh import keys
 
-    words = _said(connection, [*as_root, "sh", "-c", NEW_KEY, "sh"])
-    key = words.partition("key ")[2]
+    answer = _read_last_line(connection, [*as_root, "sh", "-c", MAKE_KEY_SCRIPT, "sh"])
+    key = answer.partition("key ")[2]
     try:
         return keys.canonical(key)
     except NodeError:
         raise NodeError(
-            f"{connection.label} cannot make a host key of its own: {words or 'it said nothing'}",
+            f"{connection.label} cannot make a host key of its own: {answer or 'it said nothing'}",
             "choose an image that has ssh-keygen, as every one with openssh-server does",
         ) from None
 
 
-def _own_key(machine: Resource, index: int) -> Resource:
-    """The machine with the one key that is its own. The old one was known to whoever sees the account, or its env."""
+def _switch_host_key(machine: Resource, index: int) -> Resource:
+    """Replace the throwaway host key, which anybody can read who sees the account or its environment.
+
+    Returns the machine with its own key alone, once it was logged in to with that.
+    """
     from gpuops.transport import ssh
 
     own = machine.data["keys"][-1]
     connection = connect(machine, index)
     try:
-        said = _said(connection, [*_as_root(machine), "sh", "-c", SHOW_KEY, "sh"])
+        answer = _read_last_line(connection, [*_root_prefix(machine), "sh", "-c", SWITCH_KEY_SCRIPT, "sh"])
     finally:
         connection.close()
-    if said != "done":
+    if answer != "done":
         raise NodeError(
-            f"{machine.name} cannot replace its host key: {said or 'no sshd was found there'}",
+            f"{machine.name} cannot replace its host key: {answer or 'no sshd was found there'}",
             "choose another image: gpuops needs an ordinary OpenSSH server there",
         )
-    own_only = _with(machine, {"keys": [own], "throwaway_key": False})
-    end = time.monotonic() + STEP_S
+    own_only = _add_data(machine, {"keys": [own], "throwaway_key": False})
+    end = time.monotonic() + STEP_SILENCE_S
     while True:
         connection = connect(own_only, index)
         try:
-            _said(connection, ["true"])
+            _read_last_line(connection, ["true"])
             return own_only
         except (ssh.HostKeyChanged, ConnectionLost):  # sshd starts itself again
             if time.monotonic() > end:
@@ -229,17 +232,17 @@ def _own_key(machine: Resource, index: int) -> Resource:
             connection.close()
 
 
-def _standing(connection: Connection, machine: Resource, watch: str, argv: list[str]) -> bool:
+def _register_with_boot_watch(connection: Connection, machine: Resource, watch: str, argv: list[str]) -> bool:
     from gpuops.transport import ssh
 
     # Without the machine's own environment, as a login has it: a key of the provider's may stand there.
     user, home = str(machine.data["target"].get("user") or "root"), ssh.shell_line([str(machine.data["home"])])
     clean = f'env -i HOME={home} "PATH=$PATH" USER={user} LOGNAME={user} LANG=C.UTF-8'
     script = f"#!/bin/sh\nexec {clean} {ssh.shell_line(argv)} </dev/null >/dev/null 2>&1\n"
-    return _said(connection, ["sh", "-c", STANDING, "sh", watch], script.encode()) == "on"
+    return _read_last_line(connection, ["sh", "-c", BOOT_WATCH_SCRIPT, "sh", watch], script.encode()) == "on"
 
 
-def _said(connection: Connection, argv: list[str], question: bytes = b"") -> str:
-    """The last line of what a program there says."""
-    said = exchange(connection.open(argv), connection.label, question, STEP_S)
-    return (said.decode(errors="replace").strip().splitlines() or [""])[-1]
+def _read_last_line(connection: Connection, argv: list[str], question: bytes = b"") -> str:
+    """The last line of what a program on the machine prints."""
+    output = exchange(connection.open(argv), connection.label, question, STEP_SILENCE_S)
+    return (output.decode(errors="replace").strip().splitlines() or [""])[-1]

@@ -102,7 +102,7 @@ class Logins:
 
         known_host = self._book.get(name)
         known = target.host_keys or (known_host.target.host_keys if known_host else ())
-        shown = ssh.scan(target, prefer=known)
+        shown = ssh.scan_host_key(target, prefer=known)
         agreed = tuple(key for key in shown if key in known)
         if agreed:
             return agreed

@@ -12,7 +12,7 @@ from gpuops.transport.ssh.connection import connect
 from gpuops.transport.ssh.errors import Denied, HostKeyChanged
 from gpuops.transport.ssh.keys import fingerprint
 from gpuops.transport.ssh.known_hosts import known_keys, revoked_keys
-from gpuops.transport.ssh.login import scan
+from gpuops.transport.ssh.login import scan_host_key
 from gpuops.transport.ssh.quoting import shell_line
 from gpuops.transport.ssh.resolution import resolve
 from gpuops.transport.ssh.target import Target
@@ -29,7 +29,7 @@ __all__ = [
     "remove_config",
     "resolve",
     "revoked_keys",
-    "scan",
+    "scan_host_key",
     "shell_line",
     "write_config",
 ]

@@ -19,7 +19,7 @@ if TYPE_CHECKING:
     import paramiko
 
 
-def load() -> None:
+def import_paramiko() -> None:
     """Import paramiko.
 
     A quarter of what that takes goes into `invoke`, by which it runs the `Match exec` of configuration files. It
@@ -34,12 +34,12 @@ def load() -> None:
         del sys.modules["invoke"]
 
 
-AGENT_S = 5.0
+KEY_AGENT_TIMEOUT_S = 5.0
 """How long a key agent may take to say which keys it holds."""
 
 
 @dataclass
-class Told:
+class KeyAttempts:
     """What came of each key, for the message."""
 
     tried: list[str] = field(default_factory=list)
@@ -51,10 +51,10 @@ def authenticate(transport: paramiko.Transport, target: Target) -> None:
     """Log in with the first key that is taken. Raises Denied, ConnectionLost."""
     import paramiko
 
-    told = Told()
-    agent = _agent(told)
+    told = KeyAttempts()
+    agent = _connect_key_agent(told)
     try:
-        for name, key in _keys(agent, target, told):
+        for name, key in _offer_keys(agent, target, told):
             try:
                 more = transport.auth_publickey(target.user, key)
             except paramiko.BadAuthenticationType as error:
@@ -82,7 +82,7 @@ def authenticate(transport: paramiko.Transport, target: Target) -> None:
     raise errors.denied(target, told.tried, told.locked, told.notes)
 
 
-def _agent(told: Told) -> paramiko.Agent | None:
+def _connect_key_agent(told: KeyAttempts) -> paramiko.Agent | None:
     """The user's key agent; None where it fails, or hangs as one does whose forwarded socket is stale."""
     import paramiko
 
@@ -96,20 +96,20 @@ def _agent(told: Told) -> paramiko.Agent | None:
 
     asking = threading.Thread(target=ask, daemon=True, name="key agent")
     asking.start()
-    asking.join(AGENT_S)
+    asking.join(KEY_AGENT_TIMEOUT_S)
     if asking.is_alive():
         told.notes.append("the key agent does not answer")
     return found[0] if found else None
 
 
-def _keys(
-    agent: paramiko.Agent | None, target: Target, told: Told
+def _offer_keys(
+    agent: paramiko.Agent | None, target: Target, told: KeyAttempts
 ) -> Iterator[tuple[str, paramiko.PKey | paramiko.AgentKey]]:
     """Agent keys that belong to an identity, identities from their files, then the agent's other keys.
 
     A server counts what it is shown (MaxAuthTries 6), so the keys meant for this host come first.
     """
-    held = {key.asbytes(): key for key in (agent.get_keys() if agent else ()) if _usable(key)}
+    held = {key.asbytes(): key for key in (agent.get_keys() if agent else ()) if _is_usable(key)}
     files = []
     for path in target.identities:
         blob = keys.public_blob(path)
@@ -120,19 +120,19 @@ def _keys(
     for path in files:
         if keys.is_locked(path):
             told.locked.append(path)
-        elif key := _load(path, told):
+        elif key := _load_key(path, told):
             yield path, key
     if not target.identities_only:
         for key in held.values():
             yield f"{key.get_name()} (agent)", key
 
 
-def _usable(key: paramiko.AgentKey) -> bool:
+def _is_usable(key: paramiko.AgentKey) -> bool:
     name = key.get_name()
     return not name.startswith("sk-") and "-cert-" not in name
 
 
-def _load(path: str, told: Told) -> paramiko.PKey | None:
+def _load_key(path: str, told: KeyAttempts) -> paramiko.PKey | None:
     import paramiko
 
     try:
@@ -146,21 +146,21 @@ def _load(path: str, told: Told) -> paramiko.PKey | None:
     return None
 
 
-WINDOW = 8 << 20
+WINDOW_BYTES = 8 << 20
 """Bytes a program may send before we have taken any: 100 MB/s at a round trip of 80 ms."""
-RSA = ("rsa-sha2-512", "rsa-sha2-256")
+RSA_SIGNATURES = ("rsa-sha2-512", "rsa-sha2-256")
 """How a key of type `ssh-rsa` signs nowadays."""
 
 
-class Full(Exception):
+class LoginFull(Exception):
     """This login carries no more programs."""
 
 
-class Gone(Exception):
+class LoginGone(Exception):
     """This login is dead; nothing was started on it."""
 
 
-class Line:
+class OpenLogin:
     """An open, verified, authenticated transport."""
 
     def __init__(self, target: Target, limits: Limits, transport: paramiko.Transport, below: proxy.Wire) -> None:
@@ -181,10 +181,10 @@ class Line:
         import paramiko
 
         try:
-            return self._transport.open_session(window_size=WINDOW, timeout=self._limits.silence_s)
+            return self._transport.open_session(window_size=WINDOW_BYTES, timeout=self._limits.silence_s)
         except (paramiko.SSHException, EOFError, OSError) as error:
             # Which exception it is does not tell: of two that are refused at once, one gets the other's.
-            raise (Full if self.alive else Gone) from error
+            raise (LoginFull if self.alive else LoginGone) from error
 
     def tick(self, passed_s: float) -> None:
         """To be called about once a second: asks a silent peer whether it is there, and ends a dead connection.
@@ -221,23 +221,23 @@ class Line:
             pass  # it was ending by itself
 
 
-def open_line(target: Target, limits: Limits) -> Line:
+def log_in(target: Target, limits: Limits) -> OpenLogin:
     """Log in, once. Raises Refused, ConnectionLost, HostKeyChanged, Denied, NodeError."""
     if not target.host_keys:
         raise errors.unpinned(target)
     below, transport = handshake(target, limits.connect_s, target.host_keys)
     try:
-        verify(target, transport)
+        verify_host_key(target, transport)
         authenticate(transport, target)
     except BaseException:
-        end(below, transport)
+        end_transport(below, transport)
         raise
-    return Line(target, limits, transport, below)
+    return OpenLogin(target, limits, transport, below)
 
 
 def handshake(target: Target, timeout_s: float, prefer: Sequence[str]) -> tuple[proxy.Wire, paramiko.Transport]:
     """A transport that has met the host and told it nothing. Raises Refused, ConnectionLost."""
-    load()
+    import_paramiko()
     import paramiko
 
     silence_logger()
@@ -247,47 +247,47 @@ def handshake(target: Target, timeout_s: float, prefer: Sequence[str]) -> tuple[
     options = transport.get_security_options()
     gcm = [cipher for cipher in options.ciphers if "gcm" in cipher]
     options.ciphers = tuple(gcm + [cipher for cipher in options.ciphers if cipher not in gcm])
-    options.key_types = preferred(prefer, options.key_types)
+    options.key_types = order_key_types(prefer, options.key_types)
     begin = time.monotonic()
     try:
         transport.start_client(timeout=2 * timeout_s)
         transport.get_remote_server_key()
     except BaseException as error:
         late = time.monotonic() - begin >= timeout_s
-        end(below, transport)
+        end_transport(below, transport)
         why = below.complaint()
         if isinstance(error, paramiko.SSHException | EOFError | OSError):
-            raise why or _no_handshake(target, error, bool(below.heard), late) from error
+            raise why or _explain_failed_handshake(target, error, bool(below.heard), late) from error
         raise
     return below, transport
 
 
-def preferred(host_keys: Sequence[str], types: Sequence[str]) -> tuple[str, ...]:
+def order_key_types(host_keys: Sequence[str], types: Sequence[str]) -> tuple[str, ...]:
     """Key algorithms in the order in which to ask for them: those of `host_keys` (lines or types) first."""
     wanted: list[str] = []
     for key in host_keys:
         kind = keys.host_key_kind(key)
-        wanted += RSA if kind == "ssh-rsa" else [kind]
+        wanted += RSA_SIGNATURES if kind == "ssh-rsa" else [kind]
     first = [kind for kind in dict.fromkeys(wanted) if kind in types]
     return (*first, *(kind for kind in types if kind not in first))
 
 
-def presented(transport: paramiko.Transport) -> str:
+def read_host_key(transport: paramiko.Transport) -> str:
     """The host's key, as a line."""
     key = transport.get_remote_server_key()
     return f"{key.get_name()} {key.get_base64()}"
 
 
-def verify(target: Target, transport: paramiko.Transport) -> None:
+def verify_host_key(target: Target, transport: paramiko.Transport) -> None:
     """Raises HostKeyChanged unless the host presents one of the pinned keys."""
-    got = presented(transport)
+    got = read_host_key(transport)
     for pinned in target.host_keys:
         if pinned.split()[:2] == got.split():
             return
     raise errors.changed(target, keys.fingerprint(got))
 
 
-def end(below: proxy.Wire, transport: paramiko.Transport) -> None:
+def end_transport(below: proxy.Wire, transport: paramiko.Transport) -> None:
     """Close a transport that came to nothing. Its timer would hold up the end of this process."""
     below.cut()
     transport.close()
@@ -295,7 +295,7 @@ def end(below: proxy.Wire, transport: paramiko.Transport) -> None:
     below.close()
 
 
-def _no_handshake(target: Target, error: Exception, heard: bool, late: bool) -> NodeError:
+def _explain_failed_handshake(target: Target, error: Exception, heard: bool, late: bool) -> NodeError:
     """What it means that the two sides did not come to terms. `heard`: the server said something."""
     import paramiko
 
@@ -321,7 +321,9 @@ def silence_logger() -> None:
     logger.propagate = False
 
 
-def scan(target: Target, timeout_s: float = 15.0, prefer: Sequence[str] = (), gate: Gate = GATE) -> tuple[str, ...]:
+def scan_host_key(
+    target: Target, timeout_s: float = 15.0, prefer: Sequence[str] = (), gate: Gate = GATE
+) -> tuple[str, ...]:
     """The host key that the server presents, of the first type in `prefer` (types, or whole keys) that it has.
 
     One key, from one connection: newer servers punish hosts that only look. Raises ConnectionLost.
@@ -330,8 +332,8 @@ def scan(target: Target, timeout_s: float = 15.0, prefer: Sequence[str] = (), ga
     def look() -> tuple[str, ...]:
         below, transport = handshake(target, timeout_s, prefer)
         try:
-            return (presented(transport),)
+            return (read_host_key(transport),)
         finally:
-            end(below, transport)
+            end_transport(below, transport)
 
     return gate.start(target.address, look)

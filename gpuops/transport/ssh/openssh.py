@@ -30,16 +30,16 @@ from gpuops.transport.ssh.quoting import encoded
 from gpuops.transport.ssh.target import Target
 
 ALIAS = "gpuops"
-LOST = 255
+CONNECTION_LOST_CODE = 255
 """How `ssh` ends when the connection does, or never was."""
-PERSIST_S = 60
+MASTER_IDLE_S = 60
 """How long a master lives without programs: the next command finds it, and nobody has to touch a key again."""
 
 
 class SystemProgram(ProcessChannel):
     """A program through `ssh`, counted on the master it uses."""
 
-    def __init__(self, argv: Sequence[str], slot: Slot | None, where: str) -> None:
+    def __init__(self, argv: Sequence[str], slot: Master | None, where: str) -> None:
         super().__init__(argv)
         self._slot = slot
         self._where = where
@@ -47,7 +47,12 @@ class SystemProgram(ProcessChannel):
 
     def errors(self) -> str:
         said = super().errors()
-        if not said and self._process.poll() == LOST and self._slot is not None and not self._slot.alive():
+        if (
+            not said
+            and self._process.poll() == CONNECTION_LOST_CODE
+            and self._slot is not None
+            and not self._slot.alive()
+        ):
             return f"{faults.ended(self._where).say}\n"  # of a login that it shared `ssh` says nothing
         return said
 
@@ -58,7 +63,7 @@ class SystemProgram(ProcessChannel):
             self._slot.leave()
 
 
-class Slot:
+class Master:
     """One master's socket, and how many programs of ours use it."""
 
     def __init__(self, path: Path) -> None:
@@ -97,7 +102,7 @@ class SystemLogin:
         self._folder = folder
         self._limits = limits
         self._gate = gate
-        self._slots = [Slot(config_lines.control_path(folder, target, number)) for number in range(limits.logins)]
+        self._slots = [Master(config_lines.control_path(folder, target, number)) for number in range(limits.logins)]
         self._config: Path | None = None
         self._lock = threading.Lock()
         self._running: list[SystemProgram] = []
@@ -124,7 +129,7 @@ class SystemLogin:
             self._running = [*(known for known in self._running if not known.closed), program]
         return program
 
-    def _shared(self) -> list[Slot]:
+    def _shared(self) -> list[Master]:
         if not HERE.shares_logins:
             return []
         if not HERE.fits_socket(str(self._slots[0].path)):
@@ -145,14 +150,14 @@ class SystemLogin:
                 known = own / f"{name}.known_hosts"
                 write_private(known, "\n".join([*config_lines.known_hosts_lines(ALIAS, self.target), ""]))
                 lines = config_lines.host_lines(
-                    ALIAS, self.target, known, None, PERSIST_S, max(1, round(self._limits.ping_s))
+                    ALIAS, self.target, known, None, MASTER_IDLE_S, max(1, round(self._limits.ping_s))
                 )
-                lines += ["  LogLevel ERROR", "  ClearAllForwardings yes", f"  ControlPersist {PERSIST_S}"]
+                lines += ["  LogLevel ERROR", "  ClearAllForwardings yes", f"  ControlPersist {MASTER_IDLE_S}"]
                 write_private(own / f"{name}.config", "\n".join([*lines, ""]))
                 self._config = own / f"{name}.config"
             return self._config
 
-    def _open_master(self, argv: Sequence[str], slot: Slot) -> bool:
+    def _open_master(self, argv: Sequence[str], slot: Master) -> bool:
         """Log in, and leave the login in the background, unless another process of this user just did."""
         try:
             with FileLock(self._folder / "own" / f"{slot.path.name}.lock", timeout=self._limits.login_s, mode=0o600):
@@ -201,7 +206,7 @@ class SystemLogin:
             code = program.wait(self._limits.close_s)
         except TimeoutError:
             return None
-        return self.explain(program.errors()) if code == LOST else None
+        return self.explain(program.errors()) if code == CONNECTION_LOST_CODE else None
 
     @property
     def busy(self) -> bool:

@@ -9,7 +9,7 @@ from gpuops.core.errors import NodeError
 from gpuops.transport.ssh import errors, login
 from gpuops.transport.ssh.channel import Program
 from gpuops.transport.ssh.limits import Gate, Limits, Once
-from gpuops.transport.ssh.login import Full, Gone, Line, open_line
+from gpuops.transport.ssh.login import LoginFull, LoginGone, OpenLogin, log_in
 from gpuops.transport.ssh.quoting import encoded
 from gpuops.transport.ssh.target import Target
 
@@ -24,14 +24,14 @@ class ParamikoLogin:
         self.target = target
         self._limits = limits
         self._gate = gate
-        self._lines: list[Line] = []
+        self._lines: list[OpenLogin] = []
         self._running: list[Program] = []
         self._lock = threading.Lock()
-        self._logging_in: Once[Line] = Once()
+        self._logging_in: Once[OpenLogin] = Once()
 
     def start(self, line: str) -> Program:
         """Start a line on the host. Raises ConnectionLost, Denied, HostKeyChanged, NodeError."""
-        login.load()
+        login.import_paramiko()
         import paramiko
 
         channel = self._channel()
@@ -53,22 +53,22 @@ class ParamikoLogin:
         return program
 
     def _channel(self) -> paramiko.Channel:
-        full: list[Line] = []
+        full: list[OpenLogin] = []
         for _ in range(2 * self._limits.logins):
             line = self._line(full)
             try:
                 return line.session()
-            except Full:
+            except LoginFull:
                 full.append(line)
-            except Gone:
+            except LoginGone:
                 line.close()
         raise errors.ended(self.target.where)
 
-    def _line(self, full: list[Line]) -> Line:
+    def _line(self, full: list[OpenLogin]) -> OpenLogin:
         """A live transport that is not in `full`; a new login where there is none."""
         return self._logging_in.get(lambda: self._live(full), lambda: self._log_in(full))
 
-    def _live(self, full: list[Line]) -> Line | None:
+    def _live(self, full: list[OpenLogin]) -> OpenLogin | None:
         with self._lock:
             dead = [line for line in self._lines if not line.alive]
             self._lines = [line for line in self._lines if line.alive]
@@ -77,10 +77,10 @@ class ParamikoLogin:
             line.close()
         return found
 
-    def _log_in(self, full: list[Line]) -> Line:
+    def _log_in(self, full: list[OpenLogin]) -> OpenLogin:
         if len([line for line in full if line.alive]) >= self._limits.logins:
             raise errors.crowded(self.target.where)
-        line = self._gate.start(self.target.address, lambda: open_line(self.target, self._limits))
+        line = self._gate.start(self.target.address, lambda: log_in(self.target, self._limits))
         with self._lock:
             self._lines.append(line)
         return line

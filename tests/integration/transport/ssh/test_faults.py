@@ -14,7 +14,7 @@ import paramiko
 import pytest
 
 from gpuops.core.errors import ConnectionLost, NodeError
-from gpuops.transport.ssh import Denied, HostKeyChanged, Target, scan
+from gpuops.transport.ssh import Denied, HostKeyChanged, Target, scan_host_key
 from gpuops.transport.ssh.connection import SshConnection
 from gpuops.transport.ssh.errors import Refused
 from gpuops.transport.ssh.limits import Gate, Limits
@@ -242,17 +242,17 @@ def test_a_silent_program_is_no_dead_connection(node: SshConnection) -> None:
 
 
 def test_looking_at_a_host_key_shows_no_key(server: FakeServer) -> None:
-    assert scan(server.target(), 60, prefer=("ssh-ed25519",)) == (server.host_key,)
+    assert scan_host_key(server.target(), 60, prefer=("ssh-ed25519",)) == (server.host_key,)
     assert server.shown == []
 
 
 def test_looking_says_what_is_wrong(server: FakeServer) -> None:
     server.faults.no_banner = True
     with pytest.raises(ConnectionLost, match="no SSH banner"):
-        scan(server.target(), 0.2, gate=Gate(sleep=lambda _: None))
+        scan_host_key(server.target(), 0.2, gate=Gate(sleep=lambda _: None))
     server.stop()
     with pytest.raises(ConnectionLost, match="refuses connections"):
-        scan(server.target(), 60)
+        scan_host_key(server.target(), 60)
 
 
 def test_looking_through_a_proxy(server: FakeServer) -> None:
@@ -266,11 +266,11 @@ def test_looking_through_a_proxy(server: FakeServer) -> None:
     script = server.identity.with_name("relay.py")
     script.write_text(relay)
     through = replace(server.target(), host="far.invalid", proxy=f"{sys.executable} {script} %h %p")
-    assert scan(through, 60) == (server.host_key,)
+    assert scan_host_key(through, 60) == (server.host_key,)
 
 
 def test_a_proxy_that_fails_says_why(server: FakeServer) -> None:
     broken = replace(server.target(), proxy="echo no way to %h >&2; exit 1; :")
     with pytest.raises(ConnectionLost, match=r"no way to 127\.0\.0\.1"):
-        scan(broken, 60)
+        scan_host_key(broken, 60)
     assert server.connections == 0

@@ -17,7 +17,7 @@ import psutil
 import pytest
 
 from gpuops.core.errors import ConnectionLost, NodeError
-from gpuops.transport.ssh import Denied, HostKeyChanged, fingerprint, scan
+from gpuops.transport.ssh import Denied, HostKeyChanged, fingerprint, scan_host_key
 from gpuops.transport.ssh.limits import Gate, Limits
 from gpuops.transport.ssh.pool import Pool
 from tests.conftest import HANG_S, until
@@ -47,8 +47,8 @@ def test_the_pinned_key_decides_which_of_its_keys_a_server_shows(sshd: MakeSshd,
     (server.folder / "log").unlink()
     server.start()
     assert run(connected(server.target(host_keys=(more,)), kind), ["echo", "in"])[1] == b"in\n"
-    assert scan(server.target(), prefer=("ssh-rsa",)) == (more,)
-    assert scan(server.target(), prefer=(server.host_key,)) == (server.host_key,)
+    assert scan_host_key(server.target(), prefer=("ssh-rsa",)) == (more,)
+    assert scan_host_key(server.target(), prefer=(server.host_key,)) == (server.host_key,)
 
 
 @both
@@ -299,7 +299,7 @@ def test_a_master_ends_by_itself(
 ) -> None:
     from gpuops.transport.ssh import openssh
 
-    monkeypatch.setattr(openssh, "PERSIST_S", 1)
+    monkeypatch.setattr(openssh, "MASTER_IDLE_S", 1)
     assert run(connected(sshd().target(), "openssh"), ["true"])[0] == 0
     until(lambda: not list((room / "cm").iterdir()), "no master is left")
 

@@ -174,9 +174,9 @@ def test_through_jump_hosts(shared_sshd: Sshd, connected: Connect, tmp_path: Pat
     before = shared_sshd.logins()
     assert run(connected(target, "openssh"), ["printf", "through"])[1] == b"through"
     assert shared_sshd.logins() - before == 1 + len(jumps.split(","))
-    from gpuops.transport.ssh import scan
+    from gpuops.transport.ssh import scan_host_key
 
-    assert scan(target) == (shared_sshd.host_key,)
+    assert scan_host_key(target) == (shared_sshd.host_key,)
 
 
 def test_without_an_ssh_to_ask(tmp_path: Path) -> None:
