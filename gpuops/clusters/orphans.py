@@ -63,7 +63,7 @@ def find_unrecorded_clusters(home: Path, live: Callable[[], Iterable[str]]) -> l
 
 
 def record_rented(home: Path, provider: str) -> None:
-    """To be called before a provider is asked for machines. Raises LocalDisk where it cannot be written down."""
+    """Record that machines are rented from a provider, before it is asked for any. Raises LocalDisk."""
     if provider in read_rented(home):
         return
     try:
@@ -84,16 +84,16 @@ def read_rented(home: Path) -> set[str]:
 
 @dataclass(frozen=True)
 class Orphan:
-    """Something with our mark that no live cluster of the ledger accounts for."""
+    """A resource with our tag that no live cluster of the ledger accounts for."""
 
     provider: str
     resource: Resource
     dotenv: bool = False
-    """It is in the account of the key in the project's `.env`, and that is not the one whose key comes first."""
+    """It is in the account of the key in the project's `.env`, and another key takes precedence over that one."""
 
     @property
     def cluster(self) -> str:
-        """The cluster's name, read from the mark `gpuops-<owner>-<cluster>-<part>`."""
+        """The cluster's name, read from the tag `gpuops-<owner>-<cluster>-<part>`."""
         return self.resource.name.split("-", 2)[2].rpartition("-")[0]
 
 
@@ -105,26 +105,26 @@ class UncheckedProvider:
     why: GpuopsError | None = None
 
     def __str__(self) -> str:
-        """The sentence, and what to do where it is credentials that are refused."""
+        """The sentence, with the hint where credentials were refused."""
         return f"{self.say}; {self.why.hint}" if isinstance(self.why, AuthFailed) and self.why.hint else self.say
 
 
 def find_resources(
     ctx: Context, idle: list[UncheckedProvider] | None = None
 ) -> tuple[list[Orphan], list[UncheckedProvider]]:
-    """Everything of ours at every provider, and each that could not be asked.
+    """All resources with our tag at every provider, and the providers that could not be asked.
 
-    One that is not set up here and was never used can hold nothing of ours: that is no failure. `idle`: where such
-    ones are told.
+    A provider that is not set up here and was never used can hold none: that is no failure. `idle`: such providers are
+    added to it.
     """
-    found: list[Orphan] = []
+    orphans: list[Orphan] = []
     unasked: list[UncheckedProvider] = []
     used = _used_providers(ctx)
     for name in registry.provider_names():
         try:
-            found += [Orphan(name, resource) for resource in ctx.provisioner(name).list_owned(ctx.owner, [])]
+            orphans += [Orphan(name, resource) for resource in ctx.provisioner(name).list_owned(ctx.owner, [])]
         except Partial as error:
-            found += [Orphan(name, resource) for resource in error.found]
+            orphans += [Orphan(name, resource) for resource in error.found]
             unasked.append(UncheckedProvider(f"not all of {name} could be asked: {error.say}", error))
         except AuthFailed as error:
             never = isinstance(error, NotSetUp) and name not in {*(used or ()), *read_rented(ctx.home)}
@@ -136,24 +136,32 @@ def find_resources(
                 ctx.out.say(f"note: no cluster of this ledger was ever at {name}, which is not asked: {error.say}")
         except GpuopsError as error:
             unasked.append(UncheckedProvider(f"{name} could not be asked: {error.say}", error))
-        known = {(one.resource.kind, one.resource.id) for one in found if one.provider == name}
-        found += [one for one in _find_by_dotenv_key(ctx, name) if (one.resource.kind, one.resource.id) not in known]
-    return found, unasked
+        known = {(orphan.resource.kind, orphan.resource.id) for orphan in orphans if orphan.provider == name}
+        orphans += [
+            orphan
+            for orphan in _find_by_dotenv_key(ctx, name)
+            if (orphan.resource.kind, orphan.resource.id) not in known
+        ]
+    return orphans, unasked
 
 
 def _find_by_dotenv_key(ctx: Context, name: str) -> list[Orphan]:
-    """What is in the account of a key in `.env` behind the first one. It may be the account of whoever wrote the
-    project: where it does not answer, that is said and stops nobody."""
+    """Resources in the account of the key in `.env`, where another key takes precedence. It may be the account of the
+    project's author: a failure is only printed."""
     try:
-        there = ctx.from_dotenv(name)
-        return [Orphan(name, one, dotenv=True) for one in there.list_owned(ctx.owner, [])] if there else []
+        provisioner = ctx.from_dotenv(name)
+        return (
+            [Orphan(name, resource, dotenv=True) for resource in provisioner.list_owned(ctx.owner, [])]
+            if provisioner
+            else []
+        )
     except GpuopsError as error:
         ctx.out.say(f"note: {name} could not be asked with the key in .env: {error.say}")
         return []
 
 
 def _used_providers(ctx: Context) -> set[str] | None:
-    """The providers that clusters of ours have ever been on; None where this ledger cannot know all of them."""
+    """The providers that clusters of this ledger were ever at; None where an earlier ledger was lost."""
     from gpuops.ledger.store import FILE, LedgerTooNew, providers_in
 
     try:
@@ -168,32 +176,34 @@ def _used_providers(ctx: Context) -> set[str] | None:
 
 def find_orphans(ctx: Context) -> tuple[list[Orphan], list[UncheckedProvider]]:
     """The resources that no live cluster of the ledger accounts for."""
-    found, unasked = find_resources(ctx)
-    return select_orphans(ctx, found), unasked
+    orphans, unasked = find_resources(ctx)
+    return select_orphans(ctx, orphans), unasked
 
 
-def select_orphans(ctx: Context, found: Sequence[Orphan]) -> list[Orphan]:
-    """Those that no live cluster of the ledger accounts for: by their mark, and by their token where they tell it. What
-    costs nothing, and is left of a cluster that is gone, is no stray."""
+def select_orphans(ctx: Context, orphans: Sequence[Orphan]) -> list[Orphan]:
+    """Those that no live cluster of the ledger accounts for, by their tag, and by their token where they have one.
+    Costless leftovers of a cluster that is gone are no orphans."""
     live = _live_rows(ctx)
     parting = [(row, ctx.ledger.list_leftovers(row.id)) for row in _departing_rows(ctx)]
 
-    def is_known(stray: Orphan) -> bool:
-        one = stray.resource
-        return any(row.provider == stray.provider and select_resources(row, [one], ctx.owner) for row in live) or (
-            not one.bills
-            and any(row.provider == stray.provider and is_leftover_of(row, known, one) for row, known in parting)
+    def is_known(orphan: Orphan) -> bool:
+        resource = orphan.resource
+        return any(
+            row.provider == orphan.provider and select_resources(row, [resource], ctx.owner) for row in live
+        ) or (
+            not resource.bills
+            and any(row.provider == orphan.provider and is_leftover_of(row, known, resource) for row, known in parting)
         )
 
-    return [stray for stray in found if not is_known(stray)]
+    return [orphan for orphan in orphans if not is_known(orphan)]
 
 
-def group_orphans(found: Sequence[Orphan]) -> list[LostCluster]:
-    """Strays as the clusters that they are of. Two of one name were made apart where their tokens differ."""
+def group_orphans(orphans: Sequence[Orphan]) -> list[LostCluster]:
+    """Orphans grouped by cluster. Where tokens differ, there were two clusters of one name."""
     clusters = []
-    for group in dict.fromkeys((stray.provider, stray.cluster, stray.dotenv) for stray in found):
+    for group in dict.fromkeys((orphan.provider, orphan.cluster, orphan.dotenv) for orphan in orphans):
         provider, name, dotenv = group
-        resources = [one.resource for one in found if (one.provider, one.cluster, one.dotenv) == group]
+        resources = [one.resource for one in orphans if (one.provider, one.cluster, one.dotenv) == group]
         tokens = dict.fromkeys(token for one in resources if (token := cluster_token(one))) or [""]
         clusters += [
             LostCluster(provider, name, [one for one in resources if cluster_token(one) in (token, "")], dotenv)
@@ -203,7 +213,7 @@ def group_orphans(found: Sequence[Orphan]) -> list[LostCluster]:
 
 
 def forget_host(ctx: Context, host: str) -> str:
-    """Stop asking a host that is gone for good. Returns a sentence. Raises UsageError."""
+    """Remove a host that no longer exists from the hosts that are asked. Returns a sentence. Raises UsageError."""
     for row in _live_rows(ctx):
         if host in ctx.ledger.regions(row.id):
             raise UsageError(f"{row.name} has a node on {host}", f"give it up first: gpuops down {row.name} --force")
@@ -218,19 +228,19 @@ def forget_host(ctx: Context, host: str) -> str:
 
 
 def close_vanished_clusters(ctx: Context) -> tuple[list[str], list[UncheckedProvider]]:
-    """Clusters in the ledger of which nothing is left at their provider: closed here, and named; and each that could
-    not be asked. What its command, or the guard, still works on is left to them."""
+    """Close the clusters in the ledger of which their provider lists nothing. Returns their names, and the clusters
+    that could not be checked. A cluster with a live owner process is skipped."""
     closed: list[str] = []
     unasked: list[UncheckedProvider] = []
     for row in _live_rows(ctx):
         if row.state != "up":
             continue
         try:
-            left = list_remaining(ctx, ctx.provisioner_of(row), row)
+            remaining = list_remaining(ctx, ctx.provisioner_of(row), row)
         except GpuopsError as error:
             unasked.append(UncheckedProvider(f"{row.provider} could not be asked about {row.name}: {error.say}", error))
             continue
-        if not left and not row.has_live_owner():
+        if not remaining and not row.has_live_owner():
             forget_cluster(ctx, row)
             ctx.ledger.mark_gone(row.id, ctx.clock.now(), f"{row.provider} lists nothing of it")
             closed.append(row.name)
@@ -238,17 +248,17 @@ def close_vanished_clusters(ctx: Context) -> tuple[list[str], list[UncheckedProv
 
 
 def clear_departing(ctx: Context) -> list[str]:
-    """What is left of clusters that cost nothing any more is asked to go, once; a sentence for each that still has
-    something."""
-    said = []
+    """Destroy the leftovers of clusters that cost nothing any more, once. Returns a sentence for each cluster that
+    still has some."""
+    sentences = []
     for row in _departing_rows(ctx):
         try:
-            left, why = clear_leftovers_once(ctx, row), ""
+            remaining, why = clear_leftovers_once(ctx, row), ""
         except GpuopsError as error:
-            left, why = ctx.ledger.list_leftovers(row.id), f", which is not cleared: {error.say}"
-        if left:
-            said.append(describe_leftovers(row, left) + why)
-    return said
+            remaining, why = ctx.ledger.list_leftovers(row.id), f", which is not cleared: {error.say}"
+        if remaining:
+            sentences.append(describe_leftovers(row, remaining) + why)
+    return sentences
 
 
 def _departing_rows(ctx: Context) -> list[ClusterRow]:
@@ -261,7 +271,7 @@ def _departing_rows(ctx: Context) -> list[ClusterRow]:
 
 
 def _live_rows(ctx: Context) -> list[ClusterRow]:
-    """The ledger's live clusters; none where a newer gpuops wrote it, so that marks alone count."""
+    """The ledger's live clusters; none where a newer gpuops wrote it, so that tags alone count."""
     from gpuops.ledger.store import LedgerTooNew
 
     try:
@@ -271,56 +281,59 @@ def _live_rows(ctx: Context) -> list[ClusterRow]:
 
 
 def end_orphans(
-    ctx: Context, found: Sequence[Orphan], unasked: Sequence[UncheckedProvider], before: Sequence[GpuopsError] = ()
+    ctx: Context,
+    orphans: Sequence[Orphan],
+    unasked: Sequence[UncheckedProvider],
+    earlier_errors: Sequence[GpuopsError] = (),
 ) -> None:
-    """End what was found; then say who could not be asked, for something may be left there.
+    """End orphans; then report the providers that could not be asked, which may have more.
 
-    `before`: what had failed already. Raises StillBilling, else the first of these.
+    `earlier_errors`: what had failed already. Raises StillBilling, else the first of these.
     """
     failed: list[str] = []
     why: GpuopsError | None = None
     try:
-        destroy_orphans(ctx, found)
+        destroy_orphans(ctx, orphans)
     except StillBilling as error:
         failed.append(error.say)
         why = error
     if unasked:
         failed.append(f"something may still be there: {'; '.join(one.say for one in unasked)}")
-    for one in before if failed else before[1:]:
+    for one in earlier_errors if failed else earlier_errors[1:]:
         ctx.out.say(f"note: {one.say}")
     if failed:
         whys = [one.why for one in unasked if find_auth_failure(one.why)] or [why]
         raise StillBilling(
             "; ".join(failed), suggest_command("gpuops reap", whys[0], "try again: gpuops reap")
         ) from whys[0]
-    if before:
-        raise before[0]
+    if earlier_errors:
+        raise earlier_errors[0]
 
 
-def destroy_orphans(ctx: Context, found: Sequence[Orphan]) -> None:
-    """Destroy and look again until nothing costs money. Raises StillBilling naming what is left.
+def destroy_orphans(ctx: Context, orphans: Sequence[Orphan]) -> None:
+    """Destroy orphans and list again until nothing of them costs money. Raises StillBilling with what remains.
 
-    Every provider is tried, whatever becomes of the others. A question may have stood in between: what
-    belongs to a cluster by now is left to it.
+    A failure at one provider does not keep the others from being tried. A resource that belongs to a cluster by now
+    (the user may have been asked in between) is kept.
     """
-    failed: list[GpuopsError] = []
-    found = select_orphans(ctx, found)
-    for name, dotenv in sorted({(stray.provider, stray.dotenv) for stray in found}):
-        there = [stray for stray in found if (stray.provider, stray.dotenv) == (name, dotenv)]
+    errors: list[GpuopsError] = []
+    orphans = select_orphans(ctx, orphans)
+    for name, dotenv in sorted({(orphan.provider, orphan.dotenv) for orphan in orphans}):
+        group = [orphan for orphan in orphans if (orphan.provider, orphan.dotenv) == (name, dotenv)]
         try:
             provisioner = (ctx.from_dotenv(name) if dotenv else None) or ctx.provisioner(name)
-            _destroy_at_provider(ctx, name, provisioner, [stray.resource for stray in there])
+            _destroy_at_provider(ctx, name, provisioner, [orphan.resource for orphan in group])
         except GpuopsError as error:
-            failed.append(error)
+            errors.append(error)
             continue
-        _forget_names(ctx, {stray.cluster for stray in there})
-    if failed:
-        why = next((one for one in failed if find_auth_failure(one)), None)
-        raise StillBilling("; ".join(one.say for one in failed), suggest_command("gpuops reap", why)) from why
+        _forget_names(ctx, {orphan.cluster for orphan in group})
+    if errors:
+        why = next((error for error in errors if find_auth_failure(error)), None)
+        raise StillBilling("; ".join(error.say for error in errors), suggest_command("gpuops reap", why)) from why
 
 
 def _forget_names(ctx: Context, names: Collection[str]) -> None:
-    """Plain `ssh` and editors knew what has ended by names of their own."""
+    """Remove the names under which plain `ssh` and editors reached clusters that have ended."""
     from gpuops.transport import ssh
 
     for name in set(names).difference(row.name for row in _live_rows(ctx)):
@@ -328,46 +341,46 @@ def _forget_names(ctx: Context, names: Collection[str]) -> None:
             ssh.remove_config(ctx.home / "ssh", name)
 
 
-def _destroy_at_provider(ctx: Context, name: str, provisioner: Provisioner, found: Sequence[Resource]) -> None:
-    """One account's. Raises StillBilling."""
-    wanted = {(one.kind, one.id) for one in found}
-    regions = sorted({one.region for one in found})  # of others that do not answer nothing was found
-    left, trouble = list(found), ""
+def _destroy_at_provider(ctx: Context, name: str, provisioner: Provisioner, resources: Sequence[Resource]) -> None:
+    """Destroy the orphans in one account. Raises StillBilling."""
+    wanted_ids = {(resource.kind, resource.id) for resource in resources}
+    regions = sorted({resource.region for resource in resources})  # of others that do not answer nothing was found
+    remaining, trouble = list(resources), ""
     last: ProviderError | None = None
     poller = Poller(ctx.clock, ctx.clock.monotonic() + provisioner.gone_s, POLL_S, POLL_SLOW_S)
     for _ in poller:
         trouble, last = "", None
         try:
-            provisioner.destroy(left)
+            provisioner.destroy(remaining)
             listed = provisioner.list_owned(ctx.owner, regions)
-            left = [one for one in listed if (one.kind, one.id) in wanted]
-            if not left:
+            remaining = [resource for resource in listed if (resource.kind, resource.id) in wanted_ids]
+            if not remaining:
                 return
-            if is_costless(left):
+            if is_costless(remaining):
                 ctx.out.say(
-                    f"note: {describe_shutdown(left)}; once more, in some minutes, clears the rest: gpuops reap"
+                    f"note: {describe_shutdown(remaining)}; once more, in some minutes, clears the rest: gpuops reap"
                 )
                 return
         except ProviderError as error:
             trouble, last = error.say, error
             if isinstance(error, RateLimited):
                 poller.retry_after(error.retry_after)
-    raise still_billing_error(left, {}, trouble, name, suggest_command("gpuops reap", last)) from last
+    raise still_billing_error(remaining, {}, trouble, name, suggest_command("gpuops reap", last)) from last
 
 
 def down_by_tag(ctx: Context, names: Sequence[str], everything: bool) -> list[str]:
-    """`down` without a ledger (a newer gpuops wrote it): clusters are found by their marks alone."""
-    found, unasked = find_resources(ctx)
-    there = sorted({stray.cluster for stray in found})
-    wanted = there if everything else list(names) or there
+    """`down` without a ledger (a newer gpuops wrote it): clusters are found by their tags alone."""
+    orphans, unasked = find_resources(ctx)
+    live_names = sorted({orphan.cluster for orphan in orphans})
+    wanted = live_names if everything else list(names) or live_names
     if not everything and len(wanted) > 1 and not names:
         raise UsageError(f"several clusters are live: {', '.join(wanted)}", f"name one: gpuops down {wanted[0]}")
-    missing = [name for name in wanted if name not in there]
+    missing = [name for name in wanted if name not in live_names]
     if unasked:  # what did not answer may have nodes of these, too
-        end_orphans(ctx, [stray for stray in found if stray.cluster in wanted], unasked)
+        end_orphans(ctx, [orphan for orphan in orphans if orphan.cluster in wanted], unasked)
     if missing:
         raise UsageError(
-            f"there is no live cluster named {missing[0]}", f"live clusters: {', '.join(there) or 'there is none'}"
+            f"there is no live cluster named {missing[0]}", f"live clusters: {', '.join(live_names) or 'there is none'}"
         )
-    destroy_orphans(ctx, [stray for stray in found if stray.cluster in wanted])
+    destroy_orphans(ctx, [orphan for orphan in orphans if orphan.cluster in wanted])
     return [f"{name} is gone" for name in wanted]

@@ -39,7 +39,7 @@ RUN_AGE_MAX_S = 366 * 86400.0
 
 @dataclass(frozen=True)
 class LostCluster:
-    """A cluster of which the ledger knows nothing: what its provider lists with its mark."""
+    """A cluster of which the ledger knows nothing: what its provider lists with its tag."""
 
     provider: str
     name: str
@@ -49,7 +49,7 @@ class LostCluster:
 
     @property
     def machines(self) -> list[Resource]:
-        return sort_by_node([one for one in self.resources if one.kind == "machine"])
+        return sort_by_node([resource for resource in self.resources if resource.kind == "machine"])
 
     @property
     def say(self) -> str:
@@ -91,7 +91,7 @@ class _Node:
 
 
 def find_live_run(ctx: Context, lost: LostCluster) -> str:
-    """The run that is going on there; empty where there is none, or where nobody says."""
+    """The name of the run that is going on there; empty where there is none, or no node answers."""
     try:
         live = contact_cluster(_draft_row(ctx, lost), _restore_host_keys(ctx, lost, lost.machines), some=True)
     except GpuopsError:
@@ -103,24 +103,25 @@ def find_live_run(ctx: Context, lost: LostCluster) -> str:
 def adopt_all(
     ctx: Context, clusters: Sequence[LostCluster], *, complete: bool
 ) -> tuple[list[Adopted], list[GpuopsError]]:
-    """Each for itself: those that are back, and why others are not. `complete`: every provider has told all it has."""
-    back, failed = [], []
+    """Adopt each cluster on its own. Returns those that are back, and the errors of the others. `complete`: every
+    provider has listed all that it has."""
+    adopted, errors = [], []
     for lost in clusters:
         try:
-            back.append(adopt(ctx, lost, complete=complete))
+            adopted.append(adopt(ctx, lost, complete=complete))
         except GpuopsError as error:
-            failed.append(error)
+            errors.append(error)
             continue
-        for note in back[-1].notes:
+        for note in adopted[-1].notes:
             ctx.out.say(f"note: {note}")
-    return back, failed
+    return adopted, errors
 
 
 def adopt(ctx: Context, lost: LostCluster, *, complete: bool = True) -> Adopted:
-    """Write it into the ledger, with its runs, as a cluster of this folder; nothing on its nodes changes.
+    """Write a cluster into the ledger, with its runs, as one of this folder; nothing on its nodes changes.
 
-    Raises NodeError where it cannot be known what it is, UsageError where a live cluster has its name, and where only
-    a key of `.env` sees it, which may be the account of whoever wrote the project.
+    Raises NodeError where a node or machine is missing, UsageError where a live cluster has its name, and where it is
+    in the account of the key in `.env`, which may be that of the project's author.
     """
     if lost.dotenv:
         raise UsageError(
@@ -130,7 +131,7 @@ def adopt(ctx: Context, lost: LostCluster, *, complete: bool = True) -> Adopted:
     provisioner = ctx.provisioner(lost.provider)
     if not lost.machines:
         raise NodeError(f"{lost.name} cannot be taken back: no machine of it is left", "end the rest: gpuops reap")
-    machines = [provisioner.describe(one) for one in lost.machines]
+    machines = [provisioner.describe(resource) for resource in lost.machines]
     _refuse_gaps(lost, machines)
     machines = _restore_host_keys(ctx, lost, machines)
     draft = _draft_row(ctx, lost)
@@ -140,38 +141,40 @@ def adopt(ctx: Context, lost: LostCluster, *, complete: bool = True) -> Adopted:
             on_each(lambda index: virtual_nodes.find_virtual_nodes(draft, machines[index], index), range(len(machines)))
         )
     nodes = _inspect_nodes(draft, machines)
-    lease, adrift = merge_leases(nodes)
-    price = sum(one.per_hour for one in machines)
-    paid = find_payer(ctx, Request(lost.provider, region=machines[0].region)) if rented else None
+    lease, is_unclaimed = merge_leases(nodes)
+    price = sum(resource.per_hour for resource in machines)
+    payer = find_payer(ctx, Request(lost.provider, region=machines[0].region)) if rented else None
     now = ctx.clock.now()
-    usual = leases.new_lease(leases.LeaseLimits(), rented=rented, per_hour=price, now=now)
-    if adrift or (lease == Lease() and rented):
-        lease = usual
-    elif rented and usual.hard_end is not None:  # what a node says does not make it live for ever
-        lease = dataclasses.replace(lease, hard_end=min(lease.hard_end or usual.hard_end, usual.hard_end))
+    default_lease = leases.new_lease(leases.LeaseLimits(), rented=rented, per_hour=price, now=now)
+    if is_unclaimed or (lease == Lease() and rented):
+        lease = default_lease
+    elif rented and default_lease.hard_end is not None:  # what a node says does not make it live for ever
+        lease = dataclasses.replace(
+            lease, hard_end=min(lease.hard_end or default_lease.hard_end, default_lease.hard_end)
+        )
     runs, notes = _rebuild_runs(draft, machines, nodes, now, complete=complete)
-    rest = [one for one in lost.resources if one.kind != "machine"]
+    rest = [resource for resource in lost.resources if resource.kind != "machine"]
     machines = folded(machines)
     row = dataclasses.replace(
         draft, lease=lease, created=min([now, *(run.created for run in runs)]), boot_deadline=now, ready=now,
-        offer={"prices": [{"what": "machines", "per_hour": price}], **payer_record(paid)},
+        offer={"prices": [{"what": "machines", "per_hour": price}], **payer_record(payer)},
         request=dataclasses.asdict(Request(lost.provider, nodes=len(machines))),
     )  # fmt: skip
-    known = ctx.ledger.adopt(row, [*machines, *rest], runs)
-    (row,) = [one for one in ctx.ledger.clusters() if one.name == lost.name]
-    notes += [f"the ledger has another run named {name}; that of {lost.name} is left out" for name in known]
+    known_runs = ctx.ledger.adopt(row, [*machines, *rest], runs)
+    (row,) = [cluster for cluster in ctx.ledger.clusters() if cluster.name == lost.name]
+    notes += [f"the ledger has another run named {name}; that of {lost.name} is left out" for name in known_runs]
     write_ssh_names(ctx, row, machines)
-    if adrift:
+    if is_unclaimed:
         notes += _send_lease(ctx, row, lease)
     if ctx.ledger.needs_guard(row):
         ctx.ensure_guard(row)
-    return Adopted(row, len(machines), [run for run in runs if run.name not in known], notes)
+    return Adopted(row, len(machines), [run for run in runs if run.name not in known_runs], notes)
 
 
 def _restore_host_keys(ctx: Context, lost: LostCluster, machines: Sequence[Resource]) -> list[Resource]:
-    """With what only we ever knew of rented machines. Raises NodeError, ConnectionLost."""
+    """Complete rented machines with their host keys, which no provider lists. Raises NodeError, ConnectionLost."""
 
-    def one(index: int) -> Resource:
+    def restore(index: int) -> Resource:
         machine = machines[index]
         return (
             host_key_handover.recover_node(machine, index, lost.name, ctx.owner)
@@ -179,12 +182,12 @@ def _restore_host_keys(ctx: Context, lost: LostCluster, machines: Sequence[Resou
             else machine
         )
 
-    return on_each(one, range(len(machines)))
+    return on_each(restore, range(len(machines)))
 
 
 def _draft_row(ctx: Context, lost: LostCluster) -> ClusterRow:
-    """The cluster's row as far as its marks tell it."""
-    tokens = [token for one in lost.resources if (token := cluster_token(one))]
+    """The cluster's row as far as its tags tell it."""
+    tokens = [token for resource in lost.resources if (token := cluster_token(resource))]
     return ClusterRow(
         id=0, name=lost.name, provider=lost.provider, folder=ctx.folder, state="up", ephemeral=False,
         token=tokens[0] if tokens else "", request={}, offer={}, boot_deadline=0.0, lease=Lease(), owner_process=None,
@@ -198,10 +201,10 @@ def cluster_token(resource: Resource) -> str:
 
 
 def _refuse_gaps(lost: LostCluster, machines: Sequence[Resource]) -> None:
-    """Nodes are told apart by their number: with one missing, the others would be taken for each other."""
-    there = {one.name.rpartition("-")[2] for one in machines}
+    """Raise NodeError where a node's number is missing: the others would be mistaken for each other."""
+    numbers = {machine.name.rpartition("-")[2] for machine in machines}
     for index in range(len(machines)):
-        if str(index) not in there:
+        if str(index) not in numbers:
             raise _missing_node_error(lost.name, index)
 
 
@@ -213,7 +216,7 @@ def _missing_node_error(name: str, index: int) -> NodeError:
 
 
 def _inspect_nodes(draft: ClusterRow, machines: Sequence[Resource]) -> list[_Node]:
-    """Every node, as far as it answers. Raises NodeError where one lets no program be started."""
+    """Every node, as far as it answers. Raises NodeError where a program cannot be started on one."""
     nodes = on_each(lambda index: _Node(runs=_read_node_traces(draft, machines[index], index)), range(len(machines)))
     try:
         live = contact_cluster(draft, machines, some=True)
@@ -234,16 +237,16 @@ def _read_node_traces(draft: ClusterRow, machine: Resource, index: int) -> dict[
 
 
 def merge_leases(nodes: Sequence[_Node]) -> tuple[Lease, bool]:
-    """What the watchdogs keep, by our clock: the earliest end of all; and whether one still waits to be taken over."""
-    kept = [(node.hello.lease, node.skew) for node in nodes if node.hello and node.hello.lease]
-    ends = [one.hard_wall + skew for one, skew in kept if one.hard_wall is not None]
-    idle = [one.idle_s for one, _ in kept if one.idle_s is not None]
-    adrift = any(one.boot_wall is not None for one, _ in kept)
-    return Lease(min(ends, default=None), min(idle, default=None)), adrift
+    """The earliest ends of all watchdogs' leases, by our clock; and whether one still has its boot lease."""
+    kept_leases = [(node.hello.lease, node.skew) for node in nodes if node.hello and node.hello.lease]
+    ends = [lease.hard_wall + skew for lease, skew in kept_leases if lease.hard_wall is not None]
+    idle = [lease.idle_s for lease, _ in kept_leases if lease.idle_s is not None]
+    is_unclaimed = any(lease.boot_wall is not None for lease, _ in kept_leases)
+    return Lease(min(ends, default=None), min(idle, default=None)), is_unclaimed
 
 
 def _send_lease(ctx: Context, row: ClusterRow, lease: Lease) -> list[str]:
-    """Its command died before it could: else the nodes would end with their boot lease."""
+    """Replace the boot lease, which the dead command did not: the nodes would end with it. Returns notes."""
     try:
         live = open_session(ctx, row)
         try:
@@ -258,8 +261,8 @@ def _send_lease(ctx: Context, row: ClusterRow, lease: Lease) -> list[str]:
 def _rebuild_runs(
     draft: ClusterRow, machines: Sequence[Resource], nodes: Sequence[_Node], now: float, *, complete: bool
 ) -> tuple[list[RunRow], list[str]]:
-    """The runs that the nodes remember, oldest first, and what cannot be taken back. Raises NodeError where a node
-    is missing that may be on a machine that does not answer now."""
+    """The runs that the nodes have files of, oldest first, and notes on those that are left out. Raises NodeError where
+    a node of one is missing, which may be on a machine that does not answer now."""
     names = sorted({name for node in nodes for name in node.runs}, key=lambda name: _start_time(nodes, name, now))
     runs, notes = [], []
     for name in names:
@@ -276,8 +279,8 @@ def _rebuild_runs(
 def _start_time(nodes: Sequence[_Node], name: str, now: float) -> float:
     """When a run started, by our clock (UTC seconds). Its cost is counted from it, so that what nodes say is limited to
     the last `RUN_AGE_MAX_S` before `now`."""
-    began = min(node.runs[name].began + node.skew for node in nodes if name in node.runs)
-    return min(max(began, now - RUN_AGE_MAX_S), now)
+    started = min(node.runs[name].began + node.skew for node in nodes if name in node.runs)
+    return min(max(started, now - RUN_AGE_MAX_S), now)
 
 
 def _rebuild_run(
@@ -290,13 +293,13 @@ def _rebuild_run(
 ) -> RunRow:
     events = {index: node.runs[name].events for index, node in enumerate(nodes) if name in node.runs}
     home = find_run_home(draft.folder, name, draft.name, events)
-    began = _start_time(nodes, name, now)
+    started = _start_time(nodes, name, now)
     record = read_json(home / "run.json") if _is_over(nodes, name) else {}
     verdict = _read_verdict(record)
     facts = {
         "provider": draft.provider,
         "cluster": draft.name,
-        "per_hour": sum(one.per_hour for one in machines),
+        "per_hour": sum(machine.per_hour for machine in machines),
         "skews": [node.skew for node in nodes],
         "nodes": spec.nodes,
         "world": spec.world,
@@ -304,7 +307,8 @@ def _rebuild_run(
     return RunRow(
         id=0, name=name, cluster=0, folder=draft.folder, home=home, tree=spec.tree,
         request=rebuild_request(spec).document(), state="home" if verdict else LIVE, facts=RunFacts(facts),
-        verdict=verdict, owner_process=None, created=began, started=began, ended=_end_time(record) if verdict else None,
+        verdict=verdict, owner_process=None, created=started, started=started,
+        ended=_end_time(record) if verdict else None,
     )  # fmt: skip
 
 
@@ -313,7 +317,7 @@ def _is_over(nodes: Sequence[_Node], name: str) -> bool:
 
 
 def _read_verdict(record: Mapping[str, Any]) -> Mapping[str, Any] | None:
-    """That of a run whose results were all home before the ledger was lost."""
+    """The verdict of a run whose results were all home before the ledger was lost; None for another run."""
     try:
         verdict = dataclasses.asdict(Verdict(**record["verdict"]))
     except (KeyError, TypeError):

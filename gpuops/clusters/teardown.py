@@ -50,7 +50,7 @@ def tear_down(ctx: Context, cluster: int, why: str, *, force: bool = False, noti
     is left for the next command to show.
     A ledger that cannot be written (a full disk) does not keep anything alive: its error is raised afterwards.
     """
-    began = ctx.clock.monotonic()
+    started = ctx.clock.monotonic()
     row = ctx.ledger.cluster(cluster)
     if row.state == "gone" and not ctx.ledger.resources(cluster):
         return
@@ -60,28 +60,28 @@ def tear_down(ctx: Context, cluster: int, why: str, *, force: bool = False, noti
         ctx.out.say(f"note: {error.say}; {row.name} is ended all the same")
     provisioner = ctx.provisioner_of(row)
     with ctx.progress.during(f"ending {row.name}", max(provisioner.gone_s, provisioner.settle_s)):
-        left = destroy_cluster(ctx, provisioner, row, force=force)
+        remaining = destroy_cluster(ctx, provisioner, row, force=force)
     forget_cluster(ctx, row)
     bucket.abort_cluster_uploads(ctx, cluster)
-    message = f"{why} (took {span(ctx.clock.monotonic() - began)})" if notice else ""
-    ctx.ledger.mark_gone(cluster, ctx.clock.now(), why, notice=message, left=left)
-    if left:
+    message = f"{why} (took {span(ctx.clock.monotonic() - started)})" if notice else ""
+    ctx.ledger.mark_gone(cluster, ctx.clock.now(), why, notice=message, left=remaining)
+    if remaining:
         with suppress(OSError):  # the next command starts one
             ctx.ensure_guard(row)
 
 
-def describe_shutdown(left: Sequence[Resource]) -> str:
+def describe_shutdown(remaining: Sequence[Resource]) -> str:
     """`3 machines still shut down, which costs nothing`; empty where nothing is left."""
-    count = sum(one.kind == "machine" for one in left)
+    count = sum(resource.kind == "machine" for resource in remaining)
     if not count:
-        return "what served its machines still goes, which costs nothing" if left else ""
+        return "what served its machines still goes, which costs nothing" if remaining else ""
     return f"{plural(count, 'machine')} still shut{'s' * (count == 1)} down, which costs nothing"
 
 
-def is_costless(left: Sequence[Resource]) -> bool:
+def is_costless(remaining: Sequence[Resource]) -> bool:
     """Whether nothing is left but machines that are leaving, and what cannot go before them."""
-    leaves = any(one.state == "leaving" for one in left)
-    return leaves and not any(one.bills and one.state != "leaving" for one in left)
+    leaves = any(resource.state == "leaving" for resource in remaining)
+    return leaves and not any(resource.bills and resource.state != "leaving" for resource in remaining)
 
 
 def forget_cluster(ctx: Context, row: ClusterRow) -> None:
@@ -167,7 +167,7 @@ def destroy_cluster(
         if isinstance(step, Wait):
             poller.retry_after(step.retry_after_s)
     remaining = teardown.remaining
-    remaining = [] if is_costless(remaining) else [one for one in remaining if one.state not in COSTLESS]
+    remaining = [] if is_costless(remaining) else [resource for resource in remaining if resource.state not in COSTLESS]
     offer = row.offer if remaining or ctx.ledger.has_open_intents(row.id) else {}
     command = suggest_command(f"gpuops down {row.name}", error)
     raise still_billing_error(remaining, offer, error.say if error else "", row.name, command) from error
@@ -237,11 +237,11 @@ def _destroy_unlisted(ctx: Context, provisioner: Provisioner, row: ClusterRow) -
         provisioner.destroy(known)
 
 
-def _is_settled(ctx: Context, row: ClusterRow, seen: set[str]) -> bool:
+def _is_settled(ctx: Context, row: ClusterRow, listed_ids: set[str]) -> bool:
     """Whether an empty list can be believed at once: every resource of this cluster has been listed before."""
     if ctx.ledger.has_open_intents(row.id):
         return False
-    return row.ready is not None or all(one.id in seen for one in ctx.ledger.resources(row.id))
+    return row.ready is not None or all(resource.id in listed_ids for resource in ctx.ledger.resources(row.id))
 
 
 def _destroy_reachable(
@@ -260,26 +260,28 @@ def _destroy_reachable(
 
     regions = [region for region in ctx.ledger.regions(row.id) if region not in given_up]
     answers = dict(zip(regions, on_each(ask, regions), strict=True))
-    there = select_resources(
-        row, [one for found in answers.values() if not isinstance(found, ProviderError) for one in found], ctx.owner
+    reachable = select_resources(
+        row,
+        [resource for answer in answers.values() if not isinstance(answer, ProviderError) for resource in answer],
+        ctx.owner,
     )
-    known = [one for one in ctx.ledger.resources(row.id) if one.region not in given_up]
+    known = [resource for resource in ctx.ledger.resources(row.id) if resource.region not in given_up]
     if _has_successor(ctx, row):
-        ours = {(one.kind, one.id) for one in known}
-        there = [one for one in there if (one.kind, one.id) in ours]
-    elif there:
+        known_ids = {(resource.kind, resource.id) for resource in known}
+        reachable = [resource for resource in reachable if (resource.kind, resource.id) in known_ids]
+    elif reachable:
         with suppress(ProviderError):  # the next attempt retries
-            provisioner.destroy(there)
-    ids = {(one.kind, one.id) for one in there}
-    hidden = [one for one in known if (one.kind, one.id) not in ids]
+            provisioner.destroy(reachable)
+    ids = {(resource.kind, resource.id) for resource in reachable}
+    hidden = [resource for resource in known if (resource.kind, resource.id) not in ids]
     unsure = [
-        one
-        for one in hidden
-        if isinstance(answers.get(one.region), ProviderError) or not _costs_nothing(provisioner, one)
+        resource
+        for resource in hidden
+        if isinstance(answers.get(resource.region), ProviderError) or not _costs_nothing(provisioner, resource)
     ]
     # Refused credentials count as an answer: the next attempt reports them.
-    silent = {region: found.say for region, found in answers.items() if isinstance(found, Unknown)}
-    return [*there, *unsure], silent
+    unreachable = {region: answer.say for region, answer in answers.items() if isinstance(answer, Unknown)}
+    return [*reachable, *unsure], unreachable
 
 
 def _costs_nothing(provisioner: Provisioner, resource: Resource) -> bool:
@@ -300,13 +302,13 @@ def list_remaining(
     """
     regions = [region for region in ctx.ledger.regions(row.id) if region not in given_up]
     listed = list_resources(ctx, provisioner, row, regions) if regions or not given_up else []
-    known = [one for one in ctx.ledger.resources(row.id) if one.region not in given_up]
+    known = [resource for resource in ctx.ledger.resources(row.id) if resource.region not in given_up]
     if _has_successor(ctx, row):  # asked after the list: until now the mark was this cluster's
-        ours = {(one.kind, one.id) for one in known}
-        listed = [one for one in listed if (one.kind, one.id) in ours]
-    ids = {(one.kind, one.id) for one in listed}
-    hidden = [one for one in known if (one.kind, one.id) not in ids]
-    return listed + [one for one in map(provisioner.describe, hidden) if one.state != "ended"]
+        known_ids = {(resource.kind, resource.id) for resource in known}
+        listed = [resource for resource in listed if (resource.kind, resource.id) in known_ids]
+    ids = {(resource.kind, resource.id) for resource in listed}
+    hidden = [resource for resource in known if (resource.kind, resource.id) not in ids]
+    return listed + [resource for resource in map(provisioner.describe, hidden) if resource.state != "ended"]
 
 
 def _has_successor(ctx: Context, row: ClusterRow) -> bool:
@@ -325,15 +327,19 @@ def list_resources(
 def select_resources(row: ClusterRow, listed: Sequence[Resource], owner: str) -> list[Resource]:
     """Those of this cluster. One that tells its token and was made by another attempt is another's of the same name."""
     named = select_by_tag(listed, owner, row.name)
-    return [one for one in named if str(one.data.get("token") or row.token).startswith(row.token)]
+    return [resource for resource in named if str(resource.data.get("token") or row.token).startswith(row.token)]
 
 
 def select_by_tag(resources: Sequence[Resource], owner: str, cluster: str) -> list[Resource]:
     """Those whose mark is `gpuops-<owner>-<cluster>-<part>`; a part has no dash, so that
     cluster `a` never takes what is cluster `a-b`'s."""
     prefix = f"gpuops-{owner}-{cluster}-"
-    ours = [one for one in resources if one.name.startswith(prefix) and "-" not in one.name[len(prefix) :]]
-    return sort_by_node(ours)
+    selected = [
+        resource
+        for resource in resources
+        if resource.name.startswith(prefix) and "-" not in resource.name[len(prefix) :]
+    ]
+    return sort_by_node(selected)
 
 
 def find_auth_failure(error: BaseException | None) -> AuthFailed | None:
@@ -350,15 +356,15 @@ def suggest_command(command: str, error: BaseException | None, otherwise: str = 
 
 
 def still_billing_error(
-    left: Sequence[Resource], offer: Mapping[str, Any], trouble: str, otherwise: str, command: str
+    remaining: Sequence[Resource], offer: Mapping[str, Any], trouble: str, otherwise: str, command: str
 ) -> StillBilling:
     """The error that names what may still be there, its price per hour, why, and the next command.
 
     `otherwise`: what to name where nothing is known by name. The price is the resources' own, else their offer's.
     """
-    names = ", ".join(one.name for one in left) or otherwise
-    price = sum(one.per_hour for one in left if one.bills)
-    if not price and (any(one.bills for one in left) or not left):
+    names = ", ".join(resource.name for resource in remaining) or otherwise
+    price = sum(resource.per_hour for resource in remaining if resource.bills)
+    if not price and (any(resource.bills for resource in remaining) or not remaining):
         price = sum(line["per_hour"] for line in offer.get("prices") or ())
     bill = f" and bill {money(price)}/h" if price else ""
     return StillBilling(f"{names} may still be there{bill}" + (f": {trouble}" if trouble else ""), command)
@@ -377,25 +383,25 @@ def clear_leftovers_once(ctx: Context, row: ClusterRow) -> Sequence[Resource]:
     """One round: destroy what is left of a gone cluster, record and return what remains. Raises ProviderError."""
     provisioner = ctx.provisioner_of(row)
     known = ctx.ledger.list_leftovers(row.id)
-    there = provisioner.list_owned(ctx.owner, ctx.ledger.regions(row.id))
-    listed = [one for one in there if is_leftover_of(row, known, one)]
-    ids = {(one.kind, one.id) for one in listed}
-    hidden = [provisioner.describe(one) for one in known if (one.kind, one.id) not in ids]
-    left = [*listed, *(one for one in hidden if one.state != "ended")]
-    if {(one.kind, one.id) for one in left} != {(one.kind, one.id) for one in known}:
-        ctx.ledger.mark_cleared(row.id, left)
-    if left:
-        provisioner.destroy(left)
-    return left
+    owned = provisioner.list_owned(ctx.owner, ctx.ledger.regions(row.id))
+    listed = [resource for resource in owned if is_leftover_of(row, known, resource)]
+    ids = {(resource.kind, resource.id) for resource in listed}
+    hidden = [provisioner.describe(resource) for resource in known if (resource.kind, resource.id) not in ids]
+    remaining = [*listed, *(resource for resource in hidden if resource.state != "ended")]
+    if {(resource.kind, resource.id) for resource in remaining} != {(resource.kind, resource.id) for resource in known}:
+        ctx.ledger.mark_cleared(row.id, remaining)
+    if remaining:
+        provisioner.destroy(remaining)
+    return remaining
 
 
-def is_leftover_of(row: ClusterRow, known: Sequence[Resource], one: Resource) -> bool:
+def is_leftover_of(row: ClusterRow, known: Sequence[Resource], resource: Resource) -> bool:
     """Whether something is of a cluster that is gone, and not of a newer one of its name: its token says so, or the
     ledger, by what was `known` to be left of it."""
-    if any((one.kind, one.id) == (other.kind, other.id) for other in known):
+    if any((resource.kind, resource.id) == (other.kind, other.id) for other in known):
         return True
-    named = select_by_tag([one], one.name.split("-", 2)[1], row.name)
-    return bool(named and row.token) and str(one.data.get("token") or "").startswith(row.token)
+    named = select_by_tag([resource], resource.name.split("-", 2)[1], row.name)
+    return bool(named and row.token) and str(resource.data.get("token") or "").startswith(row.token)
 
 
 def clear_leftovers(ctx: Context, row: ClusterRow) -> None:
@@ -413,9 +419,9 @@ def clear_leftovers(ctx: Context, row: ClusterRow) -> None:
                 raise
 
 
-def describe_leftovers(row: ClusterRow, left: Sequence[Resource]) -> str:
+def describe_leftovers(row: ClusterRow, remaining: Sequence[Resource]) -> str:
     """`lab costs nothing any more; left of it: 2 machines that shut down, security group sg-1`."""
-    machines = sum(one.kind == "machine" for one in left)
+    machines = sum(resource.kind == "machine" for resource in remaining)
     parts = [f"{plural(machines, 'machine')} shutting down"] if machines else []
-    parts += [f"{one.kind} {one.id}" for one in left if one.kind != "machine"]
+    parts += [f"{resource.kind} {resource.id}" for resource in remaining if resource.kind != "machine"]
     return f"{row.name} costs nothing any more; left of it: {', '.join(parts)}"

@@ -48,14 +48,14 @@ def create_once(ctx: Context, provisioner: Provisioner, offer: Offer, row: Clust
     still exist then."""
     for attempt in range(CREATE_ATTEMPTS_MAX):
         fresh = dataclasses.replace(intent, token=f"{intent.token}-{uuid.uuid4().hex[:8]}")
-        no = _try_create(ctx, provisioner, offer, row, fresh)
-        if no is None:
+        refusal = _try_create(ctx, provisioner, offer, row, fresh)
+        if refusal is None:
             return
-        if not isinstance(no, RateLimited) or attempt == CREATE_ATTEMPTS_MAX - 1:
-            raise no
-        undo(ctx, provisioner, row, no.say)  # a part may exist, and a retry would create it twice
-        wait = 2.0 ** (attempt + 1) if no.retry_after is None else no.retry_after
-        ctx.progress.waits(f"{no.say}; asking again in {span(wait)}")
+        if not isinstance(refusal, RateLimited) or attempt == CREATE_ATTEMPTS_MAX - 1:
+            raise refusal
+        undo(ctx, provisioner, row, refusal.say)  # a part may exist, and a retry would create it twice
+        wait = 2.0 ** (attempt + 1) if refusal.retry_after is None else refusal.retry_after
+        ctx.progress.waits(f"{refusal.say}; asking again in {span(wait)}")
         ctx.clock.pause(wait, ctx.clock.monotonic() + wait)
 
 
@@ -67,27 +67,27 @@ def _try_create(
         _call_create(ctx, provisioner, offer, row, intent)
         return None
     except Unknown as error:
-        found = _find_created(ctx, provisioner, offer, row)
-        if found is None:
+        created = _find_created(ctx, provisioner, offer, row)
+        if created is None:
             return None
         if error.instead is None:
             raise
-        no = error.instead
-        if found:  # some of it: what is made slowly may still come, so that nothing counts as refused
+        refusal = error.instead
+        if created:  # some of it: what is made slowly may still come, so that nothing counts as refused
             undo(ctx, provisioner, row, error.say)
-            return no
+            return refusal
     except ProviderError as error:
-        no = error
+        refusal = error
     ctx.ledger.mark_refused(row.id)
-    return no
+    return refusal
 
 
 def is_reusable(ctx: Context, row: ClusterRow) -> bool:
-    """Whether all that there is of a cluster is what costs nothing and serves its machines, wherever these come from:
-    a security group. It is kept for the next offer, and goes with the cluster."""
-    there = ctx.ledger.resources(row.id)
-    costs = any(one.bills or one.kind == "machine" for one in there)
-    return bool(there) and not costs and not ctx.ledger.has_open_intents(row.id)
+    """Whether a cluster has only resources that cost nothing and serve any machine, such as a security group: these are
+    kept for the next offer, and destroyed with the cluster."""
+    resources = ctx.ledger.resources(row.id)
+    costs = any(resource.bills or resource.kind == "machine" for resource in resources)
+    return bool(resources) and not costs and not ctx.ledger.has_open_intents(row.id)
 
 
 def undo(ctx: Context, provisioner: Provisioner, row: ClusterRow, why: str) -> None:
@@ -111,47 +111,47 @@ def _call_create(ctx: Context, provisioner: Provisioner, offer: Offer, row: Clus
     """Call `create` and record its resources. Raises what it raises, and Unknown for a wrong number of machines."""
     with ctx.signals.shielded():  # what a provider has done must be in the ledger first
         made = provisioner.create(offer, intent, LedgerJournal(ctx.ledger, row.id))
-        known = {(one.kind, one.id) for one in ctx.ledger.resources(row.id)}
+        known = {(resource.kind, resource.id) for resource in ctx.ledger.resources(row.id)}
         for resource in made:
             if (resource.kind, resource.id) not in known:
                 ctx.ledger.got(row.id, resource)
     count = len(machines_of(ctx, row))
-    if count != offer.nodes and not any(_stands_for_all_machines(one, offer) for one in made):
+    if count != offer.nodes and not any(_stands_for_all_machines(resource, offer) for resource in made):
         raise Unknown(
             f"{provisioner.name} made {count} of {offer.nodes} machines", "try again, or ask for another kind"
         )
 
 
 def _find_created(ctx: Context, provisioner: Provisioner, offer: Offer, row: ClusterRow) -> list[Resource] | None:
-    """After a lost answer: None where all machines are there, by their mark, and then in the ledger, or one thing that
-    stands for all of them; else whatever is listed that the ledger does not know."""
+    """Find by tag what a `create` without an answer has made. None: all machines, or one resource that stands for all
+    of them; they are in the ledger then. Otherwise the listed resources that the ledger does not know."""
     deadline = ctx.clock.monotonic() + provisioner.settle_s
     listed: Sequence[Resource] = ()
     for _ in Poller(ctx.clock, deadline, POLL_SLOW_S, POLL_SLOW_S):
         listed = list_resources(ctx, provisioner, row)
-        found = [one for one in listed if one.kind == "machine" and one.state not in COSTLESS]
-        whole = [one for one in listed if _stands_for_all_machines(one, offer)]
-        if len(found) == offer.nodes or (len(whole) == 1 and len(found) < offer.nodes):
-            for resource in (*whole, *found):
+        machines = [resource for resource in listed if resource.kind == "machine" and resource.state not in COSTLESS]
+        whole = [resource for resource in listed if _stands_for_all_machines(resource, offer)]
+        if len(machines) == offer.nodes or (len(whole) == 1 and len(machines) < offer.nodes):
+            for resource in (*whole, *machines):
                 ctx.ledger.got(row.id, resource)
             return None
-        if len(found) > offer.nodes:
+        if len(machines) > offer.nodes:
             break
-    known = {(one.kind, one.id) for one in ctx.ledger.resources(row.id)}
-    return [one for one in listed if (one.kind, one.id) not in known]
+    known = {(resource.kind, resource.id) for resource in ctx.ledger.resources(row.id)}
+    return [resource for resource in listed if (resource.kind, resource.id) not in known]
 
 
 def _stands_for_all_machines(resource: Resource, offer: Offer) -> bool:
-    """Whether it is a whole whose machines their provider numbers later: until then they are awaited (`boot`)."""
+    """Whether it is a provider's own cluster, whose machines are numbered later (`wait_ready` waits for them)."""
     return resource.state not in COSTLESS and resource.data.get("machines") == offer.nodes
 
 
-def find_offers(ctx: Context, request: Request, said: set[str] | None = None) -> tuple[Provisioner, list[Offer]]:
+def find_offers(ctx: Context, request: Request, known_notes: set[str] | None = None) -> tuple[Provisioner, list[Offer]]:
     """Check the request and get its offers; nothing is created. Raises ProviderError, UsageError.
 
-    `said`: notes that were given before, which are not given again.
+    `known_notes`: notes that were printed before, and are not printed again; new ones are added.
     """
-    said = set() if said is None else said
+    known_notes = set() if known_notes is None else known_notes
     provisioner = ctx.provisioner(request.provider)
     _check_capabilities(provisioner, request)
     problems = _preflight(ctx, provisioner, request)
@@ -159,21 +159,21 @@ def find_offers(ctx: Context, request: Request, said: set[str] | None = None) ->
     if settled != request:
         request, problems = settled, _preflight(ctx, provisioner, settled)
     for note in [_describe_problem(problem) for problem in problems if not problem.fatal]:
-        if note not in said:
-            said.add(note)
+        if note not in known_notes:
+            known_notes.add(note)
             ctx.out.say(note)
     fatal = [problem for problem in problems if problem.fatal]
     if fatal:
         raise ProviderError("; ".join(dict.fromkeys(problem.say for problem in fatal)), fatal[0].hint)
     with ctx.progress.during(f"asking {request.provider} what it has"):
-        found = provisioner.offers(request)
+        all_offers = provisioner.offers(request)
     offers = [
         offer
-        for offer in found
+        for offer in all_offers
         if offer.nodes == request.nodes and (request.max_price is None or offer.per_hour <= request.max_price)
     ]
     if not offers:
-        fitting = [offer.per_hour for offer in found if offer.nodes == request.nodes]
+        fitting = [offer.per_hour for offer in all_offers if offer.nodes == request.nodes]
         if fitting and request.max_price is not None:
             raise NoCapacity(
                 f"{request.provider} offers nothing at {money(request.max_price)}/h or less: the cheapest that fits "
@@ -200,7 +200,7 @@ def _preflight(ctx: Context, provisioner: Provisioner, request: Request) -> list
 
 
 def _settle_problems(ctx: Context, request: Request, problems: Sequence[Problem]) -> Request:
-    """The request with what only a person can settle (a host's key), asked where there is one: all, or nothing."""
+    """The request with the user's confirmations of what only a person can settle (a host's key): all or none."""
     open_ones = [problem for problem in problems if problem.settle]
     asked = ctx.out.interactive and not ctx.yes
     if asked and open_ones and all(ctx.out.confirm(f"{problem.say}: go on?") for problem in open_ones):
@@ -210,17 +210,16 @@ def _settle_problems(ctx: Context, request: Request, problems: Sequence[Problem]
 
 
 def _check_capabilities(provisioner: Provisioner, request: Request) -> None:
-    for wanted, capability in ((request.nodes > 1, "multinode"), (request.spot, "spot")):
-        able = provisioner.capabilities.get(capability, f"{provisioner.name} does not say that it can")
-        if wanted and able is not True:
+    for is_needed, capability in ((request.nodes > 1, "multinode"), (request.spot, "spot")):
+        answer = provisioner.capabilities.get(capability, f"{provisioner.name} does not say that it can")
+        if is_needed and answer is not True:
             raise UsageError(
-                f"{provisioner.name} cannot do {capability}: {able}", "leave that out, or name another provider"
+                f"{provisioner.name} cannot do {capability}: {answer}", "leave that out, or name another provider"
             )
 
 
 def preview_offers(ctx: Context, request: Request, wish: LeaseLimits) -> tuple[Sequence[Offer], Payer | None]:
-    """The offers of a dry run, and who would pay; what there is to say of the money is said. Raises ProviderError,
-    UsageError."""
+    """The offers of a dry run, and who would pay; notes on the price are printed. Raises ProviderError, UsageError."""
     rented = is_rented(ctx.provisioner(request.provider))
     approval = PriceApproval()
     search = OfferSearch(ctx, dataclasses.replace(request, wait_s=0.0), _offer_source(ctx), approval)
@@ -231,7 +230,7 @@ def preview_offers(ctx: Context, request: Request, wish: LeaseLimits) -> tuple[S
 
 
 def _offer_source(ctx: Context, avoided: Sequence[str] = ()) -> OfferSource:
-    return lambda request, said: table.order_avoided_last(find_offers(ctx, request, said)[1], avoided)
+    return lambda request, known_notes: table.order_avoided_last(find_offers(ctx, request, known_notes)[1], avoided)
 
 
 def bring_up(
@@ -246,8 +245,8 @@ def bring_up(
 ) -> ClusterSession:
     """Create a cluster and wait until every node answers. What fails is undone before it is raised.
 
-    `foreword`: what is said of the offer before anybody is asked to agree to it. Where nothing can be had it is asked
-    for again, as long as the request says (`wait_s`). `approval`: what was agreed to for machines that these replace.
+    `foreword`: a sentence on the offer, printed before the user is asked to agree to it. Without capacity the search
+    goes on for the request's `wait_s`. `approval`: what was agreed to for the machines that these replace.
     """
     approval = approval or PriceApproval()
     if name is not None:
@@ -264,8 +263,8 @@ def bring_up(
     offers = search.offers()
     if rented:
         table.show_offers(ctx, offers)
-    if said := foreword(offers[0]):
-        ctx.out.say(said)
+    if sentence := foreword(offers[0]):
+        ctx.out.say(sentence)
     terms = Terms(ctx, request, until_offer_ends(wish, offers[0]), rented, search, approval)
     terms.confirm_price(offers)
     agent, _ = bootstrap.build_agent(ctx.home / "cache")
@@ -369,16 +368,17 @@ def _start_lease(ctx: Context, live: ClusterSession, terms: Terms, provisioner: 
     """The run lease replaces the boot lease. Money is counted from the intent on, at the dearer of the two prices."""
     now = ctx.clock.now()
     rented = is_rented(provisioner)
-    told = _total_price(live.machines)
-    terms.check_price(live.row.name, offer, told)
-    if told > offer.per_hour * (1 + PRICE_ROUNDING):
-        ctx.out.say(f"note: {live.row.name} costs {money(told)}/h, and {money(offer.per_hour)}/h was offered")
-    able = provisioner.capabilities.get("self_destruct", "nothing is known of that")
-    if rented and able is not True:
+    actual_price = _total_price(live.machines)
+    terms.check_price(live.row.name, offer, actual_price)
+    if actual_price > offer.per_hour * (1 + PRICE_ROUNDING):
+        ctx.out.say(f"note: {live.row.name} costs {money(actual_price)}/h, and {money(offer.per_hour)}/h was offered")
+    self_destruct = provisioner.capabilities.get("self_destruct", "nothing is known of that")
+    if rented and self_destruct is not True:
         ctx.out.say(
-            f"note: these machines cannot end themselves ({able}): the guard on this computer does it, while it is on"
+            f"note: these machines cannot end themselves ({self_destruct}): the guard on this computer does it, "
+            "while it is on"
         )
-    price = max(offer.per_hour, told)
+    price = max(offer.per_hour, actual_price)
     lease = terms.lease(price, now, since=live.row.created)
     send_lease(live, lease, now)
     if not ctx.ledger.mark_up(live.row.id, lease, now):

@@ -165,14 +165,14 @@ def _find_machines(
     known = machines_of(ctx, row)
     if len(known) >= nodes:
         return known, False
-    listed = [one for one in list_resources(ctx, provisioner, row) if one.state != "ended"]
-    found = [one for one in listed if one.kind == "machine" and one.state not in COSTLESS]
-    if len(found) != nodes:
+    listed = [machine for machine in list_resources(ctx, provisioner, row) if machine.state != "ended"]
+    new_machines = [machine for machine in listed if machine.kind == "machine" and machine.state not in COSTLESS]
+    if len(new_machines) != nodes:
         _raise_if_ending(ctx, row)
-        ids = {one.id for one in listed}
-        return [*listed, *(one for one in before if one.id not in ids)], True
-    for one in found:
-        ctx.ledger.got(row.id, one)
+        ids = {machine.id for machine in listed}
+        return [*listed, *(machine for machine in before if machine.id not in ids)], True
+    for machine in new_machines:
+        ctx.ledger.got(row.id, machine)
     return machines_of(ctx, row), False
 
 
@@ -194,14 +194,14 @@ def _take_over_machines(
         return list(machines)
     agent, _ = bootstrap.build_agent(ctx.home / "cache")
 
-    def first(index: int) -> Resource:
+    def log_in(index: int) -> Resource:
         machine = machines[index]
         ctx.progress.waits("logging in", f"node{index}")
         return (
             host_key_handover.prepare_handover(machine, index) if host_key_handover.needs_handover(machine) else machine
         )
 
-    def then(index: int) -> Resource:
+    def take_over(index: int) -> Resource:
         machine = known[index]
         ctx.progress.waits("bringing the agent", f"node{index}")
         if not host_key_handover.needs_handover(machine):
@@ -209,10 +209,10 @@ def _take_over_machines(
         return host_key_handover.complete_handover(provisioner, row, ctx.owner, agent, index, machine)
 
     try:
-        known = on_each(first, range(len(machines)))
+        known = on_each(log_in, range(len(machines)))
         for machine in known:
             ctx.ledger.update_resource(row.id, machine)
-        nodes = on_each(then, range(len(machines)))
+        nodes = on_each(take_over, range(len(machines)))
     finally:
         for index in range(len(machines)):
             ctx.progress.waits("", f"node{index}")
@@ -225,11 +225,11 @@ def _take_over_machines(
 
 def describe_local_disks(hellos: Sequence[NodeHello | None]) -> str:
     """Where data and environments lie, as a sentence; empty where that is the disk that everything lies on."""
-    found = {f"node{index}": one.scratch for index, one in enumerate(hellos) if one and one.scratch}
-    if not found:
+    disks = {f"node{index}": hello.scratch for index, hello in enumerate(hellos) if hello and hello.scratch}
+    if not disks:
         return ""
-    whose = "each machine's local disk" if len(found) == len(hellos) else f"the local disk of {', '.join(found)} alone"
-    path, free = next(iter(found.values())).path, min(disk.free for disk in found.values())
+    whose = "each machine's local disk" if len(disks) == len(hellos) else f"the local disk of {', '.join(disks)} alone"
+    path, free = next(iter(disks.values())).path, min(disk.free for disk in disks.values())
     return f"data and environments are on {whose} ({path}, {amount(free)} free)"
 
 
@@ -251,7 +251,7 @@ def _is_transient(provisioner: Provisioner, error: NodeError) -> bool:
 def _explain_refusal(machines: Sequence[Resource], error: NodeError) -> NodeError:
     from gpuops.transport import ssh
 
-    if isinstance(error, ssh.HostKeyChanged) and any(one.data.get("throwaway_key") for one in machines):
+    if isinstance(error, ssh.HostKeyChanged) and any(machine.data.get("throwaway_key") for machine in machines):
         return NodeError(
             f"{error.say}; its image seems to start an SSH server of its own, with a key that nobody can vouch for",
             "choose an image that runs the start command it is given, as the provider's own do",
@@ -259,27 +259,33 @@ def _explain_refusal(machines: Sequence[Resource], error: NodeError) -> NodeErro
     return error
 
 
-def _why_not_ready(provisioner: Provisioner, machines: Sequence[Resource], seen: set[str], *, settled: bool) -> str:
+def _why_not_ready(
+    provisioner: Provisioner, machines: Sequence[Resource], known_ids: set[str], *, settled: bool
+) -> str:
     """Why no connection is tried yet; empty when there is no reason. Raises NodeError for a machine that has ended,
     or will never be ready; MachineGone where another one may be.
 
-    `seen`: machines that their provider has known; of another one `ended` may still mean `not known yet`.
+    `known_ids`: machines that their provider has known; of another one `ended` may still mean `not known yet`.
     """
     for index, machine in enumerate(machines):
         hopeless = str(machine.data.get("hopeless") or "")
-        ended = machine.state == "ended" and (settled or machine.id in seen)
+        ended = machine.state == "ended" and (settled or machine.id in known_ids)
         ended = ended or (machine.state == "leaving" and not hopeless)
         if ended or machine.status is MachineStatus.PREEMPTED:
             why = f": {machine.why_ended}" if machine.why_ended else ""
-            say = f"{machine.name} ended before it was ready{why}"
-            raise MachineGone(say, RETRY_HINT, index) if machine.status.is_replaceable else NodeError(say, RETRY_HINT)
+            sentence = f"{machine.name} ended before it was ready{why}"
+            raise (
+                MachineGone(sentence, RETRY_HINT, index)
+                if machine.status.is_replaceable
+                else NodeError(sentence, RETRY_HINT)
+            )
         if hopeless:
             part = machine.name.rpartition("-")[2]
             who = f"node{part}" if part.isdigit() else machine.name
-            say = f"{who} will never be ready: {hopeless}{_quote_machine_log(provisioner, [machine])}"
+            sentence = f"{who} will never be ready: {hopeless}{_quote_machine_log(provisioner, [machine])}"
             if machine.status.is_replaceable:
-                raise MachineGone(say, RETRY_HINT, index)
-            raise NodeError(say, "try another machine or image")
+                raise MachineGone(sentence, RETRY_HINT, index)
+            raise NodeError(sentence, "try another machine or image")
     for index, machine in enumerate(machines):
         phase = str(machine.data.get("phase") or "")
         if machine.state in ("starting", "ended"):
@@ -296,8 +302,8 @@ def _quote_machine_log(provisioner: Provisioner, machines: Sequence[Resource]) -
         if machine.state == "running" and host_key_handover.is_node(machine):
             continue
         try:
-            if words := tell(machine).strip():
-                return f"; its own log ends with: {' / '.join(words.splitlines()[-3:])}"
+            if log := tell(machine).strip():
+                return f"; its own log ends with: {' / '.join(log.splitlines()[-3:])}"
         except GpuopsError:
             continue
     return ""

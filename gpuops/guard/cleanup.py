@@ -42,11 +42,11 @@ def clean_up(ctx: Context, cluster: int, *, saving: bool = True) -> None:
     `saving`: where its lease is over, what is on its nodes is brought home first; what is rented does not wait
     for that twice.
     """
-    taken = ctx.ledger.take_ownership(cluster, ctx.me)
-    row = ctx.ledger.cluster(cluster)  # as whoever had it has left it
+    is_owned = ctx.ledger.take_ownership(cluster, ctx.me)
+    row = ctx.ledger.cluster(cluster)  # read after that: its former owner may have changed it
     expired = row.is_overdue(ctx.clock.now())
     at_once = expired and not saving and is_rented(ctx.provisioner(row.provider))
-    if row.state == "gone" or not (taken or expired):
+    if row.state == "gone" or not (is_owned or expired):
         return
     if row.state == "creating":
         why = "was not ready in time" if expired else "was half-made when its command died"
@@ -83,10 +83,11 @@ def _tend_live(ctx: Context, row: ClusterRow, expired: bool) -> None:
 def _end_or_leave(
     ctx: Context, row: ClusterRow, expired: bool, unfinished: Sequence[RunRow], runs: Sequence[RunRow]
 ) -> None:
-    """What becomes of a cluster whose runs have ended. `unfinished`: those that had not; `runs`: its orphans."""
+    """Tear down a cluster whose runs have ended, or keep it. `unfinished`: the runs that had not ended before this
+    attempt; `runs`: those of them that this attempt finished."""
     now = ctx.ledger.cluster(row.id)
     if now.state != "up" or not (expired or now.owner_process == ctx.me):
-        return None  # somebody tore it down meanwhile, or is about to: what it brings home first is still there
+        return None  # another process tears it down, and fetches its results first
     if expired:
         _save_edits(ctx, row)
         if _confirm_lease_over(ctx, row):
@@ -121,26 +122,26 @@ def _confirm_lease_over(ctx: Context, row: ClusterRow) -> bool:
 
 
 def _has_other_runs(ctx: Context, row: ClusterRow, runs: Sequence[RunRow]) -> bool:
-    """Whether a command that lives has a run on it, or waits with one for its turn; or had one, and died while `runs`
-    were seen to: the next look is for that."""
-    seen_to = {run.id for run in runs}
-    left = [run for run in ctx.ledger.runs(cluster=row.id) if run.state != "home"]
-    return any(run.id not in seen_to or run.has_live_owner(besides=ctx.me) for run in left)
+    """Whether the cluster has unfinished runs beside `runs`: of a live command, or of one that died in the meantime,
+    which the next attempt finishes."""
+    handled = {run.id for run in runs}
+    unfinished = [run for run in ctx.ledger.runs(cluster=row.id) if run.state != "home"]
+    return any(run.id not in handled or run.has_live_owner(besides=ctx.me) for run in unfinished)
 
 
 def _bills_without_nodes(ctx: Context, row: ClusterRow) -> bool:
-    """Whether machines that cost money are still there after their nodes have ended. Those that can end themselves are
-    asked for that once they may have been idle for too long."""
-    able = has_capability(ctx.provisioner(row.provider), "self_destruct") and all(
-        one.data.get("ends_itself", True) for one in ctx.ledger.resources(row.id)
+    """Whether machines that cost money are still there after their nodes have ended. Machines that can end themselves
+    are checked only once their idle time may have passed."""
+    can_end_itself = has_capability(ctx.provisioner(row.provider), "self_destruct") and all(
+        resource.data.get("ends_itself", True) for resource in ctx.ledger.resources(row.id)
     )
     idle_s = row.lease.idle_s if row.lease.idle_s is not None else math.inf
-    early = able and ctx.clock.now() < (row.ready or 0.0) + idle_s
-    return is_rented(ctx.provisioner(row.provider)) and not early and watchdogs_ended(ctx, row)
+    is_early = can_end_itself and ctx.clock.now() < (row.ready or 0.0) + idle_s
+    return is_rented(ctx.provisioner(row.provider)) and not is_early and watchdogs_ended(ctx, row)
 
 
 def _stop_owned_runs(ctx: Context, row: ClusterRow, runs: list[RunRow]) -> None:
-    """Stop runs whose own commands live, and give these time to bring everything home."""
+    """Stop runs whose own commands live, and wait `RESULTS_TIMEOUT_S` for these to fetch the results."""
     if not runs:
         return
     try:
@@ -175,10 +176,10 @@ def _take_run(ctx: Context, run: RunRow) -> bool:
 def _finish_run(
     ctx: Context, row: ClusterRow, run: RunRow, stop_s: float | None, deferred: list[Callable[[], None]] | None
 ) -> None:
-    """Follow a run to its end, bring its results home, write its verdict. Only the nodes know whether it was started.
+    """Follow a run to its end, fetch its results, write its verdict.
 
-    `stop_s`: the run is stopped, and has so many seconds to end gracefully, and again as many to end at once.
-    `deferred`, where the machines are ended next: gets the fetch that is to be done after that.
+    `stop_s`: the run is stopped, with so many seconds to end gracefully, and as many again to end at once; None: it
+    goes on to its own end. `deferred`: fetches to be done after the machines have ended are added; None: they are kept.
     """
     if not _take_run(ctx, run):
         return None  # a command took it while another run was finished
@@ -208,7 +209,7 @@ def _open_session(ctx: Context, row: ClusterRow) -> ClusterSession:
 
 
 def _follow(ctx: Context, live: ClusterSession, run: RunRow, stop_s: float | None) -> dict[int, NodeReport] | None:
-    """The reports of its nodes, of those that ended in time; None where a command took the run over."""
+    """The reports of the nodes that ended in time; None where a command took the run over."""
     if stop_s is not None:
         stop_nodes(live, run.name, "graceful", STOP_REASON, kind="lease")
     following = make_follower(ctx, live, run, lambda *_: None, Silent().say)
@@ -280,11 +281,11 @@ def _unreachable_source(ctx: Context, row: ClusterRow, error: NodeError, *, is_g
 
 def _notify(ctx: Context, row: ClusterRow, run: RunRow, outcome: RunOutcome) -> None:
     results = f"{outcome.missing}; what came home is" if outcome.missing else "results"
-    left = outcome.document.get("left_behind")
-    stays = f"; still on {row.name}: {left}" if left else ""
+    left_behind = outcome.document.get("left_behind")
+    remainder = f"; still on {row.name}: {left_behind}" if left_behind else ""
     if kept := outcome.document.get("kept"):
-        stays += f"; {kept}"
-    ctx.ledger.add_notice(f"{run.name}: {outcome.verdict.say}; {results} in {run.home}{stays}")
+        remainder += f"; {kept}"
+    ctx.ledger.add_notice(f"{run.name}: {outcome.verdict.say}; {results} in {run.home}{remainder}")
 
 
 def _save_edits(ctx: Context, row: ClusterRow) -> None:
@@ -293,8 +294,8 @@ def _save_edits(ctx: Context, row: ClusterRow) -> None:
     Raises ConnectionLost where that can wait.
     """
     try:
-        for said in save_cluster_edits(ctx, row, Silent()):
-            ctx.ledger.add_notice(said)
+        for sentence in save_cluster_edits(ctx, row, Silent()):
+            ctx.ledger.add_notice(sentence)
     except Exception as error:
         if _can_retry(ctx, row, error):
             raise
@@ -302,8 +303,8 @@ def _save_edits(ctx: Context, row: ClusterRow) -> None:
 
 
 def _can_retry(ctx: Context, row: ClusterRow, error: Exception) -> bool:
-    """Whether a host of the user's own is out of reach. It costs nothing, and cannot be cleared either: what it has
-    would be lost if it came back just as its cluster is torn down."""
+    """Whether a host of the user's own is unreachable. It costs nothing meanwhile, and what it has would be lost if it
+    came back just as its cluster is torn down."""
     return isinstance(error, ConnectionLost) and not is_rented(ctx.provisioner(row.provider))
 
 

@@ -169,8 +169,8 @@ class ChildProcess:
 
 def start_child(home: Path, cluster: int, job: Job, failures: int) -> Child:
     """Its standard input is a pipe from the guard: when the guard dies, the pipe ends, and so does the child."""
-    words = command(home, cluster, job.value, str(failures))
-    return ChildProcess(subprocess.Popen(words, stdin=subprocess.PIPE, cwd=home, **HERE.background[-1]))
+    argv = command(home, cluster, job.value, str(failures))
+    return ChildProcess(subprocess.Popen(argv, stdin=subprocess.PIPE, cwd=home, **HERE.background[-1]))
 
 
 class Guard:
@@ -329,7 +329,7 @@ def run_attempt(home: Path, cluster: int, job: Job, failures: int) -> int:
         finally:
             ctx.ledger.close()
     except Exception as error:
-        refused = next((one for one in (error, error.__cause__) if isinstance(one, AuthFailed)), None)
+        refused = next((cause for cause in (error, error.__cause__) if isinstance(cause, AuthFailed)), None)
         if refused:
             heartbeat.record_refusal(home, row, refused)
         _log_failure(row.name)
@@ -378,23 +378,23 @@ def _exit_with_guard() -> None:
 def _log_failure(what: str = "the ledger") -> None:
     """A line for what a user could act on, a traceback for what is a bug."""
     error = sys.exception()
-    at = time.strftime("%Y-%m-%dT%H:%M:%SZ", time.gmtime())
+    timestamp = time.strftime("%Y-%m-%dT%H:%M:%SZ", time.gmtime())
     if isinstance(error, GpuopsError):
         hint = f" ({error.hint})" if isinstance(error, AuthFailed) and error.hint else ""
-        print(f"{at} {what}: {error.say}{hint}", file=sys.stderr)
+        print(f"{timestamp} {what}: {error.say}{hint}", file=sys.stderr)
     else:
-        print(f"{at} {what}", file=sys.stderr)
+        print(f"{timestamp} {what}", file=sys.stderr)
         traceback.print_exc()
     sys.stderr.flush()
 
 
-def execute(words: Sequence[str]) -> int:
+def execute(arguments: Sequence[str]) -> int:
     """`HOME CLUSTER`: the guard; `HOME CLUSTER JOB FAILURES`: its child."""
-    home, cluster = Path(words[0]), int(words[1])
-    if len(words) == 2:
+    home, cluster = Path(arguments[0]), int(arguments[1])
+    if len(arguments) == 2:
         return main(home, cluster)
     _exit_with_guard()
-    return run_attempt(home, cluster, Job(words[2]), int(words[3]))
+    return run_attempt(home, cluster, Job(arguments[2]), int(arguments[3]))
 
 
 if __name__ == "__main__":

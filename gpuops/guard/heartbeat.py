@@ -81,11 +81,11 @@ def beat(home: Path, cluster: int, last: Heartbeat) -> Heartbeat:
 
 def read(home: Path, cluster: int) -> Heartbeat | None:
     """None where no guard has written one that can be read."""
-    found = _read(_path(home, cluster))
+    document = _read(_path(home, cluster))
     try:
-        pid, started = found["process"]
-        keys, rented = dict(found["keys"]), dict(found["rented"])
-        return Heartbeat(Identity(int(pid), float(started)), float(found["at"]), keys, rented)
+        pid, started = document["process"]
+        keys, rented = dict(document["keys"]), dict(document["rented"])
+        return Heartbeat(Identity(int(pid), float(started)), float(document["at"]), keys, rented)
     except (KeyError, TypeError, ValueError):
         return None
 
@@ -111,9 +111,9 @@ def kill_guard(home: Path, cluster: int) -> None:
         return
     with suppress(psutil.Error):
         process = psutil.Process(last.process.pid)
-        for one in (process, *process.children(recursive=True)):
+        for victim in (process, *process.children(recursive=True)):
             with suppress(psutil.Error):
-                one.kill()
+                victim.kill()
 
 
 def remove_files(home: Path, cluster: int) -> None:
@@ -136,9 +136,9 @@ def record_refusal(home: Path, row: ClusterRow, error: AuthFailed | None) -> Non
 def read_refusals(home: Path, rows: Iterable[ClusterRow]) -> dict[str, dict[str, str]]:
     """Provider to `say` and `hint`, where the keys of the guard of one of these clusters are refused: it cannot end
     what is rented there."""
-    found = [_read(_refusal_path(home, row.id)) for row in rows]
-    whole = [one for one in found if one.keys() >= {"provider", "say", "hint"}]
-    return {one["provider"]: {"say": one["say"], "hint": one["hint"]} for one in whole}
+    documents = [_read(_refusal_path(home, row.id)) for row in rows]
+    refusals = [document for document in documents if document.keys() >= {"provider", "say", "hint"}]
+    return {document["provider"]: {"say": document["say"], "hint": document["hint"]} for document in refusals}
 
 
 def _path(home: Path, cluster: int) -> Path:
@@ -159,7 +159,7 @@ def _write(path: Path, document: Mapping[str, object]) -> None:
 
 def _read(path: Path) -> dict[str, Any]:
     try:
-        found = json.loads(path.read_text(encoding="utf-8"))
+        document = json.loads(path.read_text(encoding="utf-8"))
     except (OSError, ValueError):
         return {}
-    return found if isinstance(found, dict) else {}
+    return document if isinstance(document, dict) else {}

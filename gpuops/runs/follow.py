@@ -1,6 +1,6 @@
 """Following a run: one mirror of logs per node, which reconnects after any number of cuts, until every node has ended.
 
-`Follower` is the mirrors; `follower` makes one for a run of the ledger, which asks the provider about machines.
+`Follower` holds the mirrors; `make_follower` makes one for a run of the ledger, which asks the provider about machines.
 """
 
 from __future__ import annotations
@@ -203,7 +203,7 @@ class Follower:
         return lost_report(index, say, ReasonKind.ENDED, ending)
 
     def _reconnect(self, index: int, since: float, trouble: GpuopsError) -> NodeReport | None:
-        """Wait, and reconnect. Returns the node's report where the reconnection shows that it has none to give."""
+        """Wait, and reconnect. Returns a report where the node answers that its run has ended without one."""
         away = self._clock.monotonic() - since
         self._remind(index, away, trouble)
         self._quit.wait(RECONNECT_INTERVAL_S if away < SLOW_RECONNECT_INTERVAL_S else SLOW_RECONNECT_INTERVAL_S)

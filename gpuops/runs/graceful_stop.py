@@ -36,13 +36,13 @@ def stop_nodes(
 ) -> None:
     """Ask every node at once. A node that cannot be asked has ended, or is stopped by the gang link or its lease."""
 
-    def one(_index: int, client: AgentClient) -> None:
+    def ask(_index: int, client: AgentClient) -> None:
         try:
             client.call("stop", run=run, how=how, why=why, kind=kind)
         except GpuopsError:
             pass  # one node's failure must not keep the others running
 
-    live.each(one)
+    live.each(ask)
 
 
 def stop_and_wait(ctx: Context, live: ClusterSession, run: RunRow, why: str) -> dict[int, NodeReport]:

@@ -58,10 +58,10 @@ def _start_nodes(ctx: Context, live: ClusterSession, prepared: Prepared) -> None
 
     def start(index: int) -> None:
         ctx.progress.waits("takes stock of its files", f"node{index}")
-        words = {"spec": specs[index], "secrets": dict(prepared.secrets), "gang_secret": gang_secret}
+        parameters = {"spec": specs[index], "secrets": dict(prepared.secrets), "gang_secret": gang_secret}
         if granted:
-            words["urls"] = granted.urls[index].document()
-        live.clients[index].call("start", timeout=START_TIMEOUT_S, **words)
+            parameters["urls"] = granted.urls[index].document()
+        live.clients[index].call("start", timeout=START_TIMEOUT_S, **parameters)
         ctx.progress.waits("", f"node{index}")
 
     try:
@@ -104,11 +104,11 @@ def _choose_endpoints(live: ClusterSession, prepared: Prepared) -> tuple[Place, 
         master, gang = prepared.ports
         return (address, master), (address, gang)
 
-    def fresh() -> Place:
-        found: FreePort = live.clients[0].call("port", address=address)
-        return address, found.port
+    def fresh_endpoint() -> Place:
+        free: FreePort = live.clients[0].call("port", address=address)
+        return address, free.port
 
-    return fresh(), fresh() if several else None
+    return fresh_endpoint(), fresh_endpoint() if several else None
 
 
 def _cancel_start(live: ClusterSession, index: int, run: str) -> None:

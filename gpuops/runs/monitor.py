@@ -1,7 +1,7 @@
 """A run while it goes on: its output is shown, its files come home, and what a user should know of it is remarked.
 
 `LiveFetch` fetches files in the background; `Remarks` notices silence, machines about to be preempted and TensorBoard's
-files; `attend` shows a run to its end and turns signals into a stop.
+files; `show_run` shows a run to its end and turns signals into a stop.
 """
 
 from __future__ import annotations
@@ -180,10 +180,10 @@ def tensorboard_command(home: RunHome, folder: Path, *, live: bool = False) -> s
     `live`: the run goes on. Each version of a file that comes home replaces the one before; TensorBoard's fast loader
     keeps the first one open and shows nothing new (measured with 2.21), its other loader follows.
     """
-    found = [path.parent for path in home.out.rglob(TENSORBOARD_FILES)]
-    if not found:
+    folders = [path.parent for path in home.out.rglob(TENSORBOARD_FILES)]
+    if not folders:
         return ""
-    logdir = Path(os.path.commonpath(found))
+    logdir = Path(os.path.commonpath(folders))
     shown = logdir.relative_to(folder) if logdir.is_relative_to(folder) else logdir
     return f"curves: tensorboard {'--load_fast=false ' * live}--logdir {shlex.quote(str(shown))}"
 
@@ -198,9 +198,9 @@ def show_run(ctx: Context, live: ClusterSession, row: RunRow, tail: HomeTail) ->
     following, remarks = follow_with_remarks(ctx, live, row)
     try:
         fetching, renewal = LiveFetch(live, row, ctx.clock), UrlRenewal(ctx, live, row)
-        with show_waiting(ctx, row) as first:
+        with show_waiting(ctx, row) as until_first_line:
             while not following.watch(POLL_INTERVAL_S):
-                show(close_at_first_line(first, tail.new()))
+                show(close_at_first_line(until_first_line, tail.new()))
                 fetching.poll()
                 renewal.poll()
                 remarks.poll()
@@ -236,28 +236,28 @@ def _halt_in_background(live: ClusterSession, row: RunRow, how: Literal["gracefu
     threading.Thread(target=stop_nodes, args=(live, row.name, how, why), daemon=True, name=f"stop {row.name}").start()
 
 
-def show_waiting(ctx: Context, row: RunRow, wanted: Filter | None = None) -> ExitStack:
+def show_waiting(ctx: Context, row: RunRow, line_filter: Filter | None = None) -> ExitStack:
     """Say that the run goes on without a line yet, until the returned stack is closed."""
     ranks = row.facts.world if request_of(row).kind == "torchrun" else 0
     on = f" on {plural(ranks, 'rank')}" if ranks else ""
-    every = wanted is None or wanted == Filter(tail=wanted.tail, launcher=wanted.launcher)
-    first = ExitStack()
-    first.enter_context(ctx.progress.during(f"{row.name} runs{on}", aside=True))
+    every = line_filter is None or line_filter == Filter(tail=line_filter.tail, launcher=line_filter.launcher)
+    until_first_line = ExitStack()
+    until_first_line.enter_context(ctx.progress.during(f"{row.name} runs{on}", aside=True))
     ctx.progress.waits("no line yet" if every else "no line that fits yet")
-    return first
+    return until_first_line
 
 
-def close_at_first_line(first: ExitStack, lines: Iterator[str]) -> Iterator[str]:
-    """The lines; `first` is closed before the first of them."""
+def close_at_first_line(until_first_line: ExitStack, lines: Iterator[str]) -> Iterator[str]:
+    """The lines; `until_first_line` is closed before the first of them."""
     for line in lines:
-        first.close()
+        until_first_line.close()
         yield line
 
 
 def follow_with_remarks(ctx: Context, live: ClusterSession, row: RunRow) -> tuple[Follower, Remarks]:
     """Start to follow a run to its end, with remarks about it."""
-    look = busy_command(live.row.name, gpus=any(live.gpus()))
-    remarks = Remarks(ctx.out.say, RunHome(row.home), ctx.folder, look, ctx.clock)
+    command = busy_command(live.row.name, gpus=any(live.gpus()))
+    remarks = Remarks(ctx.out.say, RunHome(row.home), ctx.folder, command, ctx.clock)
     following = make_follower(ctx, live, row, remarks.heard, ctx.out.say)
     following.start()
     return following, remarks

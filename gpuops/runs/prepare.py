@@ -177,15 +177,15 @@ def _prepare_nodes(
     home = RunHome(row.home)
     home.create()
     clients = live.clients[: request.nodes]
-    alone = shared or not (request.kind == "torchrun" or request.all_nodes)
+    is_alone = shared or not (request.kind == "torchrun" or request.all_nodes)
     with progress.during(f"trying the network between {request.nodes} nodes"):
-        meeting = find_rendezvous(ctx, live, request.nodes, alone=alone)
-    began = ctx.clock.monotonic()
+        meeting = find_rendezvous(ctx, live, request.nodes, alone=is_alone)
+    started = ctx.clock.monotonic()
     with progress.during("comparing the project with what the nodes have"):
         record = PushRecord(ctx.home, live.row.token, name)
         reports = sync.push_many(clients, name, tree, overwrite=sending.overwrite, progress=progress, record=record)
     if not shared:
-        took_s = ctx.clock.monotonic() - began
+        took_s = ctx.clock.monotonic() - started
         upload.record_upload_rate(ctx.home / "cache", sum(one.bytes_sent for one in reports), took_s)
     _report_kept_edits(ctx, reports)
     places = inputs.push_data(ctx, live, request, allow=sending.send_anyway, overwrite=sending.overwrite)

@@ -1,7 +1,7 @@
 """`--retries`: a job whose machines were preempted goes on with others, within the limits of the whole job.
 
-`find_ended_machine` tells a machine that ended before its run from what a user did wrong; `preemption_of` reads from a
-run's outcome what was lost; `run_with_retries` makes the next attempt. `RetryState` is what the attempts share.
+`find_ended_machine` tells a machine that ended before its run from what a user did wrong; `find_preemption` reads from
+a run's outcome what was lost; `run_with_retries` makes the next attempt. `RetryState` is what the attempts share.
 """
 
 from __future__ import annotations
@@ -149,8 +149,8 @@ class RetryState:
         self.approval.settled = True
 
     def announce(self, loss: Preemption) -> str:
-        where = f"elsewhere than {loss.place}" if loss.place else "anew"
-        return f"{loss.sentence()}; retry {len(self.losses)} of {self.retries}: looking for machines {where}"
+        place = f"elsewhere than {loss.place}" if loss.place else "anew"
+        return f"{loss.sentence()}; retry {len(self.losses)} of {self.retries}: looking for machines {place}"
 
     def resumed(self, first_step: float | None) -> bool:
         """Note when the run after the last preemptions did its first step (UTC seconds). Returns whether a gap became
@@ -190,7 +190,7 @@ def find_preemption(row: RunRow, cluster: ClusterRow, end: RunOutcome) -> Preemp
 
 
 def preemption_before_run(cluster: ClusterRow, error: MachineGone, now: float) -> Preemption:
-    """Machines that ended before there was a run. `now`: when that was found out."""
+    """The preemption of machines that ended before there was a run. `now`: when that was noticed (UTC seconds)."""
     return Preemption(
         "", cluster.name, offer_place(cluster), error.node, error.say, noticed=now, warned=False, started=False
     )
@@ -205,12 +205,12 @@ def first_step_time(row: RunRow) -> float | None:
     return first_event_time(row, lambda event: event.event == "stepped")
 
 
-def first_event_time(row: RunRow, wanted: Callable[[JournalEvent], bool]) -> float | None:
+def first_event_time(row: RunRow, matches: Callable[[JournalEvent], bool]) -> float | None:
     """When any node of a run first noted such an event, by the events that are home (UTC seconds, our clock)."""
     from gpuops.transport import validation
 
     skews = row.facts.skews
-    found = []
+    times = []
     for index in range(int(row.request["nodes"])):
         try:
             lines = RunHome(row.home).lines(index, "events.jsonl")
@@ -218,9 +218,9 @@ def first_event_time(row: RunRow, wanted: Callable[[JournalEvent], bool]) -> flo
             continue
         for line in lines:
             event = validation.parse_event(line)
-            if event and wanted(event):
-                found.append(event.at + (skews[index] if index < len(skews) else 0.0))
-    return min(found, default=None)
+            if event and matches(event):
+                times.append(event.at + (skews[index] if index < len(skews) else 0.0))
+    return min(times, default=None)
 
 
 def final_cost(row: ClusterRow, per_hour: float) -> float:

@@ -58,15 +58,15 @@ class Notes:
 
     def slices(self, begin: int, end: int) -> Iterator[tuple[float, int, int]]:
         """The bytes from `begin` to `end` as (moment, from, to)."""
-        at = begin
+        offset = begin
         for index in range(bisect_right(self.sizes, begin), len(self.sizes)):
             if self.sizes[index] >= end:
                 break
-            yield self.moments[index], at, self.sizes[index]
-            at = self.sizes[index]
-        if at < end:
-            index = bisect_right(self.sizes, at)
-            yield (self.moments[index] if index < len(self.sizes) else NOT_NOTED_YET), at, end
+            yield self.moments[index], offset, self.sizes[index]
+            offset = self.sizes[index]
+        if offset < end:
+            index = bisect_right(self.sizes, offset)
+            yield (self.moments[index] if index < len(self.sizes) else NOT_NOTED_YET), offset, end
 
 
 class LogTimes:
@@ -107,10 +107,10 @@ class LogTimes:
 
 def _read_notes(path: Path) -> Iterator[bytes]:
     """A file's lines, up to `MAX_NOTES_BYTES` in all."""
-    left = MAX_NOTES_BYTES
+    remaining_bytes = MAX_NOTES_BYTES
     with path.open("rb") as file:
-        while left > 0 and (line := file.readline(MAX_LINE_BYTES)):
-            left -= len(line)
+        while remaining_bytes > 0 and (line := file.readline(MAX_LINE_BYTES)):
+            remaining_bytes -= len(line)
             yield line
 
 
@@ -119,19 +119,19 @@ def find_line_start(path: Path, offset: int) -> int:
     begin = max(0, offset - MAX_LINE_BYTES)
     with path.open("rb") as file:
         file.seek(begin)
-        found = file.read(offset - begin).rfind(b"\n")
-    return begin + found + 1 if found >= 0 else begin if begin == 0 else offset
+        newline = file.read(offset - begin).rfind(b"\n")
+    return begin + newline + 1 if newline >= 0 else begin if begin == 0 else offset
 
 
 def parse_moment(text: str, now: float) -> float:
     """`10m` (ago) or `2026-11-21T12:00` (local time unless it names a zone) as UTC seconds. Raises UsageError."""
     try:
-        then = datetime.fromisoformat(text).timestamp() if text[4:5] == "-" else now - parse_span(text)
+        moment = datetime.fromisoformat(text).timestamp() if text[4:5] == "-" else now - parse_span(text)
     except (UsageError, ValueError, OverflowError, OSError):
         raise UsageError(f"'{text}' is no time", "write it like 10m, 2h, 2026-11-21 or 2026-11-21T12:00") from None
-    if then > now:
+    if moment > now:
         raise UsageError(f"'{text}' is still to come", "write it like 10m, 2h or 2026-11-21T12:00")
-    return then
+    return moment
 
 
 class HomeTail:
@@ -181,11 +181,11 @@ class HomeTail:
         return sorted(self._logs.glob(f"node*/{EVENTS_FILE}"))
 
     def _streams(self) -> list[tuple[int, Path]]:
-        found = []
+        streams = []
         for folder in self._logs.glob("node*"):
             if match := NODE_FOLDER.fullmatch(folder.name):
-                found += [(int(match[1]), path) for path in folder.iterdir() if STREAM.fullmatch(path.name)]
-        return sorted(found, key=_stream_order)
+                streams += [(int(match[1]), path) for path in folder.iterdir() if STREAM.fullmatch(path.name)]
+        return sorted(streams, key=_stream_order)
 
     def _in_order(self, times: LogTimes) -> Iterator[str]:
         """What is home, slice by slice."""

@@ -84,18 +84,18 @@ def find_deaths(kind: str, report: NodeReport, several: bool) -> list[Death]:
     """Every death on one node, in the order of its ranks. `several`: the run has other nodes."""
     if kind == "command" and report.outcome == "failed":
         return [_command_death(report, several)]
-    found = [_rank_death(report, rank) for rank in _complete_ranks(report) if rank.code or rank.signal]
-    if report.outcome == "failed" and not any(death.weight < OURS for death in found):
-        found.append(_launcher_death("torchrun", report, several))
-    return found
+    deaths = [_rank_death(report, rank) for rank in _complete_ranks(report) if rank.code or rank.signal]
+    if report.outcome == "failed" and not any(death.weight < OURS for death in deaths):
+        deaths.append(_launcher_death("torchrun", report, several))
+    return deaths
 
 
-def find_culprit(found: Iterable[Death]) -> Death | None:
+def find_culprit(deaths: Iterable[Death]) -> Death | None:
     """The death that explains the others: the first by time that has a cause of its own.
 
-    One that comes more than `WINDOW_S` after the first death did not cause it.
+    One that comes more than `CULPRIT_WINDOW_S` after the first death did not cause it.
     """
-    ordered = sorted(found, key=lambda death: (death.weight, _end_time(death)))
+    ordered = sorted(deaths, key=lambda death: (death.weight, _end_time(death)))
     peers = [death for death in ordered if death.weight == PEER]
     if (
         ordered
@@ -158,20 +158,20 @@ def last_output(rank: RankReport) -> str:
 
 def drop_repeated_tracebacks(text: str) -> str:
     """Without the tracebacks that say the same as one before: those of a torchrun's other ranks."""
-    said, *blocks = text.split(_TRACEBACK)
+    before, *blocks = text.split(_TRACEBACK)
     different = [block for index, block in enumerate(blocks) if block.strip() not in map(str.strip, blocks[:index])]
-    return _TRACEBACK.join([said, *different])
+    return _TRACEBACK.join([before, *different])
 
 
 def strip_torchrun_summary(tail: str) -> str:
     """What a program had said before torchrun added its own traceback and table."""
-    before, found, _ = tail.rpartition(_SUMMARY)
-    words, _, _ = before.rpartition(_TRACEBACK)
-    return _TORCHRUN_LOG.sub("", words) if found else tail
+    before, separator, _ = tail.rpartition(_SUMMARY)
+    output, _, _ = before.rpartition(_TRACEBACK)
+    return _TORCHRUN_LOG.sub("", output) if separator else tail
 
 
 def _rank_death(report: NodeReport, rank: RankReport) -> Death:
-    said = last_output(rank)
+    output = last_output(rank)
     return Death(
         who=f"rank {rank.rank} on node{rank.node}",
         node=rank.node,
@@ -179,13 +179,13 @@ def _rank_death(report: NodeReport, rank: RankReport) -> Death:
         code=rank.code,
         signal=rank.signal,
         ended=rank.ended,
-        weight=_weigh(report, rank, said),
-        tail=said,
+        weight=_weigh(report, rank, output),
+        tail=output,
         oom=rank.oom,
     )
 
 
-def _weigh(report: NodeReport, rank: RankReport, said: str) -> int:
+def _weigh(report: NodeReport, rank: RankReport, output: str) -> int:
     if rank.after_stop:
         return OURS
     if rank.oom:
@@ -194,26 +194,26 @@ def _weigh(report: NodeReport, rank: RankReport, said: str) -> int:
     headless = report.outcome == "lost" or report.kind == ReasonKind.LAUNCHER
     if ended_by_others and headless and rank.rank != _root_cause(report)[0]:
         return OURS  # what was left of a run whose agent or launcher had died
-    if rank.signal == SIGTERM and _TRACEBACK in said:
-        return _weigh_words(said)  # it had failed, and was slow to leave when a peer that died of that had ended
+    if rank.signal == SIGTERM and _TRACEBACK in output:
+        return _weigh_words(output)  # it had failed, and was slow to leave when a peer that died of that had ended
     if rank.signal == SIGTERM or rank.code == 128 + SIGTERM:
         return PEER  # torchrun ends the others so when one of its ranks has failed
     # An uncaught error of C++ (NCCL's watchdog) aborts; any other signal does not come from words.
-    return _weigh_words(said) if rank.signal in (None, SIGABRT) else OWN
+    return _weigh_words(output) if rank.signal in (None, SIGABRT) else OWN
 
 
-def _weigh_words(said: str) -> int:
-    final = extract_exception(said)
+def _weigh_words(output: str) -> int:
+    final = extract_exception(output)
     return PEER if _PEER_WORDS.search(final) and not remedies.is_port_taken(final) else OWN
 
 
 def _command_death(report: NodeReport, several: bool) -> Death:
     """A plain command's; where it was a torchrun of the user's own, that of the rank which failed first."""
-    words = (
+    output = (
         "\n".join(drop_repeated_tracebacks(strip_torchrun_summary(report.tail)).rstrip().splitlines()[-SHOWN_LINES:])
         or report.out.rstrip()
     )
-    death = _launcher_death("the command", replace(report, tail=words), several)
+    death = _launcher_death("the command", replace(report, tail=output), several)
     rank, code = _root_cause(report)
     if rank is None or death.code is None:
         return death

@@ -193,10 +193,10 @@ def may_defer(evidence: Evidence) -> bool:
 def judge_run(row: RunRow, request: RunRequest, evidence: Evidence, *, saved: bool) -> Judgement:
     """`saved`: something that the run made is home, so that `--resume` can go on from it."""
     brought = evidence.bucket.brought
-    own = {index: parse_report(index, one.result) for index, one in brought.items() if one.result}
+    own = {index: parse_report(index, node.result) for index, node in brought.items() if node.result}
     reports = {**evidence.reports, **own}
     nodes = _states_after_bucket(evidence, reports)
-    sink_states = {**evidence.sink_states, **{index: _archive_state(one) for index, one in brought.items()}}
+    sink_states = {**evidence.sink_states, **{index: _archive_state(node) for index, node in brought.items()}}
     all_safe = all(index in sink_states and sink_states[index].is_safe for index in range(request.nodes))
     return Judgement(
         _complete_verdict(row, request, evidence, reports, nodes, saved),
@@ -236,8 +236,8 @@ def _states_after_bucket(evidence: Evidence, reports: Mapping[int, NodeReport]) 
     after it, where its archive came. An unreachable node whose archive lacks files may still have them."""
     brought = evidence.bucket.brought
     states = classify_nodes(reports, [index for index in evidence.vanished if index not in brought])
-    for index, one in brought.items():
-        if one.missing and evidence.nodes[index] is NodeState.UNREACHABLE:
+    for index, node in brought.items():
+        if node.missing and evidence.nodes[index] is NodeState.UNREACHABLE:
             states[index] = NodeState.UNREACHABLE
     return states
 
@@ -264,7 +264,7 @@ def _judge_results(run: str, evidence: Evidence, nodes: Nodes, *, kept_elsewhere
 
 
 def _name_nodes(nodes: Nodes, state: NodeState, what: str) -> str:
-    names = ", ".join(f"node{index}" for index, one in nodes.items() if one is state)
+    names = ", ".join(f"node{index}" for index, state_of_node in nodes.items() if state_of_node is state)
     return f"{names} {what}" if names else ""
 
 

@@ -44,12 +44,12 @@ START_OVER_HINT = "run it again: it left no snapshot to continue from"
 
 def read_progress(reports: Iterable[NodeReport]) -> dict[str, int]:
     """How far the run's program says it got: `step`, and `saved`, the step of its newest snapshot, where known."""
-    found: dict[str, int] = {}
+    progress: dict[str, int] = {}
     for report in reports:
         for name in ("step", "saved"):
             if name in report.progress:
-                found[name] = max(int(report.progress[name]), found.get(name, 0))
-    return found
+                progress[name] = max(int(report.progress[name]), progress.get(name, 0))
+    return progress
 
 
 def resume_hint(run: str, saved: bool) -> str:
@@ -95,27 +95,27 @@ def is_port_clash(reports: Iterable[NodeReport]) -> bool:
 
 def _ended_from_outside(reports: Sequence[NodeReport], again: str) -> tuple[NodeReport, Verdict] | None:
     """What ended the run although no process of it failed: lease, reclaim, loss, stop, in this order."""
-    first = sorted(reports, key=lambda report: float("inf") if report.ended is None else report.ended)
-    for report in first:
+    by_end = sorted(reports, key=lambda report: float("inf") if report.ended is None else report.ended)
+    for report in by_end:
         if report.kind == ReasonKind.LEASE:
             say = f"the lease of node{report.node} ended the run"
             longer = f"give it longer (--max-hours, --max-cost, or in time `gpuops lease NAME --extend 2h`) and {again}"
             return report, Verdict("stopped", NODE_FAILED, say, longer, node=report.node)
-    if preemption := _find_preempted_node(first):
+    if preemption := _find_preempted_node(by_end):
         return preemption, _preempted_verdict(preemption, reports, again)
     # A node that heard of the loss by the gang link is a witness only: the lost one itself speaks first.
-    for report in sorted(first, key=lambda report: report.kind == ReasonKind.GANG):
+    for report in sorted(by_end, key=lambda report: report.kind == ReasonKind.GANG):
         if report.outcome == "lost":
             return report, _lost_verdict(report, again)
-    for report in first:
+    for report in by_end:
         if report.kind == ReasonKind.END:  # not by a stop, which would have been reported as one
             return report, Verdict(
                 "lost", NODE_FAILED, f"node{report.node} was ended under the run", again, node=report.node
             )
-    for report in first:
+    for report in by_end:
         if report.outcome == "stopped" and report.kind != ReasonKind.GANG:
             return report, Verdict("stopped", STOPPED, "the run was stopped before its end", again)
-    for report in first:
+    for report in by_end:
         if report.kind == ReasonKind.GANG and all(other.outcome != "failed" for other in reports):
             return report, _lost_verdict(report, again)
     return None
@@ -131,13 +131,13 @@ def _find_preempted_node(reports: Sequence[NodeReport]) -> NodeReport | None:
 
 def _preempted_verdict(report: NodeReport, reports: Sequence[NodeReport], again: str) -> Verdict:
     """`reclaimed by AWS at step 120 (node1 at 08:22:00Z); the newest snapshot is of step 100`."""
-    reason, got = report.reason, read_progress(reports)
+    reason, progress = report.reason, read_progress(reports)
     node, at = report.node if reason.node is None else reason.node, reason.at
-    step = f" at step {got['step']}" if "step" in got else ""
+    step = f" at step {progress['step']}" if "step" in progress else ""
     when = time.strftime(" at %H:%M:%SZ", time.gmtime(at)) if at is not None else ""
     say = f"reclaimed by {reason.by or 'its provider'}{step} (node{node}{when})"
-    if "saved" in got:
-        say += f"; the newest snapshot is of step {got['saved']}"
+    if "saved" in progress:
+        say += f"; the newest snapshot is of step {progress['saved']}"
     return Verdict("reclaimed", NODE_FAILED, say, again + RETRIES_HINT, node=node)
 
 
@@ -219,9 +219,9 @@ def _judge_alone(well: str, last: Sequence[str]) -> Verdict:
     return Verdict("unclear", 0, f"{well}, but it says {_quote(unwilling)}", remedies.GPUS)
 
 
-def _last_line(one: RankReport | NodeReport) -> str:
+def _last_line(report: RankReport | NodeReport) -> str:
     """The last line that it printed."""
-    return remedies.last_line(one.out) or remedies.last_line(one.tail)
+    return remedies.last_line(report.out) or remedies.last_line(report.tail)
 
 
 def _describe_last_lines(last: Mapping[int, str]) -> str:

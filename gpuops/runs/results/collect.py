@@ -107,10 +107,10 @@ class Disks:
         if known is None:
             endings = _describe_endings(ctx, self.cluster, machines) if self.ended else {}
             known = unreachable_reports(row, self.error, ended=self.ended, endings=endings)
-        found, unreachable = salvage(ctx, self.cluster, row)
+        salvaged, unreachable = salvage(ctx, self.cluster, row)
         if unreachable and ctx.provisioner(self.cluster.provider).capabilities.get("rented") is not True:
             raise next(iter(unreachable.values()))
-        return Agents(absent_session(self.cluster, machines, self.error), {**known, **found}).collect(
+        return Agents(absent_session(self.cluster, machines, self.error), {**known, **salvaged}).collect(
             ctx, row, progress
         )
 
@@ -157,8 +157,8 @@ def fetch_now(
 ) -> int:
     """Bring home what the run has made so far; with `final`, all of it, verified. Returns files fetched."""
     request = request_of(row)
-    wanted = range(request.nodes) if nodes is None else nodes
-    clients = {index: live.clients[index] for index in wanted}
+    indices = range(request.nodes) if nodes is None else nodes
+    clients = {index: live.clients[index] for index in indices}
     report = fetch(clients, row.name, row.tree, request.outs, RunHome(row.home), final=final, progress=progress)
     for conflict in report.conflicts:
         progress.say(conflict)
@@ -271,13 +271,13 @@ def _fetch_from_nodes(fetch_some: Callable[[list[int]], str], nodes: list[int]) 
         return FinalFetch(left_behind=fetch_some(nodes))
     except MalformedAnswer:
         pass
-    behind, nonsense = [], []
+    left_behind, nonsense = [], []
     for index in nodes:
         try:
-            behind.append(fetch_some([index]))
+            left_behind.append(fetch_some([index]))
         except MalformedAnswer as error:
             nonsense.append(error.say)
-    return FinalFetch(nonsense=join_sentences(*nonsense), left_behind=", ".join(filter(None, behind)))
+    return FinalFetch(nonsense=join_sentences(*nonsense), left_behind=", ".join(filter(None, left_behind)))
 
 
 def _fetch_unnamed(live: ClusterSession, row: RunRow, progress: Progress, nodes: list[int]) -> str:
@@ -286,15 +286,15 @@ def _fetch_unnamed(live: ClusterSession, row: RunRow, progress: Progress, nodes:
     Returns what stays behind.
     """
     clients = {index: live.clients[index] for index in nodes}
-    found = list_unmatched_files(clients, request_of(row).outs, run=row.name)
-    worthy, large = choose_unasked(found)
+    unnamed = list_unmatched_files(clients, request_of(row).outs, run=row.name)
+    worthy, large = choose_unasked(unnamed)
     if live.row.ephemeral and large:
-        size = amount(sum(one.size for one in found))
+        size = amount(sum(one.size for one in unnamed))
         progress.say(
             f"bringing home {size} that no --out names: {describe_unmatched_files(large)}; "
             "next time --out '!GLOB' leaves it"
         )
-        worthy, large = found, []
+        worthy, large = unnamed, []
     if worthy:
         fetch(clients, row.name, row.tree, exact_patterns(worthy), RunHome(row.home), final=True, progress=progress)
     return describe_unmatched_files(large)

@@ -57,16 +57,18 @@ def _salvage_node(programs: Programs, run: RunRow, index: int) -> Mapping[str, A
     home = RunHome(run.home)
     home.create()
     prefix = f"{run.name}/"
-    found = [one for one in list_unmatched_files({index: programs}, [], tree=TREE) if one.path.startswith(prefix)]
-    wanted = [one for one in found if log_stream_name(one.path[len(prefix) :]) or one.path == prefix + RESULT_FILE]
+    files = [entry for entry in list_unmatched_files({index: programs}, [], tree=TREE) if entry.path.startswith(prefix)]
+    wanted = [
+        entry for entry in files if log_stream_name(entry.path[len(prefix) :]) or entry.path == prefix + RESULT_FILE
+    ]
     name = f".salvage-{os.getpid()}-{secrets.token_hex(4)}"
     with local_errors(run.home):
         folder = home.folder.below(name).make()
     try:
         save_unmatched_files(programs, TREE, wanted, folder)
-        for one in wanted:
-            if log := log_stream_name(one.path[len(prefix) :]):
-                replace_shorter_log(folder, one.path, home, index, log)
+        for entry in wanted:
+            if log := log_stream_name(entry.path[len(prefix) :]):
+                replace_shorter_log(folder, entry.path, home, index, log)
         return _read_result(folder, prefix + RESULT_FILE)
     finally:
         home.folder.remove_tree(name)
@@ -74,10 +76,10 @@ def _salvage_node(programs: Programs, run: RunRow, index: int) -> Mapping[str, A
 
 def log_stream_name(path: str) -> str:
     """The stream that a file of a run's folder on a node holds, as logs are named here; empty for none."""
-    found = LOG_FILE.fullmatch(path)
-    if not found:
+    match = LOG_FILE.fullmatch(path)
+    if not match:
         return ""
-    return f"rank{int(found['rank'])}.{found['kind']}" if found["rank"] else path
+    return f"rank{int(match['rank'])}.{match['kind']}" if match["rank"] else path
 
 
 def _read_result(folder: SafeFolder, path: str) -> Mapping[str, Any] | None:
