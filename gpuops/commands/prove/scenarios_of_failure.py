@@ -33,10 +33,11 @@ BALANCE_TOLERANCE = 0.01
 
 
 def lost_answer(sandbox: Sandbox) -> str:
-    one = adopted(sandbox)
-    lost = {resource.id for resource in one.lost if resource.kind == "machine"}
-    known = {machine.id for machine in machines_of(sandbox.ctx, one.row)}
-    listed = {resource.id for resource in sandbox.list_cluster_resources(one.row) if resource.kind == "machine"}
+    """What a `create` made whose answer was lost is found by its tag and adopted, and nothing is made twice."""
+    cluster = adopted(sandbox)
+    lost = {resource.id for resource in cluster.lost if resource.kind == "machine"}
+    known = {machine.id for machine in machines_of(sandbox.ctx, cluster.row)}
+    listed = {resource.id for resource in sandbox.list_cluster_resources(cluster.row) if resource.kind == "machine"}
     if listed != lost:
         raise ContractBroken(f"{len(lost)} machines were made, and {len(listed)} are there")
     if known != lost:
@@ -45,34 +46,36 @@ def lost_answer(sandbox: Sandbox) -> str:
 
 
 def ready(sandbox: Sandbox) -> str:
-    one = adopted(sandbox)
-    for machine in one.live.machines:
+    """Every node of the adopted cluster runs and answers."""
+    cluster = adopted(sandbox)
+    for machine in cluster.live.machines:
         if machine.state != "running" or not machine.address:
             raise ContractBroken(f"a node answers, and describe calls it '{machine.state}' at '{machine.address}'")
-    nodes = plural(len(one.live.machines), "node")
-    return f"{nodes} answered hello {span(one.boot_s)} after create was called"
+    nodes = plural(len(cluster.live.machines), "node")
+    return f"{nodes} answered hello {span(cluster.boot_s)} after create was called"
 
 
 def watchdog(sandbox: Sandbox) -> str:
-    able = _able(sandbox)
-    one = adopted(sandbox)
-    for machine in one.live.machines:
+    """A node whose lease is over while its client is silent ends itself."""
+    able = _self_destruct_capability(sandbox)
+    cluster = adopted(sandbox)
+    for machine in cluster.live.machines:
         argv = sandbox.ask("self_destruct", machine)
         if (able is True) != (bool(argv) and all(isinstance(word, str) for word in argv)):
             raise ContractBroken(f"self_destruct gives {argv!r}, and the capability says {able!r}")
-    send_lease(one.live, Lease(hard_end=sandbox.ctx.clock.now() + LEASE_LEFT_S), sandbox.ctx.clock.now())
+    send_lease(cluster.live, Lease(hard_end=sandbox.ctx.clock.now() + LEASE_LEFT_S), sandbox.ctx.clock.now())
     began = sandbox.ctx.clock.monotonic()
-    one.live.close()
+    cluster.live.close()
     limit_s = LEASE_LEFT_S + sandbox.patience_s + sandbox.core.gone_s
-    if not sandbox.poll_until(limit_s, lambda: all(_ended(sandbox, machine) for machine in one.live.machines)):
+    if not sandbox.poll_until(limit_s, lambda: all(_has_ended(sandbox, machine) for machine in cluster.live.machines)):
         raise ContractBroken(
             f"the lease was over, the client silent, and {span(limit_s)} later the provider still has a node"
         )
     took = sandbox.ctx.clock.monotonic() - began
-    return f"{_ended_itself(sandbox, one.row, able)} {span(took)} after its last client; nothing is listed"
+    return f"{_describe_own_end(sandbox, cluster.row, able)} {span(took)} after its last client; nothing is listed"
 
 
-def _able(sandbox: Sandbox) -> bool | str:
+def _self_destruct_capability(sandbox: Sandbox) -> bool | str:
     """The capability `self_destruct`. Raises NotGuaranteed where a rented machine cannot end itself."""
     able = sandbox.core.capabilities["self_destruct"]
     if sandbox.rented and able is not True:
@@ -80,20 +83,21 @@ def _able(sandbox: Sandbox) -> bool | str:
     return able
 
 
-def _ended_itself(sandbox: Sandbox, row: ClusterRow, able: bool | str) -> str:
-    """Say what ended the machine, after the rest of its cluster was ended."""
+def _describe_own_end(sandbox: Sandbox, row: ClusterRow, able: bool | str) -> str:
+    """What ended the machine, as a clause, after the rest of its cluster was ended. `able`: the capability."""
     sandbox.end_cluster(row.name)
-    if left := sandbox.list_cluster_resources(row):
-        raise ContractBroken(f"after its watchdog has fired {left[0].kind} is still listed")
+    if remaining := sandbox.list_cluster_resources(row):
+        raise ContractBroken(f"after its watchdog has fired {remaining[0].kind} is still listed")
     return "the machine ended itself" if able is True else f"its processes ended themselves ({able})"
 
 
-def _ended(sandbox: Sandbox, machine: Resource) -> bool:
-    seen: Resource = sandbox.ask("describe", machine)
-    return seen.state in COSTLESS
+def _has_ended(sandbox: Sandbox, machine: Resource) -> bool:
+    described: Resource = sandbox.ask("describe", machine)
+    return described.state in COSTLESS
 
 
 def killed(sandbox: Sandbox) -> str:
+    """What a command made right before it was killed is found by its tag and ended, without a ledger."""
     row = sandbox.record_cluster("c")
     sandbox.start_bill(row.name, next((offer.per_hour for offer in sandbox.list_offers()), 0.0))
     how = (
@@ -101,26 +105,27 @@ def killed(sandbox: Sandbox) -> str:
         if sandbox.found_by_name and hasattr(signal, "SIGKILL")
         else _cut_short(sandbox, row)
     )
-    found = sandbox.poll_until(sandbox.core.settle_s, lambda: sandbox.list_cluster_resources(row))
-    if not found:
+    resources = sandbox.poll_until(sandbox.core.settle_s, lambda: sandbox.list_cluster_resources(row))
+    if not resources:
         raise ContractBroken("what was made right before the command was killed is not found by its mark")
     with tempfile.TemporaryDirectory() as folder:
         forgetful = dataclasses.replace(sandbox.ctx)
         forgetful.ledger = Ledger.open(Path(folder))
         try:
             orphans.destroy_orphans(
-                forgetful, [orphans.Orphan(sandbox.request.provider, resource) for resource in found]
+                forgetful, [orphans.Orphan(sandbox.request.provider, resource) for resource in resources]
             )
         except StillBilling as error:
             raise ContractBroken(f"what a killed command has left cannot be reaped: {error.say}") from error
         finally:
             forgetful.ledger.close()
-    if left := [one for one in sandbox.list_cluster_resources(row) if one.bills and one.state not in COSTLESS]:
-        raise ContractBroken(f"what a killed command has left is still there after a reap: {left[0].kind}")
+    billing = [item for item in sandbox.list_cluster_resources(row) if item.bills and item.state not in COSTLESS]
+    if billing:
+        raise ContractBroken(f"what a killed command has left is still there after a reap: {billing[0].kind}")
     if not sandbox.destroy_until_gone(row):
         raise ContractBroken(f"what a killed command has left is not gone {span(sandbox.core.gone_s)} after a reap")
     sandbox.end_cluster(row.name)
-    return f"{how}; {len(found)} found by their mark without a ledger, and ended"
+    return f"{how}; {len(resources)} found by their mark without a ledger, and ended"
 
 
 def _kill_another(sandbox: Sandbox, row: ClusterRow) -> str:
@@ -134,9 +139,9 @@ def _kill_another(sandbox: Sandbox, row: ClusterRow) -> str:
     except subprocess.TimeoutExpired:
         raise ContractBroken(f"create has not returned within {span(CREATE_TIMEOUT_S)}") from None
     if done.returncode != -signal.SIGKILL:
-        said = (done.stderr.strip().splitlines() or ["it said nothing"])[-1]
+        last_line = (done.stderr.strip().splitlines() or ["it said nothing"])[-1]
         how = NotRunnable if done.returncode == ProviderError.exit_code else ContractBroken
-        raise how(f"the command that was to be killed ended by itself: {said}")
+        raise how(f"the command that was to be killed ended by itself: {last_line}")
     return "SIGKILL between a machine and its line in the ledger"
 
 
@@ -145,6 +150,8 @@ class _PowerCut(BaseException):
 
 
 def _cut_short(sandbox: Sandbox, row: ClusterRow) -> str:
+    """`create` is ended by an exception at the point where `_kill_another` kills its process."""
+
     def end() -> None:
         raise _PowerCut
 
@@ -160,58 +167,59 @@ def _cut_short(sandbox: Sandbox, row: ClusterRow) -> str:
 
 
 def boot_deadline(sandbox: Sandbox) -> str:
-    """Nobody logs in, and the ledger's deadline is later: only what came with the machines can end them."""
-    able, clock = _able(sandbox), sandbox.ctx.clock
-    one = unattended(sandbox)
-    machines = [resource for resource in one.resources if resource.kind == "machine"]
-    if any(resource.data.get("ends_itself") is False for resource in one.resources):
+    """A machine that gpuops never logs in to ends itself at its boot deadline; the ledger's deadline is later."""
+    able, clock = _self_destruct_capability(sandbox), sandbox.ctx.clock
+    cluster = unattended(sandbox)
+    machines = [resource for resource in cluster.resources if resource.kind == "machine"]
+    if any(resource.data.get("ends_itself") is False for resource in cluster.resources):
         raise NotGuaranteed("the machines of such an offer do not end themselves")
     if any(not machine.data.get("artefact") and not machine.data.get("boot_watch") for machine in machines):
         raise NotGuaranteed("until gpuops has logged in, nothing on the machine ends it")
     if not sandbox.poll_until(
-        sandbox.core.settle_s, lambda: machines and not any(_ended(sandbox, one) for one in machines)
+        sandbox.core.settle_s, lambda: machines and not any(_has_ended(sandbox, machine) for machine in machines)
     ):
         raise NotGuaranteed("a machine was gone before it could be seen: what ended it cannot be told")
-    limit_s = one.row.boot_deadline - clock.now()  # then it is the guard's
-    if not sandbox.poll_until(limit_s, lambda: all(_ended(sandbox, machine) for machine in machines)):
+    limit_s = cluster.row.boot_deadline - clock.now()  # then it is the guard's
+    if not sandbox.poll_until(limit_s, lambda: all(_has_ended(sandbox, machine) for machine in machines)):
         how = (
             NotRunnable if limit_s < sandbox.request.timeout_min * 60 else ContractBroken
         )  # the money allowed no longer wait
         raise how(f"nobody logged in, and {span(limit_s)} later the provider still has a machine")
-    late_s = clock.now() - one.intent.boot_deadline
+    late_s = clock.now() - cluster.intent.boot_deadline
     if late_s < -BOOT_DEADLINE_S / 2:  # two clocks may differ a little
         raise ContractBroken(f"a machine ended {span(-late_s)} before its boot deadline")
-    what = _ended_itself(sandbox, one.row, able)
+    what = _describe_own_end(sandbox, cluster.row, able)
     return f"{what} {span(max(0.0, late_s))} after its boot deadline; nobody had logged in"
 
 
 def bill(sandbox: Sandbox) -> str:
     """Compare three prices: the offer's, the machines', and what the account lost once they are gone."""
-    one = adopted(sandbox)
-    one.close()
-    sandbox.end_cluster(one.row.name)
-    told = sum(price["per_hour"] for price in one.row.offer.get("prices") or ())
-    shown = sum(machine.per_hour for machine in one.live.machines)
-    if abs(told - shown) > PRICE_TOLERANCE * told:
-        raise ContractBroken(f"the offer said {dollars(told)}/h, its machines say {dollars(shown)}/h")
+    cluster = adopted(sandbox)
+    cluster.close()
+    sandbox.end_cluster(cluster.row.name)
+    offered = sum(price["per_hour"] for price in cluster.row.offer.get("prices") or ())
+    reported = sum(machine.per_hour for machine in cluster.live.machines)
+    if abs(offered - reported) > PRICE_TOLERANCE * offered:
+        raise ContractBroken(f"the offer said {dollars(offered)}/h, its machines say {dollars(reported)}/h")
     if not sandbox.rented:
         return "free, and nothing bills"
-    said = f"{dollars(told)}/h in the offer and at its machines, {dollars(sandbox.dollars_spent())} by our count"
+    agreed = f"{dollars(offered)}/h in the offer and at its machines, {dollars(sandbox.dollars_spent())} by our count"
     after = sandbox.core.balance()
     if sandbox.balance_before is None or after is None:
-        return f"{said}; the account's balance cannot be asked"
+        return f"{agreed}; the account's balance cannot be asked"
     fell = sandbox.balance_before - after
     if fell > sandbox.dollars_spent() * 1.5 + BALANCE_TOLERANCE:
-        raise NotGuaranteed(f"{said}, and the account fell by {dollars(fell)}: something else may be billed there")
-    return f"{said}; the account fell by {dollars(fell)}"
+        raise NotGuaranteed(f"{agreed}, and the account fell by {dollars(fell)}: something else may be billed there")
+    return f"{agreed}; the account fell by {dollars(fell)}"
 
 
 def nothing_left(sandbox: Sandbox) -> str:
+    """After all clusters of the proof were ended the provider lists nothing of it."""
     began = sandbox.ctx.clock.monotonic()
     try:
         sandbox.close()
     except StillBilling as error:
         raise ContractBroken(error.say) from error
-    if left := sandbox.list_remaining_tags():
-        raise ContractBroken(f"{len(left)} are still listed: {', '.join(left)}")
+    if tags := sandbox.list_remaining_tags():
+        raise ContractBroken(f"{len(tags)} are still listed: {', '.join(tags)}")
     return f"the provider lists nothing of this proof ({span(sandbox.ctx.clock.monotonic() - began)})"
