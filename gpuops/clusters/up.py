@@ -336,7 +336,7 @@ def _create_first_available(
         if refusals.skips(offer):
             continue
         if why := terms.explain_refusal(offer):
-            refusals.too_dear(offer, why)
+            refusals.add_too_expensive(offer, why)
             continue
         terms.announce(row, offer)
         now = ctx.clock.now()
@@ -353,7 +353,7 @@ def _create_first_available(
             create_once(ctx, provisioner, offer, row, bounded)
             return offer
         except (NoCapacity, QuotaExceeded) as error:
-            refusals.refused(offer, error)
+            refusals.add_refusal(offer, error)
             if not is_reusable(ctx, row):
                 undo(ctx, provisioner, row, error.say)
     raise refusals.error()

@@ -1,7 +1,7 @@
 """The price that a person has approved: one question before money is spent, and the limits that follow from it.
 
-One approval covers all machines that a command rents, also those that later replace preempted ones: what costs no more
-than its ceiling is taken without another question.
+One approval covers all machines that a command rents, also those that later replace preempted ones: offers up to its
+ceiling are accepted without another question.
 """
 
 from __future__ import annotations
@@ -78,7 +78,7 @@ class PriceApproval:
         self.agreed = request.max_price
 
     def limit(self, request: Request, *, yes: bool) -> float:
-        """$/h up to which an offer is taken."""
+        """The highest price in $/h at which an offer is accepted."""
         without_question = yes or self.settled or request.max_price is not None
         return price_ceiling(self.first, request.max_price) if without_question else self.agreed
 
@@ -92,7 +92,7 @@ class PriceApproval:
 
 
 def confirm_price(ctx: Context, question: str) -> None:
-    """Ask a person before money is spent. Raises UsageError where nobody can answer, or the answer is no."""
+    """Ask a person before money is spent. Raises UsageError without a terminal, or where the answer is no."""
     require_person(ctx)
     if not ctx.out.confirm(f"{question}: go?"):
         raise UsageError("not confirmed: nothing was created", "--yes skips the question")
@@ -105,14 +105,14 @@ def require_person(ctx: Context) -> None:
 
 
 def price_ceiling(first: float, max_price: float | None) -> float:
-    """The highest price in $/h that is taken where the first offer costs `first`."""
+    """The highest price in $/h that is accepted where the first offer costs `first`."""
     if max_price is not None:
         return max_price
     return first * MAX_PRICE_FACTOR if first > 0 else math.inf
 
 
 def explain_too_dear(offer: Offer, first: float) -> str:
-    """Why an offer above the ceiling was not taken."""
+    """Why an offer above the ceiling was not accepted."""
     price, factor = money(offer.per_hour), f"{MAX_PRICE_FACTOR:g} times {money(first)}/h"
     return f"the next offer is {offer.say} at {price}/h, more than {factor}"
 

@@ -49,7 +49,7 @@ class Refusals:
         self._exhausted: set[str] = set()
         """Quotas that refused an offer: no other offer under them is tried in this round."""
         self._skipped = 0
-        self._dear: tuple[Offer, str] | None = None
+        self._too_expensive: tuple[Offer, str] | None = None
 
     def skips(self, offer: Offer) -> bool:
         """Whether an offer falls under a quota that refused another one."""
@@ -57,10 +57,11 @@ class Refusals:
         self._skipped += skipped
         return skipped
 
-    def too_dear(self, offer: Offer, why: str) -> None:
-        self._dear = self._dear or (offer, why)
+    def add_too_expensive(self, offer: Offer, why: str) -> None:
+        """Record an offer above the approved price; the first one counts."""
+        self._too_expensive = self._too_expensive or (offer, why)
 
-    def refused(self, offer: Offer, error: NoCapacity | QuotaExceeded) -> None:
+    def add_refusal(self, offer: Offer, error: NoCapacity | QuotaExceeded) -> None:
         """Record a refusal. Raises `error` for a quota whose other offers are unknown."""
         if isinstance(error, NoCapacity):
             self._capacity.append(error)
@@ -72,16 +73,16 @@ class Refusals:
 
     def error(self) -> NoCapacity | QuotaExceeded:
         """All refusals as one error: QuotaExceeded only where waiting cannot help."""
-        reasons = [reason for reason in (self._describe_refusals(), self._dear[1] if self._dear else "") if reason]
+        reasons = [reason for reason in (self._describe_refusals(), self._too_expensive[1] if self._too_expensive else "") if reason]
         quota_hint = self._quota[0].hint if self._quota else ""
-        if quota_hint and not self._capacity and not self._dear:
+        if quota_hint and not self._capacity and not self._too_expensive:
             return QuotaExceeded("; ".join(reasons), quota_hint)
         hint = _wait_hint(self._capacity)
-        if self._dear:
+        if self._too_expensive:
             or_wait = f"; or {hint}" if self._capacity else ""
-            hint = f"allow it: {max_price_flag(self._dear[0].per_hour)}{or_wait}"
+            hint = f"allow it: {max_price_flag(self._too_expensive[0].per_hour)}{or_wait}"
         if quota_hint:
-            topic = "for what is dearer" if self._dear else "for the capacity"
+            topic = "for what is dearer" if self._too_expensive else "for the capacity"
             hint = f"{topic}: {hint}; for the quota: {quota_hint}"
         return NoCapacity("; ".join(reasons), hint)
 

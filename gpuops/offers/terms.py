@@ -1,4 +1,4 @@
-"""The terms of one cluster: at which price it is taken, how long it may boot, and until when it lives."""
+"""The terms of one cluster: the price that is accepted, how long machines may boot, and until when they live."""
 
 from __future__ import annotations
 

@@ -18,7 +18,7 @@ def offer(place: str, quota: str = "", price: float = 1.0) -> Offer:
 
 def test_only_a_quota_is_no_capacity_problem() -> None:
     refusals = Refusals()
-    refusals.refused(offer("a", "spot"), SHORT)
+    refusals.add_refusal(offer("a", "spot"), SHORT)
     assert refusals.skips(offer("b", "spot"))
     assert not refusals.skips(offer("c", "p5"))
     assert not refusals.skips(offer("d"))
@@ -29,13 +29,13 @@ def test_only_a_quota_is_no_capacity_problem() -> None:
 
 def test_a_quota_without_a_name_ends_it() -> None:
     with pytest.raises(QuotaExceeded, match="0 of 16"):
-        Refusals().refused(offer("a"), SHORT)
+        Refusals().add_refusal(offer("a"), SHORT)
 
 
 def test_both_are_kept_apart() -> None:
     refusals = Refusals()
-    refusals.refused(offer("a"), FULL)
-    refusals.refused(offer("b", "spot"), SHORT)
+    refusals.add_refusal(offer("a"), FULL)
+    refusals.add_refusal(offer("b", "spot"), SHORT)
     error = refusals.error()
     assert isinstance(error, NoCapacity)
     assert error.say == "none of 2 offers could be had: no capacity: a has none left; beyond the quota: 0 of 16 vCPU"
@@ -44,9 +44,9 @@ def test_both_are_kept_apart() -> None:
 
 def test_capacity_alone_is_said_as_it_is() -> None:
     refusals = Refusals()
-    refusals.refused(offer("a"), FULL)
+    refusals.add_refusal(offer("a"), FULL)
     assert (refusals.error().say, refusals.error().hint) == (FULL.say, FULL.hint)
-    refusals.refused(offer("b"), NoCapacity("b has none left", "something else"))
+    refusals.add_refusal(offer("b"), NoCapacity("b has none left", "something else"))
     assert refusals.error().say == "none of 2 offers could be had: a has none left; b has none left"
     assert refusals.error().hint == WAIT_HINT
 
@@ -54,8 +54,8 @@ def test_capacity_alone_is_said_as_it_is() -> None:
 @pytest.mark.parametrize("first", [FULL, SHORT])
 def test_what_is_dearer_may_still_be_allowed(first: NoCapacity | QuotaExceeded) -> None:
     refusals = Refusals()
-    refusals.refused(offer("a", "spot"), first)
-    refusals.too_dear(offer("b", price=3.999), "one in b costs $4.00/h")
+    refusals.add_refusal(offer("a", "spot"), first)
+    refusals.add_too_expensive(offer("b", price=3.999), "one in b costs $4.00/h")
     error = refusals.error()
     assert type(error) is NoCapacity, "with more money there is something"
     assert error.say == f"{first.say}; one in b costs $4.00/h"
