@@ -4,8 +4,9 @@ from __future__ import annotations
 
 import math
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
+from itertools import chain, repeat
 from typing import Self
 
 LONGEST_S = 120.0
@@ -63,9 +64,8 @@ class Poller:
     ) -> None:
         self._clock = clock
         self._deadline = deadline
-        self._pause_s = first_pause_s
-        self._longest_pause_s = longest_pause_s
-        self._factor = factor
+        self._pauses = _growing_pauses(first_pause_s, longest_pause_s, factor)
+        self._pause_s = next(self._pauses)
         self._wait = wait
         self._asked_s: float | None = None
 
@@ -79,6 +79,14 @@ class Poller:
     ) -> Self:
         """Attempts at one interval; without a deadline until the loop is left."""
         return cls(clock, deadline, interval_s, interval_s, 1.0, wait)
+
+    @classmethod
+    def with_pauses(cls, clock: Clock, deadline: float, pauses_s: Sequence[float]) -> Self:
+        """Attempts with these pauses between them; the last one repeats."""
+        first, *others = pauses_s
+        poller = cls(clock, deadline, first, first)
+        poller._pauses = chain(others, repeat(pauses_s[-1]))
+        return poller
 
     def retry_after(self, seconds: float | None) -> None:
         """The next pause alone, as a provider asks for it; None or 0: as it would be."""
@@ -98,4 +106,11 @@ class Poller:
             if attempt.is_last:
                 return
             self._clock.pause(self._asked_s or self._pause_s, self._deadline, self._wait)
-            self._pause_s = min(self._pause_s * self._factor, self._longest_pause_s)
+            self._pause_s = next(self._pauses)
+
+
+def _growing_pauses(first_s: float, longest_s: float, factor: float) -> Iterator[float]:
+    pause_s = first_s
+    while True:
+        yield pause_s
+        pause_s = min(pause_s * factor, longest_s)

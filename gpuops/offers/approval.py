@@ -87,7 +87,7 @@ class PriceApproval:
         if offer.per_hour <= self.limit(request, yes=yes):
             return ""
         if offer.per_hour > price_ceiling(self.first, request.max_price):
-            return explain_too_dear(offer, self.first)
+            return explain_too_expensive(offer, self.first)
         return f"{offer.say} costs {money(offer.per_hour)}/h, and {money(self.agreed)}/h was agreed to"
 
 
@@ -111,7 +111,7 @@ def price_ceiling(first: float, max_price: float | None) -> float:
     return first * MAX_PRICE_FACTOR if first > 0 else math.inf
 
 
-def explain_too_dear(offer: Offer, first: float) -> str:
+def explain_too_expensive(offer: Offer, first: float) -> str:
     """Why an offer above the ceiling was not accepted."""
     price, factor = money(offer.per_hour), f"{MAX_PRICE_FACTOR:g} times {money(first)}/h"
     return f"the next offer is {offer.say} at {price}/h, more than {factor}"

@@ -28,9 +28,8 @@ ACCOUNT_WAIT_S = 3.0
 """How long the account's answer is waited for where the machines are ready."""
 ACCOUNT_WAIT_FOR_OFFERS_S = 2.0
 """How long the account's answer is waited for once the offers are known."""
-FIRST_SEARCH_PAUSE_S = 60.0
-LONGEST_SEARCH_PAUSE_S = 120.0
-"""Pauses between rounds without a machine: providers' capacity changes within minutes."""
+SEARCH_PAUSES_S = (60.0, 60.0, 90.0, 120.0)
+"""Pauses between rounds without a machine; the last one repeats. Providers' capacity changes within minutes."""
 REPLACEMENT_SEARCH_S = 1800.0
 """How long replacements of preempted machines are searched for without `--wait`."""
 SEARCH_ROUND_S = 600.0
@@ -73,7 +72,11 @@ class Refusals:
 
     def error(self) -> NoCapacity | QuotaExceeded:
         """All refusals as one error: QuotaExceeded only where waiting cannot help."""
-        reasons = [reason for reason in (self._describe_refusals(), self._too_expensive[1] if self._too_expensive else "") if reason]
+        reasons = [
+            reason
+            for reason in (self._describe_refusals(), self._too_expensive[1] if self._too_expensive else "")
+            if reason
+        ]
         quota_hint = self._quota[0].hint if self._quota else ""
         if quota_hint and not self._capacity and not self._too_expensive:
             return QuotaExceeded("; ".join(reasons), quota_hint)
@@ -172,7 +175,7 @@ class OfferSearch:
         wait_s = replacing if request.wait_s is None else request.wait_s
         self._wait_s = wait_s if until is None else max(0.0, min(wait_s, until - ctx.clock.now()))
         self._deadline = ctx.clock.monotonic() + self._wait_s
-        self._poller = Poller(ctx.clock, self._deadline, FIRST_SEARCH_PAUSE_S, LONGEST_SEARCH_PAUSE_S)
+        self._poller = Poller.with_pauses(ctx.clock, self._deadline, SEARCH_PAUSES_S)
         self._rounds = iter(self._poller)
         next(self._rounds)  # the first round starts at once
         refuse_dotenv(ctx, request.provider)

@@ -13,6 +13,7 @@ from gpuops.clusters.teardown import tear_down
 from gpuops.core.context import Context
 from gpuops.core.polling import Clock
 from gpuops.nodes.session import ClusterSession
+from gpuops.offers.search import SEARCH_PAUSES_S
 from tests.fakes.provider import Cloud, surroundings
 from tests.unit.clusters.test_up_wait import HOURS, NOTHING, said, up
 
@@ -40,7 +41,7 @@ def test_it_is_asked_again_until_there_is_something(there: tuple[Cloud, Context]
     cloud.play(real=True, **script)
     began = world.clock.now()
     live = up(world, max_cost=10.0)
-    pauses = [60.0, 90.0, 120.0, 120.0, 120.0]
+    pauses = [*SEARCH_PAUSES_S, SEARCH_PAUSES_S[-1]]
     row = world.ledger.cluster(live.row.id)
     assert world.clock.slept[:5] == pauses  # type: ignore[attr-defined]
     assert row.created == pytest.approx(began + sum(pauses), abs=1)

@@ -49,3 +49,11 @@ def test_a_pause_that_a_provider_asks_for_counts_once() -> None:
 
 def test_a_deadline_that_has_passed_leaves_one_attempt() -> None:
     assert [one.is_last for one in Poller(Paused(), 99.0, 1.0, 1.0)] == [True]
+
+
+def test_given_pauses_are_made_in_order_and_the_last_one_repeats() -> None:
+    clock = Paused()
+    poller = Poller.with_pauses(clock, 120.0, (1.0, 1.0, 5.0))
+    announced = [poller.next_pause_s for _ in poller]
+    assert clock.pauses == [1.0, 1.0, 5.0, 5.0, 5.0, 3.0]
+    assert announced == [*clock.pauses, 0.0]
