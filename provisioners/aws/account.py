@@ -1,5 +1,8 @@
-"""Whose account it is, and the clients that ask it: identity, plan, regions and profiles. boto3 is imported where it is
-used."""
+"""An AWS account: the boto3 clients that ask it, whose it is, its plan, and which regions and profiles are meant.
+
+Clients, sessions and identities are kept for the whole command. boto3 is imported where it is used, since that takes
+long.
+"""
 
 from __future__ import annotations
 
@@ -16,6 +19,7 @@ from typing import Any, TypeVar
 from gpuops.core.errors import AuthFailed, GpuopsError, NotSetUp, ProviderError, Rejected, UsageError
 from gpuops.core.models import Request
 from gpuops.core.names import did_you_mean
+from gpuops.core.polling import Clock
 from provisioners.aws import credentials, errors
 from provisioners.aws.api import PROFILE, ask, join_region, split_region
 from provisioners.base import NOTHING
@@ -64,9 +68,12 @@ class Identity:
 class Account:
     """The AWS accounts that the environment's credentials and profiles reach. May be used from any thread."""
 
-    def __init__(self, env: Mapping[str, str], home: Path, dotenv: Mapping[str, str] = NOTHING) -> None:
+    def __init__(
+        self, env: Mapping[str, str], home: Path, dotenv: Mapping[str, str] = NOTHING, clock: Clock | None = None
+    ) -> None:
         self.env = env
         self.home = home
+        self.clock = clock or Clock()
         self._dotenv = dotenv
         self._lock = threading.RLock()
         self._sessions: dict[str, tuple[Any, str]] = {}
@@ -74,7 +81,7 @@ class Account:
         self._identities: dict[str, Identity] = {}
         self._identity_lock = threading.Lock()
         self._unidentified: set[str] = set()
-        """Profiles whose identity AWS did not tell."""
+        """Profiles whose identity AWS does not say."""
         self.price_list = DEFAULT
         """Where the price list has answered last (`prices`)."""
         self._plan_lock = threading.Lock()
@@ -119,14 +126,14 @@ class Account:
             known = self._identities.get(profile)
         if known is None:
             try:
-                told = ask("ask who this is", self._client("sts", region, launching=True).get_caller_identity)
+                answer = ask("ask who this is", self._client("sts", region, launching=True).get_caller_identity)
             except AuthFailed as error:
-                better = self.explain(region, error)
-                if better is error:
+                explained = self.explain(region, error)
+                if explained is error:
                     raise
-                raise better from error
-            arn = str(told.get("Arn") or "")
-            known = Identity(str(told["Account"]), arn, re.split("[:/]", arn)[-1])
+                raise explained from error
+            arn = str(answer.get("Arn") or "")
+            known = Identity(str(answer["Account"]), arn, re.split("[:/]", arn)[-1])
             with self._lock:
                 self._identities[profile] = known
         return known
@@ -159,15 +166,14 @@ class Account:
 
     def regions(self, request: Request | None) -> list[str]:
         """Where to look: `--region` (several by commas), else the environment's or the profile's region."""
-        asked = str((request.options.get("profile") if request else None) or "").strip()
-        profile = asked or credentials.current_profile(self.env)
-        given = (request.region if request else None) or ""
-        names = [one.strip() for one in given.split(",") if one.strip()] or [self._default_region(profile)]
-        for name in names:
-            self._check(split_region(name)[0])
-        return list(
-            dict.fromkeys(join_region(split_region(name)[0], split_region(name)[1] or profile) for name in names)
-        )
+        option = str((request.options.get("profile") if request else None) or "").strip()
+        profile = option or credentials.current_profile(self.env)
+        listed = ((request.region if request else None) or "").split(",")
+        regions = [part.strip() for part in listed if part.strip()] or [self._default_region(profile)]
+        names_and_profiles = [split_region(region) for region in regions]
+        for name, _ in names_and_profiles:
+            self._check_region(name)
+        return list(dict.fromkeys(join_region(name, own or profile) for name, own in names_and_profiles))
 
     def profiles(self) -> list[str]:
         """Every profile ever used to make something, and "" for the surroundings' own credentials. Raises NotSetUp."""
@@ -189,8 +195,8 @@ class Account:
     def opted_in(self, profile: str) -> list[str]:
         """The regions that are switched on in a profile's account. Raises ProviderError."""
         client = self.client("ec2", join_region(self._default_region(profile), profile))
-        told = ask("list the account's regions", client.describe_regions)
-        return [join_region(str(one["RegionName"]), profile) for one in told.get("Regions") or []]
+        answer = ask("list the account's regions", client.describe_regions)
+        return [join_region(str(region["RegionName"]), profile) for region in answer.get("Regions") or []]
 
     def record_profile(self, region: str) -> None:
         """Before something is made: `profiles` has this profile from now on. Raises Rejected."""
@@ -217,15 +223,15 @@ class Account:
                 session, _ = self._session(profile)
                 from botocore.config import Config
 
-                tries = 1 if launching else MAX_ATTEMPTS
+                attempts = 1 if launching else MAX_ATTEMPTS
                 settings = Config(
                     connect_timeout=CONNECT_TIMEOUT_S,
                     read_timeout=IDENTITY_TIMEOUT_S if service in ("sts", "freetier") else READ_TIMEOUT_S,
-                    retries={"mode": "standard", "total_max_attempts": tries},
+                    retries={"mode": "standard", "total_max_attempts": attempts},
                     user_agent_extra="gpuops",
                     max_pool_connections=32,
                 )
-                made = ask(
+                client = ask(
                     f"speak with AWS in {name}",
                     session.client,
                     service_name=service,
@@ -233,8 +239,8 @@ class Account:
                     endpoint_url=credentials.endpoint(self.env),
                     config=settings,
                 )
-                setattr(made, PROFILE, profile)
-                self._clients[key] = made
+                setattr(client, PROFILE, profile)
+                self._clients[key] = client
             return self._clients[key]
 
     def _session(self, profile: str) -> tuple[Any, str]:
@@ -249,10 +255,10 @@ class Account:
 
     def _default_region(self, profile: str) -> str:
         """The region where none is named."""
-        said = self.env.get("AWS_REGION", "").strip() or self.env.get("AWS_DEFAULT_REGION", "").strip()
-        return said or str(self._session(profile)[0].region_name or "") or DEFAULT
+        exported = self.env.get("AWS_REGION", "").strip() or self.env.get("AWS_DEFAULT_REGION", "").strip()
+        return exported or str(self._session(profile)[0].region_name or "") or DEFAULT
 
-    def _check(self, name: str) -> None:
+    def _check_region(self, name: str) -> None:
         """Raises UsageError for what is no region, or none that boto3 knows: asking there would find no server."""
         known = credentials.known_regions()
         if name in known:
@@ -262,6 +268,6 @@ class Account:
                 f"{name} is a zone, and no region",
                 f"say --region {name[:-1]}: its zones are tried by their prices (--zone {name} for that one alone)",
             )
-        meant = did_you_mean(name, known, 3, 0.7) or "write it like us-east-1, several by commas"
-        newer = " Where it is new: pip install -U boto3" if REGION.fullmatch(name) else ""
-        raise UsageError(f"AWS has no region '{name}' that this computer knows", meant + newer)
+        hint = did_you_mean(name, known, 3, 0.7) or "write it like us-east-1, several by commas"
+        upgrade = " Where it is new: pip install -U boto3" if REGION.fullmatch(name) else ""
+        raise UsageError(f"AWS has no region '{name}' that this computer knows", hint + upgrade)

@@ -54,6 +54,7 @@ class Alternative:
 
     @property
     def need(self) -> int:
+        """vCPUs of all its machines."""
         return self.nodes * self.kind.vcpus
 
     @property
@@ -61,7 +62,13 @@ class Alternative:
         return self.nodes * self.kind.gpus
 
     @property
+    def limit(self) -> float:
+        """The quota; 0 where it is not known."""
+        return self.place.standing.limits.get(self.counted.code, 0.0)
+
+    @property
     def free(self) -> float | None:
+        """What is left of the quota; None where that is not known."""
         return self.place.standing.free(self.counted)
 
     @property
@@ -93,8 +100,8 @@ class Alternative:
     @property
     def closed(self) -> QuotaIncrease | None:
         """The last request for an increase, where it was closed and the quota is still below what it asked for."""
-        one = self.place.standing.closed.get(self.counted.code)
-        return one if one and one.wanted > self.place.standing.limits.get(self.counted.code, 0.0) else None
+        increase = self.place.standing.closed.get(self.counted.code)
+        return increase if increase and increase.wanted > self.limit else None
 
     def say(self) -> str:
         each = f"{self.kind.gpus or 'no'} GPU{'s' * (self.kind.gpus != 1)}"
@@ -127,48 +134,61 @@ def total_gpus(asked: Demand, place: RegionSurvey, market: str) -> int:
 def same_gpu_count(asked: Demand, place: RegionSurvey, market: str) -> list[Alternative]:
     """The same number of GPUs in other machines; the fewest vCPUs first, of equals the fewest machines."""
     wanted = total_gpus(asked, place, market)
-    ways = [
-        dataclasses.replace(way, nodes=wanted // way.kind.gpus)
-        for way in _other_machines(asked, place, market)
-        if wanted and wanted % way.kind.gpus == 0
+    candidates = [
+        dataclasses.replace(candidate, nodes=wanted // candidate.kind.gpus)
+        for candidate in _other_machines(asked, place, market)
+        if wanted and wanted % candidate.kind.gpus == 0
     ]
-    return sorted(ways, key=lambda way: (way.need, way.nodes, way.kind.memory, way.kind.type))
+    return sorted(
+        candidates, key=lambda candidate: (candidate.need, candidate.nodes, candidate.kind.memory, candidate.kind.type)
+    )
 
 
 def fewer_gpus(asked: Demand, place: RegionSurvey, market: str) -> list[Alternative]:
     """As many GPUs as there is room for, the most first; of machines without GPUs as many as there is room for."""
     wanted = total_gpus(asked, place, market)
     if not wanted:
-        plain = [dataclasses.replace(way, nodes=way.fitting) for way in requested_alternatives(asked, [place], market)]
-        return sorted((way for way in plain if 0 < way.nodes < asked.nodes), key=lambda way: -way.nodes)
-    ways = [
-        dataclasses.replace(way, nodes=min(way.fitting, wanted // way.kind.gpus))
-        for way in _other_machines(asked, place, market)
-        if way.kind.vcpus
+        plain = [
+            dataclasses.replace(candidate, nodes=candidate.fitting)
+            for candidate in requested_alternatives(asked, [place], market)
+        ]
+        return sorted(
+            (candidate for candidate in plain if 0 < candidate.nodes < asked.nodes),
+            key=lambda candidate: -candidate.nodes,
+        )
+    candidates = [
+        dataclasses.replace(candidate, nodes=min(candidate.fitting, wanted // candidate.kind.gpus))
+        for candidate in _other_machines(asked, place, market)
+        if candidate.kind.vcpus
     ]
     return sorted(
-        (way for way in ways if way.nodes > 0), key=lambda way: (-way.gpus, way.need, way.nodes, way.kind.memory)
+        (candidate for candidate in candidates if candidate.nodes > 0),
+        key=lambda candidate: (-candidate.gpus, candidate.need, candidate.nodes, candidate.kind.memory),
     )
 
 
-def format_equivalents(best: Alternative, ways: Sequence[Alternative]) -> str:
+def format_equivalents(best: Alternative, candidates: Sequence[Alternative]) -> str:
     """Kinds with as many vCPUs and GPUs."""
     size = (best.kind.vcpus, best.kind.gpus)
-    others = [way.kind.type for way in ways if way is not best and (way.kind.vcpus, way.kind.gpus) == size]
+    others = [
+        candidate.kind.type
+        for candidate in candidates
+        if candidate is not best and (candidate.kind.vcpus, candidate.kind.gpus) == size
+    ]
     return f" (so are {', '.join(others)})" if others else ""
 
 
-def first_per_region(ways: Iterable[Alternative]) -> list[Alternative]:
+def first_per_region(candidates: Iterable[Alternative]) -> list[Alternative]:
     """The first of each region."""
     found: dict[str, Alternative] = {}
-    for way in ways:
-        found.setdefault(way.place.region, way)
+    for candidate in candidates:
+        found.setdefault(candidate.place.region, candidate)
     return list(found.values())
 
 
-def first_per_quota(ways: Iterable[Alternative]) -> list[Alternative]:
+def first_per_quota(candidates: Iterable[Alternative]) -> list[Alternative]:
     """The smallest of each quota in each region."""
     found: dict[tuple[str, str], Alternative] = {}
-    for way in ways:
-        found.setdefault((way.place.region, way.counted.code), way)
+    for candidate in candidates:
+        found.setdefault((candidate.place.region, candidate.counted.code), candidate)
     return list(found.values())

@@ -143,6 +143,15 @@ class NetworkInterface:
     tags: Mapping[str, str]
 
 
+@dataclass(frozen=True)
+class Subnet:
+    id: str
+    vpc: str
+    zone: str
+    gives_public_addresses: bool
+    """Whether its machines get public addresses unless that is asked for or declined."""
+
+
 # Answers, parsed.
 
 
@@ -210,6 +219,15 @@ def parse_interface(document: Document) -> NetworkInterface:
     return NetworkInterface(str(document["NetworkInterfaceId"]), tags.parse_tags(document.get("TagSet")))
 
 
+def parse_subnet(document: Document) -> Subnet:
+    return Subnet(
+        str(document["SubnetId"]),
+        str(document["VpcId"]),
+        str(document["AvailabilityZone"]),
+        bool(document.get("MapPublicIpOnLaunch")),
+    )
+
+
 def _inner(document: Document, name: str) -> Document:
     inner: Document = document.get(name) or {}
     return inner
@@ -245,6 +263,19 @@ def list_volumes(client: Any, doing: str, filters: Sequence[Document]) -> list[V
 def list_interfaces(client: Any, doing: str, filters: Sequence[Document]) -> list[NetworkInterface]:
     documents = pages(doing, client, "describe_network_interfaces", "NetworkInterfaces", Filters=filters)
     return [parse_interface(document) for document in documents]
+
+
+def list_subnets(client: Any, doing: str, filters: Sequence[Document] = (), *, ids: Sequence[str] = ()) -> list[Subnet]:
+    """By filters, or by ids: one that is not there is then an error."""
+    which = {"SubnetIds": ids} if ids else {"Filters": filters}
+    return [parse_subnet(document) for document in pages(doing, client, "describe_subnets", "Subnets", **which)]
+
+
+def find_default_vpc(client: Any, doing: str) -> str:
+    """The id of a region's default network; empty where there is none."""
+    filters = [{"Name": "is-default", "Values": ["true"]}]
+    documents = pages(doing, client, "describe_vpcs", "Vpcs", Filters=filters)
+    return str(documents[0]["VpcId"]) if documents else ""
 
 
 # Questions about one thing; None where EC2 says that there is none of that id.

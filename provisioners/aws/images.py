@@ -1,14 +1,18 @@
-"""The image that machines start from: AWS's own with PyTorch in it, or one that was named."""
+"""The image that machines start from: AWS's own with PyTorch in it, or one that the user has named.
+
+EC2's description of an image is parsed into an `ImageDescription`; one that can be used becomes an `Image`, which is
+what an offer keeps.
+"""
 
 from __future__ import annotations
 
 import re
 from collections.abc import Mapping, Sequence
-from typing import Any, NamedTuple
+from dataclasses import dataclass
 
 from gpuops.core.errors import ProviderError, Rejected, UsageError
 from provisioners.aws.account import Account
-from provisioners.aws.api import ask, pages, split_region
+from provisioners.aws.api import Document, ask, pages, split_region
 from provisioners.aws.options import Wishes
 
 PARAMETER_PATH = "/aws/service/deeplearning/ami/x86_64"
@@ -44,7 +48,10 @@ NO_TORCH_NOTE = (
 )
 
 
-class Image(NamedTuple):
+@dataclass(frozen=True)
+class Image:
+    """One that machines can start from."""
+
     id: str
     name: str
     user: str
@@ -58,7 +65,7 @@ class Image(NamedTuple):
     """What the user should read before accepting."""
 
     @property
-    def data(self) -> dict[str, Any]:
+    def data(self) -> dict[str, object]:
         """What an offer keeps of it."""
         return {
             "ami": self.id,
@@ -69,58 +76,97 @@ class Image(NamedTuple):
         }
 
 
+@dataclass(frozen=True)
+class ImageDescription:
+    """An image, as EC2 describes it."""
+
+    id: str
+    name: str
+    """Its id where it has no name."""
+    platform: str
+    """In lower case: `windows`, or empty."""
+    architecture: str
+    state: str
+    root_device_type: str
+    root_device: str
+    disk_gb: Mapping[str, int]
+    """GB of each of its disks, by device."""
+    texts: str
+    """Its name and what is said about it, in which its system is named."""
+    created: str
+    """In ISO 8601."""
+
+    @property
+    def unfit_reason(self) -> str:
+        """Why machines cannot start from it; empty where they can."""
+        if self.platform == "windows":
+            return "is Windows; gpuops needs Linux"
+        if self.architecture != "x86_64":
+            return f"is for {self.architecture}; the machines with NVIDIA GPUs that gpuops rents are x86_64"
+        if self.state != "available":
+            return f"is {self.state}"
+        if self.root_device_type != "ebs":
+            return "has no disk of its own (EBS)"
+        return ""
+
+
+def parse_image(document: Document) -> ImageDescription:
+    """An image of DescribeImages' answer; what it does not say is taken to be as usual."""
+    id_ = str(document["ImageId"])
+    name = str(document.get("Name") or id_)
+    disks = [mapping for mapping in document.get("BlockDeviceMappings") or [] if mapping.get("Ebs")]
+    return ImageDescription(
+        id=id_,
+        name=name,
+        platform=str(document.get("Platform") or "").lower(),
+        architecture=str(document.get("Architecture", "x86_64")),
+        state=str(document.get("State", "available")),
+        root_device_type=str(document.get("RootDeviceType", "ebs")),
+        root_device=str(document.get("RootDeviceName") or "/dev/sda1"),
+        disk_gb={str(disk.get("DeviceName")): int(disk["Ebs"].get("VolumeSize") or 0) for disk in disks},
+        texts=" ".join((name, str(document.get("Description") or ""), str(document.get("PlatformDetails") or ""))),
+        created=str(document.get("CreationDate") or ""),
+    )
+
+
 def find_image(account: Account, region: str, wishes: Wishes, gone: Sequence[str] = ()) -> Image:
     """The image for a request in one region. `gone`: ids not to take. Raises ProviderError, UsageError."""
     if not wishes.ami:
-        return parse_image(_find_pytorch_image(account, region, gone), wishes)
-    client, name, wanted = account.client("ec2", region), split_region(region)[0], wishes.ami
-    answer = ask(f"look at the image {wanted} in {name}", client.describe_images, ImageIds=[wanted])
+        return use_image(_find_pytorch_image(account, region, gone), wishes)
+    client, name = account.client("ec2", region), split_region(region)[0]
+    answer = ask(f"look at the image {wishes.ami} in {name}", client.describe_images, ImageIds=[wishes.ami])
     described = answer.get("Images") or []
     if not described:
-        raise Rejected(f"the image {wanted} is not there in {name}", "name one of that region: --ami")
-    return parse_image(described[0], wishes)
+        raise Rejected(f"the image {wishes.ami} is not there in {name}", "name one of that region: --ami")
+    return use_image(parse_image(described[0]), wishes)
 
 
-def parse_image(document: Mapping[str, Any], wishes: Wishes) -> Image:
-    """An image of DescribeImages' answer. Raises Rejected where it cannot be used, UsageError for an unknown login."""
-    id_, name = str(document["ImageId"]), str(document.get("Name") or document["ImageId"])
-    why = _unfit_reason(document)
-    if why:
-        raise Rejected(f"the image {name} ({id_}) {why}", "name another one with --ami, or leave --ami out")
-    root = str(document.get("RootDeviceName") or "/dev/sda1")
-    disks = {
-        str(mapping.get("DeviceName")): mapping["Ebs"]
-        for mapping in document.get("BlockDeviceMappings") or []
-        if mapping.get("Ebs")
-    }
-    size = int((disks.get(root) or {}).get("VolumeSize") or 0)
-    further = tuple(sorted(device for device in disks if device != root))
-    note = NO_TORCH_NOTE.format(name=name) if wishes.ami and BASE_PATTERN.search(name) else ""
-    return Image(id_, name, wishes.user or _login_user(document, name), root, size, further, note)
+def use_image(described: ImageDescription, wishes: Wishes) -> Image:
+    """What an offer keeps of an image. Raises Rejected where it cannot be used, UsageError for an unknown login."""
+    if why := described.unfit_reason:
+        hint = "name another one with --ami, or leave --ami out"
+        raise Rejected(f"the image {described.name} ({described.id}) {why}", hint)
+    has_no_torch = wishes.ami and BASE_PATTERN.search(described.name)
+    return Image(
+        id=described.id,
+        name=described.name,
+        user=wishes.user or _login_user(described),
+        root_device=described.root_device,
+        root_gb=described.disk_gb.get(described.root_device, 0),
+        devices=tuple(sorted(device for device in described.disk_gb if device != described.root_device)),
+        note=NO_TORCH_NOTE.format(name=described.name) if has_no_torch else "",
+    )
 
 
-def _unfit_reason(document: Mapping[str, Any]) -> str:
-    if str(document.get("Platform") or "").lower() == "windows":
-        return "is Windows; gpuops needs Linux"
-    if document.get("Architecture", "x86_64") != "x86_64":
-        return f"is for {document['Architecture']}; the machines with NVIDIA GPUs that gpuops rents are x86_64"
-    if document.get("State", "available") != "available":
-        return f"is {document['State']}"
-    if document.get("RootDeviceType", "ebs") != "ebs":
-        return "has no disk of its own (EBS)"
-    return ""
-
-
-def _login_user(document: Mapping[str, Any], name: str) -> str:
-    words = " ".join((name, str(document.get("Description") or ""), str(document.get("PlatformDetails") or "")))
-    for kind, user in LOGINS:
-        if kind.search(words):
+def _login_user(described: ImageDescription) -> str:
+    for system, user in LOGINS:
+        if system.search(described.texts):
             return user
-    raise UsageError(f"who logs in to the image {name}?", "say it: --user ubuntu, or ec2-user, or …")
+    raise UsageError(f"who logs in to the image {described.name}?", "say it: --user ubuntu, or ec2-user, or …")
 
 
-def _find_pytorch_image(account: Account, region: str, gone: Sequence[str]) -> Mapping[str, Any]:
-    """AWS's image with PyTorch, as described by EC2: a known good one, else the newest. Raises ProviderError."""
+def _find_pytorch_image(account: Account, region: str, gone: Sequence[str]) -> ImageDescription:
+    """AWS's image with PyTorch: a known good one, else the newest. Raises ProviderError."""
     name = split_region(region)[0]
     names = [f"{PARAMETER_PATH}/oss-nvidia-driver-gpu-pytorch-{candidate}/latest/ami-id" for candidate in CANDIDATES]
     ssm = account.client("ssm", region)
@@ -128,9 +174,8 @@ def _find_pytorch_image(account: Account, region: str, gone: Sequence[str]) -> M
     try:
         answer = ask(f"ask which images AWS has in {name}", ssm.get_parameters, Names=names)
         known = {str(entry["Name"]): str(entry["Value"]) for entry in answer.get("Parameters") or []}
-        if found := _first_available(
-            account, region, [known[parameter] for parameter in names if parameter in known], gone
-        ):
+        ids = [known[parameter] for parameter in names if parameter in known]
+        if found := _first_available(account, region, ids, gone):
             return found
         doing = f"list AWS's images in {name}"
         listed = pages(doing, ssm, "get_parameters_by_path", "Parameters", Path=PARAMETER_PATH, Recursive=True)
@@ -141,31 +186,29 @@ def _find_pytorch_image(account: Account, region: str, gone: Sequence[str]) -> M
         refused = error  # EC2 is asked next
     client = account.client("ec2", region)
     filters = [{"Name": "name", "Values": list(IMAGE_NAMES)}, {"Name": "architecture", "Values": ["x86_64"]}]
-    images = pages(f"list images in {name}", client, "describe_images", "Images", Owners=["amazon"], Filters=filters)
-    if found := select_newest([image for image in images if image["ImageId"] not in gone]):
+    listed = pages(f"list images in {name}", client, "describe_images", "Images", Owners=["amazon"], Filters=filters)
+    if found := select_newest([image for image in map(parse_image, listed) if image.id not in gone]):
         return found
     if refused is not None:
         raise refused
     raise Rejected(f"AWS has no image with PyTorch in {name}", "name one of your own with --ami, or another --region")
 
 
-def _first_available(
-    account: Account, region: str, ids: Sequence[str], gone: Sequence[str]
-) -> Mapping[str, Any] | None:
+def _first_available(account: Account, region: str, ids: Sequence[str], gone: Sequence[str]) -> ImageDescription | None:
     """The first of these images that can be started: a parameter may name one that AWS has taken away."""
-    wanted = [id_ for id_ in ids if id_ not in gone][:MAX_CANDIDATES]
-    if not wanted:
+    candidates = [id_ for id_ in ids if id_ not in gone][:MAX_CANDIDATES]
+    if not candidates:
         return None
     described = pages(
         f"look at AWS's images in {split_region(region)[0]}",
         account.client("ec2", region),
         "describe_images",
         "Images",
-        Filters=[{"Name": "image-id", "Values": wanted}],
+        Filters=[{"Name": "image-id", "Values": candidates}],
         IncludeDeprecated=True,
     )
-    usable = {str(image["ImageId"]): image for image in described if not _unfit_reason(image)}
-    return next((usable[id_] for id_ in wanted if id_ in usable), None)
+    usable = {image.id: image for image in map(parse_image, described) if not image.unfit_reason}
+    return next((usable[id_] for id_ in candidates if id_ in usable), None)
 
 
 def rank_parameters(parameters: Mapping[str, str]) -> list[str]:
@@ -178,15 +221,7 @@ def rank_parameters(parameters: Mapping[str, str]) -> list[str]:
     return [id for _, id in sorted(found, reverse=True)]
 
 
-def select_newest(images: Sequence[Mapping[str, Any]]) -> Mapping[str, Any] | None:
+def select_newest(images: Sequence[ImageDescription]) -> ImageDescription | None:
     """The image created last, Ubuntu preferred; None where none is usable."""
-    usable = [image for image in images if not _unfit_reason(image) and not BASE_PATTERN.search(str(image.get("Name")))]
-    return max(
-        usable,
-        key=lambda image: (
-            "ubuntu" in str(image.get("Name")).lower(),
-            str(image.get("CreationDate")),
-            str(image["ImageId"]),
-        ),
-        default=None,
-    )
+    usable = [image for image in images if not image.unfit_reason and not BASE_PATTERN.search(image.name)]
+    return max(usable, key=lambda image: ("ubuntu" in image.name.lower(), image.created, image.id), default=None)

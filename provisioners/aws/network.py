@@ -1,17 +1,21 @@
-"""The network of machines: a subnet for each zone, and a security group that lets this computer in."""
+"""The network of machines: a subnet for each zone, and a security group that lets this computer in.
+
+A group's rule for this computer follows its address; a network that the user has named stays as it is.
+"""
 
 from __future__ import annotations
 
 import ipaddress
 import random
 from collections.abc import Mapping, Sequence
-from typing import Any, NamedTuple
+from dataclasses import dataclass
+from typing import Any
 
 from gpuops.core.errors import ProviderError, Rejected, UsageError
 from gpuops.core.polling import Clock
 from provisioners.aws import ec2, errors
 from provisioners.aws.account import Account
-from provisioners.aws.api import Document, ask, pages, split_region
+from provisioners.aws.api import Document, ask, split_region
 from provisioners.aws.ec2 import SecurityGroup
 from provisioners.aws.options import Wishes
 
@@ -25,7 +29,8 @@ MAX_ATTEMPTS = 6
 """A new group is not known at once in all of AWS: calls about it are retried this often."""
 
 
-class Subnet(NamedTuple):
+@dataclass(frozen=True)
+class Subnet:
     """One zone's subnet."""
 
     subnet: str
@@ -35,65 +40,65 @@ class Subnet(NamedTuple):
 
 
 def find_subnets(account: Account, region: str, wishes: Wishes) -> dict[str, Subnet]:
-    """The subnet of each zone; of all, those of the default network. Raises ProviderError, UsageError."""
+    """The subnet of each zone: those that the user has named, else the default network's. Raises ProviderError,
+    UsageError."""
     client, name = account.client("ec2", region), split_region(region)[0]
-    if wishes.subnets:
-        several = f"subnet{'s' * (len(wishes.subnets) > 1)} {', '.join(wishes.subnets)}"
-        listed = pages(
-            f"look at the {several} in {name}", client, "describe_subnets", "Subnets", SubnetIds=list(wishes.subnets)
-        )
-    else:
-        vpcs = pages(
-            f"look for the default network in {name}",
-            client,
-            "describe_vpcs",
-            "Vpcs",
-            Filters=[{"Name": "is-default", "Values": ["true"]}],
-        )
-        if not vpcs:
-            raise Rejected(f"the account has no default network (VPC) in {name}", errors.NO_VPC.format(region=name))
-        filters = [
-            {"Name": "vpc-id", "Values": [str(vpcs[0]["VpcId"])]},
-            {"Name": "default-for-az", "Values": ["true"]},
-        ]
-        listed = pages(f"list subnets in {name}", client, "describe_subnets", "Subnets", Filters=filters)
-        if not listed:
-            raise Rejected(
-                f"the default network in {name} has no subnets of its own",
-                f"make one: aws ec2 create-default-subnet --availability-zone {name}a; or name one: --subnet subnet-…",
-            )
     found: dict[str, Subnet] = {}
-    for subnet in listed:
-        id_, zone = str(subnet["SubnetId"]), str(subnet["AvailabilityZone"])
-        if zone in found:
-            raise UsageError(f"the subnets {found[zone].subnet} and {id_} are both in {zone}", "name one for each zone")
-        public = not wishes.subnets or wishes.public_ip or bool(subnet.get("MapPublicIpOnLaunch"))
-        found[zone] = Subnet(id_, str(subnet["VpcId"]), public)
+    for subnet in _named_subnets(client, name, wishes) if wishes.subnets else _default_subnets(client, name):
+        if subnet.zone in found:
+            raise UsageError(
+                f"the subnets {found[subnet.zone].subnet} and {subnet.id} are both in {subnet.zone}",
+                "name one for each zone",
+            )
+        public = not wishes.subnets or wishes.public_ip or subnet.gives_public_addresses
+        found[subnet.zone] = Subnet(subnet.id, subnet.vpc, public)
     if wishes.zone and wishes.zone not in found:
         raise UsageError(
             f"there is no subnet of ours in the zone {wishes.zone}: in {name} they are in {', '.join(sorted(found))}",
             "name one of these zones (--zone), or a subnet there (--subnet)",
         )
-    found = {zone: place for zone, place in found.items() if wishes.zone in ("", zone)}
+    found = {zone: subnet for zone, subnet in found.items() if wishes.zone in ("", zone)}
     _check_network(client, name, wishes, list(found.values()))
     return found
 
 
-def _check_network(client: Any, name: str, wishes: Wishes, found: Sequence[Subnet]) -> None:
+def _named_subnets(client: Any, region: str, wishes: Wishes) -> list[ec2.Subnet]:
+    plural = "s" * (len(wishes.subnets) > 1)
+    doing = f"look at the subnet{plural} {', '.join(wishes.subnets)} in {region}"
+    return ec2.list_subnets(client, doing, ids=list(wishes.subnets))
+
+
+def _default_subnets(client: Any, region: str) -> list[ec2.Subnet]:
+    vpc = ec2.find_default_vpc(client, f"look for the default network in {region}")
+    if not vpc:
+        raise Rejected(f"the account has no default network (VPC) in {region}", errors.NO_VPC.format(region=region))
+    filters = [{"Name": "vpc-id", "Values": [vpc]}, {"Name": "default-for-az", "Values": ["true"]}]
+    subnets = ec2.list_subnets(client, f"list subnets in {region}", filters)
+    if not subnets:
+        raise Rejected(
+            f"the default network in {region} has no subnets of its own",
+            f"make one: aws ec2 create-default-subnet --availability-zone {region}a; or name one: --subnet subnet-…",
+        )
+    return subnets
+
+
+def _check_network(client: Any, region: str, wishes: Wishes, subnets: Sequence[Subnet]) -> None:
     """Raises UsageError, ProviderError where the wishes do not go with the network."""
     if wishes.security_group:
-        doing = f"look at the security group {wishes.security_group} in {name}"
+        doing = f"look at the security group {wishes.security_group} in {region}"
         group = next(iter(ec2.list_groups(client, doing, ids=[wishes.security_group])), None)
         vpc = group.vpc if group else ""
-        if others := sorted({place.vpc for place in found} - {vpc}):
+        if others := sorted({subnet.vpc for subnet in subnets} - {vpc}):
             raise UsageError(
                 f"the security group {wishes.security_group} is in the network {vpc}, and the machines would be in "
                 f"{', '.join(others)}",
                 f"name a subnet of {vpc} too: --subnet",
             )
-    elif inner := [] if wishes.ssh_from else [place.subnet for place in found if not place.public]:
+        return
+    private = [] if wishes.ssh_from else [subnet.subnet for subnet in subnets if not subnet.public]
+    if private:
         raise UsageError(
-            f"the subnet {inner[0]} gives its machines no public address",
+            f"the subnet {private[0]} gives its machines no public address",
             "let them have one with --public-ip, say from where inside they are reached with --ssh-from 10.0.0.0/8, or "
             "name another subnet",
         )
@@ -107,20 +112,20 @@ def find_caller_network(env: Mapping[str, str]) -> str:
     url = env.get("GPUOPS_CHECKIP_URL", "").strip() or CHECKIP_URL
     hint = "say whom SSH is open to: --ssh-from 203.0.113.7"
     try:
-        asked = urllib.request.Request(url, headers={"User-Agent": "gpuops"})
-        with urllib.request.urlopen(asked, timeout=CHECKIP_TIMEOUT_S) as answer:
+        request = urllib.request.Request(url, headers={"User-Agent": "gpuops"})
+        with urllib.request.urlopen(request, timeout=CHECKIP_TIMEOUT_S) as answer:
             text = answer.read(200).decode("ascii", "replace").strip()
     except (OSError, ValueError, urllib.error.URLError) as error:
         raise Rejected(f"{url} does not tell this computer's address: {error}", hint) from error
     try:
-        found = ipaddress.ip_address(text)
+        address = ipaddress.ip_address(text)
     except ValueError:
         raise Rejected(f"{url} does not tell this computer's address", hint) from None
-    impossible = found.is_unspecified or found.is_multicast or found.is_reserved or found.is_loopback
+    impossible = address.is_unspecified or address.is_multicast or address.is_reserved or address.is_loopback
     # A service of the user's own may see an address inside a network of theirs; AWS never does.
-    if impossible or (found.is_private and url == CHECKIP_URL):
-        raise Rejected(f"{url} says that this computer's address is {found}, which cannot be", hint)
-    return str(ipaddress.ip_network(found))
+    if impossible or (address.is_private and url == CHECKIP_URL):
+        raise Rejected(f"{url} says that this computer's address is {address}, which cannot be", hint)
+    return str(ipaddress.ip_network(address))
 
 
 def ssh_rule(cidr: str, description: str) -> Document:

@@ -6,7 +6,6 @@ In the order in which they are tried: regions by their cheapest offer, in a regi
 from __future__ import annotations
 
 import dataclasses
-import time
 from collections.abc import Iterable, Sequence
 from functools import partial
 from typing import Any
@@ -56,8 +55,8 @@ def find_offers(account: Account, given: Wishes, regions: Sequence[str]) -> list
         short += unable
         made += [_build_offer(stock, kind, zone, price, given) for kind, zone, price in able]
     if not made:
-        raise quota_advice.build_quota_error(asked, _survey_in_full(account, stocks, asked), time.time())
-    notes += [_format_left_out(asked, ways) for ways in _group_by_quota(short)]
+        raise quota_advice.build_quota_error(asked, _survey_in_full(account, stocks, asked), account.clock.now())
+    notes += [_format_left_out(asked, candidates) for candidates in _group_by_quota(short)]
     first, *rest = rank_offers(made)
     return [dataclasses.replace(first, notes=(*first.notes, *notes)), *rest]
 
@@ -95,13 +94,13 @@ def _most_transient(errors: Iterable[Any]) -> ProviderError | UsageError:
 def _split_by_quota(
     stock: RegionStock, given: Wishes
 ) -> tuple[list[tuple[InstanceType, str, float]], list[Alternative]]:
-    """What the quotas let us have, or may; and the ways that they do not."""
+    """What the quotas let us have, or may; and the candidates that they do not."""
     short: dict[str, Alternative] = {}
     able = []
     for kind, zone, price in stock.priced:
-        way = _as_alternative(stock, kind, given)
-        if way.free is not None and not way.fits:
-            short[kind.type] = way
+        candidate = _as_alternative(stock, kind, given)
+        if candidate.free is not None and not candidate.fits:
+            short[kind.type] = candidate
         else:
             able.append((kind, zone, price))
     return able, list(short.values())
@@ -114,16 +113,16 @@ def _as_alternative(stock: RegionStock, kind: InstanceType, given: Wishes) -> Al
 
 def _group_by_quota(short: Sequence[Alternative]) -> list[list[Alternative]]:
     groups: dict[tuple[str, str], list[Alternative]] = {}
-    for way in sorted(short, key=lambda way: (way.need, way.kind.type)):
-        groups.setdefault((way.place.region, way.counted.code), []).append(way)
+    for candidate in sorted(short, key=lambda candidate: (candidate.need, candidate.kind.type)):
+        groups.setdefault((candidate.place.region, candidate.counted.code), []).append(candidate)
     return list(groups.values())
 
 
-def _format_left_out(asked: Demand, ways: Sequence[Alternative]) -> str:
-    names = first_few([way.kind.type for way in ways], MAX_NAMES)
-    least = asked.with_type(ways[0].kind)
-    to_type = quota_advice.build_command(least, "quota", ways[0].place.region)
-    return f"left out: {names}: {quota_advice.format_shortfall(ways[0])}: {to_type}"
+def _format_left_out(asked: Demand, candidates: Sequence[Alternative]) -> str:
+    names = first_few([candidate.kind.type for candidate in candidates], MAX_NAMES)
+    least = asked.with_type(candidates[0].kind)
+    to_type = quota_advice.build_command(least, "quota", candidates[0].place.region)
+    return f"left out: {names}: {quota_advice.format_shortfall(candidates[0])}: {to_type}"
 
 
 def _survey_in_full(account: Account, stocks: Sequence[RegionStock], asked: Demand) -> list[RegionSurvey]:
@@ -146,7 +145,7 @@ def _build_offer(stock: RegionStock, kind: InstanceType, zone: str, price: float
     market = reservations.BLOCK if is_prepaid(given) else build_demand(given).market
     net = base.subnets[zone]
     disk = max(given.disk, base.image.root_gb)
-    way = _as_alternative(stock, kind, given)
+    candidate = _as_alternative(stock, kind, given)
     costs = [
         Price(f"{nodes} x {kind.type}, {market}{stock.unpriced and ', at most'}", round(price * nodes, 6)),
         Price(f"{nodes} x {disk} GB of disk (gp3)", round(base.disk * disk * nodes, 6)),
@@ -163,7 +162,7 @@ def _build_offer(stock: RegionStock, kind: InstanceType, zone: str, price: float
         region=base.region,
         prices=tuple(costs),
         notes=(
-            *_build_notes(way, base.image),
+            *_build_notes(candidate, base.image),
             *([UNPRICED_NOTE.format(stock.unpriced, kind.type)] if stock.unpriced else []),
         ),
         data={
@@ -184,7 +183,7 @@ def _build_offer(stock: RegionStock, kind: InstanceType, zone: str, price: float
             "market": SPOT if given.spot else market,
             "gpus": kind.gpus,
             "vcpus": kind.vcpus,
-            "quota": f"{base.region}/{way.counted.code}" if way.counted.code else "",
+            "quota": f"{base.region}/{candidate.counted.code}" if candidate.counted.code else "",
             "price": price,
             **base.image.data,
             "ami_ours": not given.ami,
@@ -200,10 +199,10 @@ def _build_offer(stock: RegionStock, kind: InstanceType, zone: str, price: float
     )
 
 
-def _build_notes(way: Alternative, image: images.Image) -> list[str]:
+def _build_notes(candidate: Alternative, image: images.Image) -> list[str]:
     notes = [image.note] if image.note else []
-    if way.free is None and way.counted != CAPACITY_BLOCKS:
-        why = way.place.standing.why
-        because = why.get(way.counted.code) or why.get("used") or "AWS documents none for it"
-        notes.append(f"whether the quota allows {way.kind.type} is not known ({because}): AWS may still say no")
+    if candidate.free is None and candidate.counted != CAPACITY_BLOCKS:
+        why = candidate.place.standing.why
+        because = why.get(candidate.counted.code) or why.get("used") or "AWS documents none for it"
+        notes.append(f"whether the quota allows {candidate.kind.type} is not known ({because}): AWS may still say no")
     return notes

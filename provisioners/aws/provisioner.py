@@ -62,7 +62,7 @@ class AwsProvisioner:
     def __init__(self, context: Context) -> None:
         self.context = context
         self._clock = context.clock
-        self._account = Account(context.env, context.home, context.dotenv)
+        self._account = Account(context.env, context.home, context.dotenv, context.clock)
         self._lock = threading.Lock()
         self._caller: tuple[float, str] | None = None
         self._groups: dict[tuple[str, ...], Resource] = {}

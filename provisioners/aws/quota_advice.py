@@ -1,4 +1,4 @@
-"""What to do about a request for more quota that AWS has not granted, or not yet. Pure.
+"""Advice on quotas: what could run today, which increase would do, and what to do about a refused one. Pure.
 
 A request by the API opens a support case without a word of what the quota is for. New accounts that asked for 4 to 8
 vCPU were refused with the same text each time; who replied in the same case had it within one to four days (field
@@ -39,19 +39,20 @@ SMALL_VCPUS = 8
 """vCPU: a first request for more than that is rarely granted to a new account."""
 
 
-def may_still_be_granted(one: QuotaIncrease, now: float) -> bool:
+def may_still_be_granted(increase: QuotaIncrease, now: float) -> bool:
     """Whether a request that was closed without a decision may still be granted."""
-    since = one.decided if one.decided is not None else one.created
-    return since is not None and now - since < GRANT_DELAY_S
+    moment = increase.decided if increase.decided is not None else increase.created
+    return moment is not None and now - moment < GRANT_DELAY_S
 
 
-def advise_on_refusal(quota: Quota, one: QuotaIncrease) -> tuple[str, ...]:
-    """What to do about one that was not granted, with a text to reply with."""
+def advise_on_refusal(quota: Quota, increase: QuotaIncrease) -> tuple[str, ...]:
+    """What to do about a request that was not granted, with a text to reply with."""
     machines = f"{quota.machines} ({quota.sum})" if quota.machines else "N x TYPE"
+    region = split_region(quota.region)[0]
     return (
-        f"reply in its case, and file no new request; most are granted then: {case_link(one)}",
+        f"reply in its case, and file no new request; most are granted then: {case_link(increase)}",
         "a text to begin with (fill in HOURS and AMOUNT):",
-        f"  Please set {quota.name} ({quota.code}) in {quota.region.partition('@')[0]} to {one.wanted:g} {quota.unit}.",
+        f"  Please set {quota.name} ({quota.code}) in {region} to {increase.wanted:g} {quota.unit}.",
         f"  I train neural networks with PyTorch on {machines}, about HOURS hours a month.",
         "  Each machine ends with its run, and by a watchdog after 24 hours. A budget of $AMOUNT a month has an alarm.",
     )
@@ -63,6 +64,8 @@ MAX_NAMES = 3
 
 @dataclass(frozen=True)
 class Advice:
+    """One line of advice, and the command that follows it; empty where none does."""
+
     say: str
     command: str = ""
 
@@ -75,30 +78,36 @@ MORE_GPUS = Advice("that is for one GPU, with --gpus N for more, and --nodes N f
 
 def advise_on_request(asked: Demand, places: Sequence[RegionSurvey], now: float) -> list[Advice]:
     """Everything worth knowing, the most useful first."""
-    ways = list(requested_alternatives(asked, places, asked.market))
-    if not ways:
+    candidates = list(requested_alternatives(asked, places, asked.market))
+    if not candidates:
         return []
-    fitting = first_per_region(way for way in ways if way.fits)
+    fitting = first_per_region(candidate for candidate in candidates if candidate.fits)
     if fitting:
         return _advise_fitting(asked, fitting)
-    unknown = [way for way in ways if way.free is None]
-    known = [way for way in ways if way.free is not None]
-    elsewhere = _advise_other_market(asked, places)
+    unknown = [candidate for candidate in candidates if candidate.free is None]
+    known = [candidate for candidate in candidates if candidate.free is not None]
+    other_market = _advise_other_market(asked, places)
     if not known:
-        return [*_advise_unknown(asked, unknown), *elsewhere]
-    if same := _advise_smaller_machines(asked, places, asked.market):
+        return [*_advise_unknown(asked, unknown), *other_market]
+    if smaller := _advise_smaller_machines(asked, places, asked.market):
         lines = [
-            *elsewhere,
-            *same,
+            *other_market,
+            *smaller,
             *_advise_ending_machines(known),
             *_advise_other_regions(asked, places),
             *_advise_increase(asked, known, now)[:1],
         ]
     else:
-        less = _advise_fewer_gpus(asked, places, known)
+        fewer = _advise_fewer_gpus(asked, places, known)
         increase = [*_advise_first_step(asked, known), *_advise_increase(asked, known, now)]
-        lines = [*elsewhere, *less, *_advise_ending_machines(known), *_advise_other_regions(asked, places), *increase]
-    return [*lines, *(_advise_unknown(_just(asked, unknown[0]), unknown) if unknown else [])]
+        lines = [
+            *other_market,
+            *fewer,
+            *_advise_ending_machines(known),
+            *_advise_other_regions(asked, places),
+            *increase,
+        ]
+    return [*lines, *(_advise_unknown(asked.with_type(unknown[0].kind), unknown) if unknown else [])]
 
 
 def advise_for_one_gpu(asked: Demand, places: Sequence[RegionSurvey], now: float) -> list[Advice]:
@@ -109,54 +118,54 @@ def advise_for_one_gpu(asked: Demand, places: Sequence[RegionSurvey], now: float
     lines: list[Advice] = []
     runs = False
     for market in (asked.market, SPOT if asked.market == ON_DEMAND else ON_DEMAND):
-        there = dataclasses.replace(asked, market=market)
-        ways = list(requested_alternatives(there, places, market))
-        known = [way for way in ways if way.free is not None]
-        how = "as spot" if market == SPOT else "on demand"
-        if fitting := first_per_region(way for way in ways if way.fits):
+        in_market = dataclasses.replace(asked, market=market)
+        candidates = list(requested_alternatives(in_market, places, market))
+        known = [candidate for candidate in candidates if candidate.free is not None]
+        how = _in_market(market)
+        if fitting := first_per_region(candidate for candidate in candidates if candidate.fits):
             runs = True
-            lines += _advise_fitting(there, fitting, f"{how} one GPU")
+            lines += _advise_fitting(in_market, fitting, f"{how} one GPU")
         elif known:
-            where = _join_regions(dict.fromkeys(way.region for way in known))
-            more = _advise_increase(there, known, now)[0]
+            where = _join_regions(dict.fromkeys(candidate.region for candidate in known))
+            more = _advise_increase(in_market, known, now)[0]
             lines += [
                 Advice(f"no GPU runs {how} today in {where}; {more.say}", more.command),
                 *_advise_ending_machines(known),
             ]
-        elif ways:
-            lines += _advise_unknown(there, ways)
+        elif candidates:
+            lines += _advise_unknown(in_market, candidates)
             runs = True
     return [*lines, *([] if runs else _advise_other_regions(asked, places)), MORE_GPUS]
 
 
-def _just(asked: Demand, way: Alternative) -> Demand:
-    return asked.with_type(way.kind)
-
-
 def build_quota_error(asked: Demand, places: Sequence[RegionSurvey], now: float) -> QuotaExceeded:
     """Why nothing is launched, with the command that helps."""
-    ways = list(requested_alternatives(asked, places, asked.market))
-    whys = [format_shortfall(way) for way in first_per_quota(ways)]
+    candidates = list(requested_alternatives(asked, places, asked.market))
+    whys = [format_shortfall(candidate) for candidate in first_per_quota(candidates)]
     more = [*_advise_smaller_machines(asked, places, asked.market), *_advise_other_market(asked, places)][:1]
-    known = [way for way in ways if way.free is not None]
-    hints = [*_advise_ending_machines(known), *_advise_increase(asked, ways, now)[:1], *more]
-    looks = Advice("what else runs today", build_command(asked, "quota", ways[0].place.region)) if ways else Advice("")
+    known = [candidate for candidate in candidates if candidate.free is not None]
+    hints = [*_advise_ending_machines(known), *_advise_increase(asked, candidates, now)[:1], *more]
+    looks = (
+        Advice("what else runs today", build_command(asked, "quota", candidates[0].place.region))
+        if candidates
+        else Advice("")
+    )
     return QuotaExceeded("; ".join(whys), "; or ".join(map(str, [*hints, *([] if more else [looks])])))
 
 
-def format_shortfall(way: Alternative) -> str:
+def format_shortfall(candidate: Alternative) -> str:
     """By how much the quota is too small for an alternative, in numbers."""
-    limit = way.place.standing.limits.get(way.counted.code, 0.0)
+    quota, calculation = candidate.counted, format_calculation(candidate.nodes, candidate.kind.vcpus)
     return (
-        f"AWS lets this account use {limit:g} {UNIT} of {way.counted.name} ({way.counted.code}) in {way.region}, "
-        f"{way.used:g} are in use, and {format_calculation(way.nodes, way.kind.vcpus)} is {way.need}"
+        f"AWS lets this account use {candidate.limit:g} {UNIT} of {quota.name} ({quota.code}) in {candidate.region}, "
+        f"{candidate.used:g} are in use, and {calculation} is {candidate.need}"
     )
 
 
-def build_command(asked: Demand, what: str, region: str, *more: str) -> str:
-    """The line that says what is asked for: `gpuops quota aws --gpus 4 --nodes 2 --spot --region us-east-1`."""
+def build_command(asked: Demand, command: str, region: str, *more: str) -> str:
+    """The command line for a demand: `gpuops quota aws --gpus 4 --nodes 2 --spot --region us-east-1`."""
     name, profile = split_region(region)
-    words = ["gpuops", what, "aws"]
+    words = ["gpuops", command, "aws"]
     for flag, value in (
         ("gpus", asked.gpus),
         ("nodes", asked.nodes if asked.nodes > 1 else None),
@@ -166,7 +175,7 @@ def build_command(asked: Demand, what: str, region: str, *more: str) -> str:
     ):
         words += [f"--{flag}", str(value)] if value else []
     words += ["--cpu"] if asked.types == CPU else []
-    words += ["--spot"] if asked.market == SPOT else ["--on-demand"] if what == "quota" else []
+    words += ["--spot"] if asked.market == SPOT else ["--on-demand"] if command == "quota" else []
     words += ["--region", name] if name else []
     words += ["--profile", profile or asked.profile] if profile or asked.profile else []
     return shlex.join([*words, *more])
@@ -174,7 +183,7 @@ def build_command(asked: Demand, what: str, region: str, *more: str) -> str:
 
 def _advise_fitting(asked: Demand, fitting: Sequence[Alternative], what: str = "it") -> list[Advice]:
     first = fitting[0]
-    others = [way.region for way in fitting[1:]]
+    others = [candidate.region for candidate in fitting[1:]]
     also = f", and in {_join_regions(others)}" if others else ""
     free = f"{first.free:g}" if first.free is not None else "?"
     calculation = format_calculation(first.nodes, first.kind.vcpus)
@@ -187,8 +196,8 @@ def _advise_fitting(asked: Demand, fitting: Sequence[Alternative], what: str = "
     ]
 
 
-def _advise_unknown(asked: Demand, ways: Sequence[Alternative]) -> list[Advice]:
-    first = ways[0]
+def _advise_unknown(asked: Demand, candidates: Sequence[Alternative]) -> list[Advice]:
+    first = candidates[0]
     why = "AWS documents no quota for it" if not first.counted.code else "the quota could not be read"
     return [
         Advice(
@@ -201,26 +210,28 @@ def _advise_unknown(asked: Demand, ways: Sequence[Alternative]) -> list[Advice]:
 
 def _advise_other_market(asked: Demand, places: Sequence[RegionSurvey]) -> list[Advice]:
     other = ON_DEMAND if asked.market == SPOT else SPOT
-    there = dataclasses.replace(asked, market=other)
-    found = next((way for way in requested_alternatives(there, places, other) if way.fits), None)
+    in_other = dataclasses.replace(asked, market=other)
+    found = next((candidate for candidate in requested_alternatives(in_other, places, other) if candidate.fits), None)
     if found is None:
         return []
-    how = "as spot" if other == SPOT else "on demand"
+    how = _in_market(other)
     return [
         Advice(
             f"{how} it fits today in {found.region}: {found.need} {UNIT} are needed, and {found.free:g} are free of "
             f"{found.counted.name}",
-            build_command(there, "up", found.place.region),
+            build_command(in_other, "up", found.place.region),
         )
     ]
 
 
-def _advise_fewer_gpus(asked: Demand, places: Sequence[RegionSurvey], ways: Sequence[Alternative]) -> list[Advice]:
+def _advise_fewer_gpus(
+    asked: Demand, places: Sequence[RegionSurvey], candidates: Sequence[Alternative]
+) -> list[Advice]:
     """Fewer GPUs, where there is room for any."""
     less = [found[0] for place in places if (found := fewer_gpus(asked, place, asked.market))]
-    things = "GPUs" if any(way.kind.gpus for way in ways) else "machines"
+    things = "GPUs" if any(candidate.kind.gpus for candidate in candidates) else "machines"
     if less:
-        best = max(less, key=lambda way: (way.gpus, way.nodes))
+        best = max(less, key=lambda candidate: (candidate.gpus, candidate.nodes))
         return [
             Advice(
                 f"with fewer {things} something runs today in {best.region}, where {best.free:g} {UNIT} are free: "
@@ -228,8 +239,8 @@ def _advise_fewer_gpus(asked: Demand, places: Sequence[RegionSurvey], ways: Sequ
                 build_command(_with_alternative(asked, best), "up", best.place.region),
             )
         ]
-    where = _join_regions(dict.fromkeys(way.region for way in ways))
-    how = "as spot" if asked.market == SPOT else "on demand"
+    where = _join_regions(dict.fromkeys(candidate.region for candidate in candidates))
+    how = _in_market(asked.market)
     what = "nothing with such GPUs" if things == "GPUs" else "no such machine"
     return [Advice(f"{what} runs {how} today in {where}: the {UNIT} that are free are too few for one machine")]
 
@@ -237,7 +248,7 @@ def _advise_fewer_gpus(asked: Demand, places: Sequence[RegionSurvey], ways: Sequ
 def _advise_smaller_machines(asked: Demand, places: Sequence[RegionSurvey], market: str) -> list[Advice]:
     """As many GPUs in smaller machines that there is room for today."""
     for place in places:
-        fitting = [way for way in same_gpu_count(asked, place, market) if way.fits]
+        fitting = [candidate for candidate in same_gpu_count(asked, place, market) if candidate.fits]
         if fitting:
             best = fitting[0]
             return [
@@ -250,15 +261,15 @@ def _advise_smaller_machines(asked: Demand, places: Sequence[RegionSurvey], mark
     return []
 
 
-def _advise_ending_machines(ways: Sequence[Alternative]) -> list[Advice]:
+def _advise_ending_machines(candidates: Sequence[Alternative]) -> list[Advice]:
     """Advice where the quota would suffice if running machines were ended."""
-    for way in ways:
-        limit = way.place.standing.limits.get(way.counted.code, 0.0)
-        if way.used and way.need <= limit:
+    for candidate in candidates:
+        if candidate.used and candidate.need <= candidate.limit:
             return [
                 Advice(
-                    f"the quota itself is large enough in {way.region}: {limit:g} {UNIT}, of which {way.used:g} are in "
-                    "use; end what you no longer need (what has just ended counts for some minutes more)",
+                    f"the quota itself is large enough in {candidate.region}: {candidate.limit:g} {UNIT}, of which "
+                    f"{candidate.used:g} are in use; end what you no longer need (what has just ended counts for some "
+                    "minutes more)",
                     "gpuops status",
                 )
             ]
@@ -276,7 +287,7 @@ def _advise_other_regions(asked: Demand, places: Sequence[RegionSurvey]) -> list
 
 def _advise_first_step(asked: Demand, known: Sequence[Alternative]) -> list[Advice]:
     """Advice for an account whose quotas are all 0: the first step, which is granted soonest."""
-    least = min(known, key=lambda way: (way.total, way.kind.type))
+    least = min(known, key=lambda candidate: (candidate.total, candidate.kind.type))
     place, counted = least.place, quota_class_of(least.kind.type, ON_DEMAND)
     limits = [place.standing.limits.get(quota_class_of(least.kind.type, market).code) for market in MARKETS]
     if any(limit != 0 for limit in limits) or least.total <= SMALL_VCPUS or least.increases or least.closed:
@@ -297,24 +308,24 @@ def _advise_first_step(asked: Demand, known: Sequence[Alternative]) -> list[Advi
     ]
 
 
-def _advise_increase(asked: Demand, ways: Sequence[Alternative], now: float) -> list[Advice]:
+def _advise_increase(asked: Demand, candidates: Sequence[Alternative], now: float) -> list[Advice]:
     """The smallest sufficient increase, and the smallest one for as many GPUs in smaller machines."""
-    known = [way for way in ways if way.free is not None]
+    known = [candidate for candidate in candidates if candidate.free is not None]
     if not known:
         return []
-    least = min(known, key=lambda way: way.need - (way.free or 0.0))
+    least = min(known, key=lambda candidate: candidate.need - (candidate.free or 0.0))
     if least.increases:
         return [_advise_open_increase(asked, least, least.increases[0], now)]
-    if one := least.closed:
-        since = f", {days} ago" if (days := _age_in_days(one, now)) else ""
+    if increase := least.closed:
+        since = f", {days} ago" if (days := _age_in_days(increase, now)) else ""
         return [
             Advice(
-                f"AWS was asked for {one.wanted:g} {UNIT} of {least.counted.name} in {least.region} "
-                f"({one.status}{since}), and they are not there: reply in its case rather than ask anew, and say what "
-                f"for ({case_link(one)})"
+                f"AWS was asked for {increase.wanted:g} {UNIT} of {least.counted.name} in {least.region} "
+                f"({increase.status}{since}), and they are not there: reply in its case rather than ask anew, and say "
+                f"what for ({case_link(increase)})"
             )
         ]
-    codes = {way.counted.code for way in known if way.place is least.place}
+    codes = {candidate.counted.code for candidate in known if candidate.place is least.place}
     which = ["--code", least.counted.code] if len(codes) > 1 else []
     in_use = f" + {least.used:g} in use" if least.used else ""
     found = [
@@ -324,7 +335,11 @@ def _advise_increase(asked: Demand, ways: Sequence[Alternative], now: float) -> 
             build_command(asked, "quota", least.place.region, *which, "--request", str(least.total)),
         )
     ]
-    smaller = [way for way in same_gpu_count(asked, least.place, asked.market) if way.counted == least.counted]
+    smaller = [
+        candidate
+        for candidate in same_gpu_count(asked, least.place, asked.market)
+        if candidate.counted == least.counted
+    ]
     if smaller and smaller[0].total < least.total:
         best = smaller[0]
         found.append(
@@ -337,28 +352,35 @@ def _advise_increase(asked: Demand, ways: Sequence[Alternative], now: float) -> 
     return found
 
 
-def _age_in_days(one: QuotaIncrease, now: float) -> str:
-    days = int((now - one.created) // 86400) if one.created is not None else 0
+def _age_in_days(increase: QuotaIncrease, now: float) -> str:
+    days = int((now - increase.created) // 86400) if increase.created is not None else 0
     return plural(days, "day") if days > 0 else ""
 
 
-def _advise_open_increase(asked: Demand, way: Alternative, one: QuotaIncrease, now: float) -> Advice:
-    since = f", for {days}" if (days := _age_in_days(one, now)) else ""
+def _advise_open_increase(asked: Demand, candidate: Alternative, increase: QuotaIncrease, now: float) -> Advice:
+    since = f", for {days}" if (days := _age_in_days(increase, now)) else ""
     enough = (
         "would do"
-        if one.wanted >= way.total
-        else f"is less than the {way.total} that would do, and one is open at a time"
+        if increase.wanted >= candidate.total
+        else f"is less than the {candidate.total} that would do, and one is open at a time"
     )
+    case = f"; its case: {case_link(increase)}" if increase.case else ""
     return Advice(
-        f"AWS has yet to decide on {one.wanted:g} {UNIT} of {way.counted.name} in {way.region} ({one.status}{since}"
-        f"{f'; its case: {case_link(one)}' if one.case else ''}), which {enough}",
-        build_command(asked, "quota", way.place.region, "--watch"),
+        f"AWS has yet to decide on {increase.wanted:g} {UNIT} of {candidate.counted.name} in {candidate.region} "
+        f"({increase.status}{since}{case}), which {enough}",
+        build_command(asked, "quota", candidate.place.region, "--watch"),
     )
 
 
-def _with_alternative(asked: Demand, way: Alternative) -> Demand:
-    """The same wish with this way's machines."""
-    return dataclasses.replace(asked.with_type(way.kind), nodes=way.nodes, gpus=way.kind.gpus or None, gpu_mem=None)
+def _with_alternative(asked: Demand, candidate: Alternative) -> Demand:
+    """The same demand with this candidate's machines."""
+    return dataclasses.replace(
+        asked.with_type(candidate.kind), nodes=candidate.nodes, gpus=candidate.kind.gpus or None, gpu_mem=None
+    )
+
+
+def _in_market(market: str) -> str:
+    return "as spot" if market == SPOT else "on demand"
 
 
 def _join_regions(names: Iterable[str]) -> str:

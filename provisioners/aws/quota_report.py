@@ -3,11 +3,9 @@
 from __future__ import annotations
 
 import dataclasses
-import time
 from collections.abc import Callable, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
 from functools import partial
-from typing import Any
 
 from gpuops.core.errors import ProviderError, UsageError
 from gpuops.core.format import first_few
@@ -16,7 +14,7 @@ from gpuops.core.quota import Quota, QuotaIncrease, QuotaReport
 from provisioners.aws import catalog, quota_advice
 from provisioners.aws.account import Account, Plan
 from provisioners.aws.alternatives import Demand, RegionSurvey
-from provisioners.aws.api import ask, ask_all, require, split_region
+from provisioners.aws.api import ask, ask_all, split_region
 from provisioners.aws.catalog import InstanceType
 from provisioners.aws.errors import FREE_PLAN, code
 from provisioners.aws.options import Wishes, wishes
@@ -55,51 +53,56 @@ def build_demand(given: Wishes, profile: str = "") -> Demand:
 
 def build_report(account: Account, request: Request) -> QuotaReport:
     """The quotas of each region, and what follows from them. Raises ProviderError, UsageError."""
-    given = wishes(request)
+    checked = wishes(request)
     regions = _select_regions(account, request)
-    something = bool(given.gpus or given.gpu_type or given.gpu_mem or given.types or given.nodes > 1)
-    asked = build_demand(given)
-    found = ask_all(
-        {region: partial(_survey_for_demand, account, region, asked, something) for region in regions},
+    names_machines = bool(checked.gpus or checked.gpu_type or checked.gpu_mem or checked.types or checked.nodes > 1)
+    demand = build_demand(checked)
+    answers = ask_all(
+        {region: partial(_survey_for_demand, account, region, demand, names_machines) for region in regions},
         MAX_REGIONS_AT_ONCE,
     )
-    found = {
-        region: one if isinstance(one, RegionSurvey) else account.explain(region, one) for region, one in found.items()
-    }
-    places = [one for one in found.values() if isinstance(one, RegionSurvey)]
-    if not places:
-        require(found[regions[0]])
-    left_out = [(region, one.say) for region, one in found.items() if not isinstance(one, RegionSurvey)]
-    gaps = [(place.region, said) for place in places for said in place.standing.why.values()]
+    surveys: list[RegionSurvey] = []
+    left_out: list[tuple[str, str]] = []
+    errors: list[ProviderError | UsageError] = []
+    for region, answer in answers.items():
+        if isinstance(answer, RegionSurvey):
+            surveys.append(answer)
+        else:
+            errors.append(account.explain(region, answer))
+            left_out.append((region, errors[-1].say))
+    if not surveys:
+        raise errors[0]
+    gaps = [(survey.region, why) for survey in surveys for why in survey.standing.why.values()]
     notes = [*_group_by_reason(left_out, "left out"), *_group_by_reason(gaps, "known in part")]
     if account.plan(regions[0]) is Plan.FREE:
         notes.insert(0, "; ".join(FREE_PLAN))
-    rows = [row for place in places for row in build_rows(place, asked, something=something)]
-    if something:
-        said = quota_advice.advise_on_request(asked, places, time.time())
+    rows = [row for survey in surveys for row in build_rows(survey, demand, names_machines=names_machines)]
+    now = account.clock.now()
+    if names_machines:
+        advice = quota_advice.advise_on_request(demand, surveys, now)
     else:
-        one = dataclasses.replace(asked, gpus=1)
-        said = quota_advice.advise_for_one_gpu(one, [_with_choice_if_any(place, one) for place in places], time.time())
-    return QuotaReport(quotas=rows, advice=[str(one) for one in said], notes=notes)
+        one_gpu = dataclasses.replace(demand, gpus=1)
+        chosen = [_with_choice_if_any(survey, one_gpu) for survey in surveys]
+        advice = quota_advice.advise_for_one_gpu(one_gpu, chosen, now)
+    return QuotaReport(quotas=rows, advice=list(map(str, advice)), notes=notes)
 
 
 def _select_regions(account: Account, request: Request) -> list[str]:
     if (request.region or "").partition("@")[0].strip().lower() != ALL_REGIONS:
         return account.regions(request)
     usual = account.regions(dataclasses.replace(request, region=None))[0]
-    found = account.opted_in(split_region(usual)[1] or (request.region or "").partition("@")[2])
-    return sorted(
-        found, key=lambda one: split_region(one)[0] != split_region(usual)[0]
-    )  # of equals the usual one is advised
+    regions = account.opted_in(split_region(usual)[1] or (request.region or "").partition("@")[2])
+    # The usual region comes first: of equals it is the one that is advised.
+    return sorted(regions, key=lambda region: split_region(region)[0] != split_region(usual)[0])
 
 
-def build_rows(place: RegionSurvey, asked: Demand, *, something: bool) -> list[Quota]:
+def build_rows(place: RegionSurvey, asked: Demand, *, names_machines: bool) -> list[Quota]:
     """A region's quotas, those of the market asked for first; with a request those that it could be counted against."""
-    markets = sorted(MARKETS, key=lambda market: market != asked.market) if something else list(MARKETS)
+    markets = sorted(MARKETS, key=lambda market: market != asked.market) if names_machines else list(MARKETS)
     rows = []
     for market in markets:
-        for counted in _select_classes(place, market, something=something):
-            kinds = place.chosen.get(market, ()) if something else ()
+        for counted in _select_classes(place, market, names_machines=names_machines):
+            kinds = place.chosen.get(market, ()) if names_machines else ()
             rows.append(
                 build_quota(
                     place.region,
@@ -107,16 +110,16 @@ def build_rows(place: RegionSurvey, asked: Demand, *, something: bool) -> list[Q
                     place.standing,
                     kinds,
                     asked.nodes,
-                    asked=something and market == asked.market and bool(kinds or not place.kinds),
-                    usual=not something and market == asked.market and counted in (G_SPOT, G_ON_DEMAND),
+                    asked=names_machines and market == asked.market and bool(kinds or not place.kinds),
+                    usual=not names_machines and market == asked.market and counted in (G_SPOT, G_ON_DEMAND),
                 )
             )
     return rows
 
 
-def _select_classes(place: RegionSurvey, market: str, *, something: bool) -> list[QuotaClass]:
+def _select_classes(place: RegionSurvey, market: str, *, names_machines: bool) -> list[QuotaClass]:
     """Without a request every quota; with one those of the kinds that it means."""
-    if not something or not place.kinds:
+    if not names_machines or not place.kinds:
         return [one for one in GPU_CLASSES if one.market == market]
     meant = {quota_class_of(kind.type, market) for kind in place.chosen.get(market, ())}
     known = [one for one in ALL_CLASSES if one in meant]
@@ -124,18 +127,18 @@ def _select_classes(place: RegionSurvey, market: str, *, something: bool) -> lis
 
 
 def _group_by_reason(whys: Sequence[tuple[str, str]], what: str) -> list[str]:
-    """Each reason once, with the regions that it was heard from."""
-    said = []
-    for why in dict.fromkeys(why for _, why in whys):
-        names = list(dict.fromkeys(split_region(region)[0] for region, same in whys if same == why))
-        are = "is" if len(names) == 1 else "are"
-        said.append(f"{first_few(names, MAX_NAMES)} {are} {what}: {why}")
-    return said
+    """Each reason once, with the regions that gave it. `what`: what these regions are, such as `left out`."""
+    notes = []
+    for reason in dict.fromkeys(why for _, why in whys):
+        names = list(dict.fromkeys(split_region(region)[0] for region, why in whys if why == reason))
+        verb = "is" if len(names) == 1 else "are"
+        notes.append(f"{first_few(names, MAX_NAMES)} {verb} {what}: {reason}")
+    return notes
 
 
-def _survey_for_demand(account: Account, region: str, asked: Demand, something: bool) -> RegionSurvey:
+def _survey_for_demand(account: Account, region: str, asked: Demand, names_machines: bool) -> RegionSurvey:
     place = survey_region(account, region, types=asked.types)
-    if not something or not place.kinds:
+    if not names_machines or not place.kinds:
         return place
     return dataclasses.replace(place, chosen=select_by_market(place.kinds, asked, region))
 
@@ -189,7 +192,7 @@ def request_quota(account: Account, quota: Quota, wanted: float) -> QuotaIncreas
     """File a request for a new total; where one is open already, that one. Raises ProviderError."""
     client = account.client("service-quotas", quota.region)
     try:
-        told = ask(
+        answer = ask(
             f"ask for more of the quota {quota.code}",
             client.request_service_quota_increase,
             ServiceCode=SERVICE,
@@ -199,24 +202,24 @@ def request_quota(account: Account, quota: Quota, wanted: float) -> QuotaIncreas
     except ProviderError as error:
         if code(error) != OPEN_ALREADY:
             raise
-        there = select_increases(read_increases(account, quota.region), open=True).get(quota.code)
-        if not there:
+        open_requests = select_increases(read_increases(account, quota.region), open=True).get(quota.code)
+        if not open_requests:
             raise
-        return there[0]
-    return parse_increase(told["RequestedQuota"])
+        return open_requests[0]
+    return parse_increase(answer["RequestedQuota"])
 
 
 def requested_quota(account: Account, quota: Quota, id: str) -> QuotaIncrease:
     """Read a request for an increase. Where its status does not say whether it was granted, the quota does. Raises
     ProviderError."""
     client = account.client("service-quotas", quota.region)
-    told: dict[str, Any] = ask("look at the request", client.get_requested_service_quota_change, RequestId=id)
-    found = parse_increase(told["RequestedQuota"])
-    if found.open or found.granted:
-        return found
-    if found.granted is None:
-        if read_limit(account, quota.region, quota.code) >= found.wanted:
-            return dataclasses.replace(found, granted=True)
-        if quota_advice.may_still_be_granted(found, time.time()):
-            return dataclasses.replace(found, open=True, advice=(quota_advice.GRANT_DELAY_NOTE,))
-    return dataclasses.replace(found, granted=False, advice=quota_advice.advise_on_refusal(quota, found))
+    answer = ask("look at the request", client.get_requested_service_quota_change, RequestId=id)
+    increase = parse_increase(answer["RequestedQuota"])
+    if increase.open or increase.granted:
+        return increase
+    if increase.granted is None:
+        if read_limit(account, quota.region, quota.code) >= increase.wanted:
+            return dataclasses.replace(increase, granted=True)
+        if quota_advice.may_still_be_granted(increase, account.clock.now()):
+            return dataclasses.replace(increase, open=True, advice=(quota_advice.GRANT_DELAY_NOTE,))
+    return dataclasses.replace(increase, granted=False, advice=quota_advice.advise_on_refusal(quota, increase))

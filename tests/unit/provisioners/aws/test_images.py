@@ -32,6 +32,10 @@ def wish(**more: Any) -> Wishes:
     return dataclasses.replace(NONE, ami="ami-01234567", **more)
 
 
+def use(document: dict[str, Any], wishes: Wishes) -> images.Image:
+    return images.use_image(images.parse_image(document), wishes)
+
+
 def line(name: str) -> str:
     return f"{images.PARAMETER_PATH}/{name}/latest/ami-id"
 
@@ -63,7 +67,9 @@ def test_the_latest_of_what_ec2_lists_is_never_a_base() -> None:
         },
         {**TOLD, "ImageId": "ami-4", "Name": f"{name}0401", "CreationDate": "2026-04-01T00:00:00Z", "State": "pending"},
     ]
-    assert images.select_newest(listed) == listed[1]
+    newest = images.select_newest([images.parse_image(document) for document in listed])
+    assert newest is not None
+    assert newest.id == "ami-2"
     assert images.select_newest([]) is None
 
 
@@ -78,29 +84,29 @@ def test_the_latest_of_what_ec2_lists_is_never_a_base() -> None:
     ],
 )
 def test_the_login_is_the_images(name: str, user: str) -> None:
-    assert images.parse_image({**TOLD, "Name": name}, wish()).user == user
-    assert images.parse_image({**TOLD, "Name": name}, wish(user="me")).user == "me"
+    assert use({**TOLD, "Name": name}, wish()).user == user
+    assert use({**TOLD, "Name": name}, wish(user="me")).user == "me"
 
 
 def test_an_image_that_says_nothing_of_its_login() -> None:
     with pytest.raises(UsageError) as caught:
-        images.parse_image({**TOLD, "Name": "golden-7"}, wish())
+        use({**TOLD, "Name": "golden-7"}, wish())
     assert caught.value.say == "who logs in to the image golden-7?"
     assert caught.value.hint.startswith("say it: --user ")
 
 
 def test_its_disks() -> None:
-    found = images.parse_image(TOLD, wish())
+    found = use(TOLD, wish())
     assert (found.root_device, found.root_gb, found.devices) == ("/dev/sda1", 45, ("/dev/sdf",))
 
 
 def test_a_base_image_that_is_named_gets_a_note() -> None:
     name = "Deep Learning Base OSS Nvidia Driver GPU AMI (Ubuntu 24.04) 20260101"
-    found = images.parse_image({**TOLD, "Name": name}, wish())
+    found = use({**TOLD, "Name": name}, wish())
     assert found.note == (
         f"the image {name} brings no PyTorch: gpuops makes an environment with one on each machine, which takes minutes"
     )
-    assert images.parse_image(TOLD, wish()).note == ""
+    assert use(TOLD, wish()).note == ""
 
 
 @pytest.mark.parametrize(
@@ -114,5 +120,5 @@ def test_a_base_image_that_is_named_gets_a_note() -> None:
 )
 def test_an_image_that_cannot_be_used(more: dict[str, str], why: str) -> None:
     with pytest.raises(Rejected) as caught:
-        images.parse_image({**TOLD, **more}, wish())
+        use({**TOLD, **more}, wish())
     assert caught.value.say == f"the image mine-ubuntu (ami-01234567) {why}"
