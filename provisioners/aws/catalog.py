@@ -8,15 +8,14 @@ name does not tell: g4dn.16xlarge has one GPU, g4dn.12xlarge four).
 from __future__ import annotations
 
 import re
-from collections.abc import Collection, Iterable, Mapping, Sequence
+from collections.abc import Collection, Iterable, Sequence
 from dataclasses import dataclass
-from typing import Any
 
 from gpuops.core.errors import UsageError
 from gpuops.core.format import plural
 from gpuops.core.names import did_you_mean, spellings, words
 from provisioners.aws.account import Account
-from provisioners.aws.api import pages
+from provisioners.aws.api import Document, pages
 from provisioners.aws.options import CPU
 
 GPU_FAMILIES = ("g*", "p*", "vt*")
@@ -55,7 +54,7 @@ class InstanceType:
         return f"{self.gpus} x {self.gpu}, {self.memory} GB each" if self.gpus else f"{self.vcpus} vCPU, no GPU"
 
 
-def parse_instance_type(document: Mapping[str, Any]) -> InstanceType:
+def parse_instance_type(document: Document) -> InstanceType:
     """One type of DescribeInstanceTypes' answer."""
     listed = (document.get("GpuInfo") or {}).get("Gpus") or []
     counts = [int(item.get("Count") or 0) for item in listed]  # a slice of one counts 0

@@ -148,7 +148,7 @@ def optional_parameters(wishes: Wishes) -> Document:
         parameters["IamInstanceProfile"] = {"Arn" if profile.startswith("arn:") else "Name": profile}
     if wishes.placement_group:
         parameters["Placement"] = {"GroupName": wishes.placement_group}
-    return parameters | (wishes.reserved.parameters() if wishes.reserved else {})
+    return {**parameters, **(wishes.reserved.parameters() if wishes.reserved else {})}
 
 
 def run_instances(

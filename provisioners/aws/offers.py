@@ -1,4 +1,4 @@
-"""From AWS's answers to offers: type by type and zone by zone, priced and held against the quotas.
+"""Offers of AWS: one for each instance type in each zone, priced and compared with the account's quotas.
 
 In the order in which they are tried: regions by their cheapest offer, in a region types by theirs, of a type the zones.
 """
@@ -6,9 +6,8 @@ In the order in which they are tried: regions by their cheapest offer, in a regi
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Iterable, Sequence
+from collections.abc import Sequence
 from functools import partial
-from typing import Any
 
 from gpuops.core.errors import NoCapacity, ProviderError, UsageError
 from gpuops.core.format import first_few
@@ -21,7 +20,7 @@ from provisioners.aws.catalog import InstanceType
 from provisioners.aws.options import Wishes
 from provisioners.aws.quota_report import MAX_REGIONS_AT_ONCE, build_demand
 from provisioners.aws.quotas import SPOT, UNIT, QuotaClass, quota_class_of
-from provisioners.aws.stock import RegionStock, is_prepaid, read_stock
+from provisioners.aws.stock import PricedType, RegionStock, is_prepaid, read_stock
 
 MAX_NAMES = 4
 """Types that one sentence names."""
@@ -30,34 +29,33 @@ CAPACITY_BLOCKS = QuotaClass("", "Capacity Blocks", reservations.BLOCK)
 UNPRICED_NOTE = "{}: the price of {} is not known, and counted as --max-price allows; look it up, for AWS may bill more"
 
 
-def find_offers(account: Account, given: Wishes, regions: Sequence[str]) -> list[Offer]:
+def find_offers(account: Account, wishes: Wishes, regions: Sequence[str]) -> list[Offer]:
     """Best first. Raises UsageError, NoCapacity, QuotaExceeded, or the error of a region where none could be read."""
-    if given.reservation:
-        given, regions = reservations.applied(account, given, regions)
-    asked = build_demand(given)
-    regions = _regions_of_zone(regions, given.zone) if given.zone else regions
-    found = ask_all(
-        {region: partial(read_stock, account, region, given, asked) for region in regions}, MAX_REGIONS_AT_ONCE
-    )
-    stocks = [one for one in found.values() if isinstance(one, RegionStock)]
-    found = {
-        region: one if isinstance(one, RegionStock) else account.explain(region, one) for region, one in found.items()
-    }
+    if wishes.reservation:
+        wishes, regions = reservations.applied(account, wishes, regions)
+    demand = build_demand(wishes)
+    regions = _regions_of_zone(regions, wishes.zone) if wishes.zone else regions
+    calls = {region: partial(read_stock, account, region, wishes, demand) for region in regions}
+    stocks: list[RegionStock] = []
+    errors: dict[str, ProviderError | UsageError] = {}
+    for region, answer in ask_all(calls, MAX_REGIONS_AT_ONCE).items():
+        if isinstance(answer, RegionStock):
+            stocks.append(answer)
+        else:
+            errors[region] = account.explain(region, answer)
     if not stocks:
-        raise _most_transient(found.values())
-    notes = [
-        f"{split_region(region)[0]}: {one.say}" for region, one in found.items() if not isinstance(one, RegionStock)
-    ]
-    made: list[Offer] = []
-    short: list[Alternative] = []
+        raise _most_transient(list(errors.values()))
+    offers: list[Offer] = []
+    above_quota: list[Alternative] = []
     for stock in stocks:
-        able, unable = _split_by_quota(stock, given)
-        short += unable
-        made += [_build_offer(stock, kind, zone, price, given) for kind, zone, price in able]
-    if not made:
-        raise quota_advice.build_quota_error(asked, _survey_in_full(account, stocks, asked), account.clock.now())
-    notes += [_format_left_out(asked, candidates) for candidates in _group_by_quota(short)]
-    first, *rest = rank_offers(made)
+        allowed, refused = _split_by_quota(stock, wishes)
+        above_quota += refused
+        offers += [_build_offer(stock, priced, wishes) for priced in allowed]
+    if not offers:
+        raise quota_advice.build_quota_error(demand, _survey_in_full(account, stocks, demand), account.clock.now())
+    notes = [f"{split_region(region)[0]}: {error.say}" for region, error in errors.items()]
+    notes += [_format_left_out(demand, candidates) for candidates in _group_by_quota(above_quota)]
+    first, *rest = rank_offers(offers)
     return [dataclasses.replace(first, notes=(*first.notes, *notes)), *rest]
 
 
@@ -69,83 +67,82 @@ def _regions_of_zone(regions: Sequence[str], zone: str) -> list[str]:
     return found
 
 
-def rank_offers(made: Iterable[Offer]) -> list[Offer]:
+def rank_offers(offers: Sequence[Offer]) -> list[Offer]:
+    """In the order in which they are tried: by the cheapest of the region, the cheapest of the type, the zone's."""
     cheapest: dict[tuple[str, ...], float] = {}
-    listed = list(made)
-    for one in listed:
-        for key in ((one.region,), (one.region, one.data["type"])):
-            cheapest[key] = min(one.per_hour, cheapest.get(key, one.per_hour))
+    for offer in offers:
+        for key in ((offer.region,), (offer.region, offer.data["type"])):
+            cheapest[key] = min(offer.per_hour, cheapest.get(key, offer.per_hour))
 
-    def order(one: Offer) -> tuple[Any, ...]:
-        kind = str(one.data["type"])
-        dearest = cheapest[one.region, kind], int(one.data.get("vcpus") or 0)
-        return cheapest[one.region,], one.region, *dearest, kind, one.per_hour, one.data["zone"]
+    def order(offer: Offer) -> tuple[float, str, float, int, str, float, str]:
+        type_, region = str(offer.data["type"]), offer.region
+        vcpus = int(offer.data.get("vcpus") or 0)
+        return (
+            cheapest[region,], region, cheapest[region, type_], vcpus, type_, offer.per_hour, str(offer.data["zone"])
+        )  # fmt: skip
 
-    return sorted(listed, key=order)
-
-
-def _most_transient(errors: Iterable[Any]) -> ProviderError | UsageError:
-    """Of several regions without anything the reason that may pass: it is the one worth to wait for."""
-    listed = list(errors)
-    found: ProviderError | UsageError = next((one for one in listed if isinstance(one, NoCapacity)), listed[0])
-    return found
+    return sorted(offers, key=order)
 
 
-def _split_by_quota(
-    stock: RegionStock, given: Wishes
-) -> tuple[list[tuple[InstanceType, str, float]], list[Alternative]]:
-    """What the quotas let us have, or may; and the candidates that they do not."""
-    short: dict[str, Alternative] = {}
-    able = []
-    for kind, zone, price in stock.priced:
-        candidate = _as_alternative(stock, kind, given)
+def _most_transient(errors: Sequence[ProviderError | UsageError]) -> ProviderError | UsageError:
+    """Of several regions' errors the one that may pass: it is worth to wait for."""
+    return next((error for error in errors if isinstance(error, NoCapacity)), errors[0])
+
+
+def _split_by_quota(stock: RegionStock, wishes: Wishes) -> tuple[list[PricedType], list[Alternative]]:
+    """What the quotas allow, or may allow; and what they do not, once for each type."""
+    above_quota: dict[str, Alternative] = {}
+    allowed = []
+    for priced in stock.priced:
+        candidate = _as_alternative(stock, priced.kind, wishes)
         if candidate.free is not None and not candidate.fits:
-            short[kind.type] = candidate
+            above_quota[priced.kind.type] = candidate
         else:
-            able.append((kind, zone, price))
-    return able, list(short.values())
+            allowed.append(priced)
+    return allowed, list(above_quota.values())
 
 
-def _as_alternative(stock: RegionStock, kind: InstanceType, given: Wishes) -> Alternative:
-    counted = CAPACITY_BLOCKS if is_prepaid(given) else quota_class_of(kind.type, build_demand(given).market)
-    return Alternative(stock.place, kind, given.nodes, counted)
+def _as_alternative(stock: RegionStock, kind: InstanceType, wishes: Wishes) -> Alternative:
+    counted = CAPACITY_BLOCKS if is_prepaid(wishes) else quota_class_of(kind.type, build_demand(wishes).market)
+    return Alternative(stock.place, kind, wishes.nodes, counted)
 
 
-def _group_by_quota(short: Sequence[Alternative]) -> list[list[Alternative]]:
+def _group_by_quota(candidates: Sequence[Alternative]) -> list[list[Alternative]]:
     groups: dict[tuple[str, str], list[Alternative]] = {}
-    for candidate in sorted(short, key=lambda candidate: (candidate.need, candidate.kind.type)):
+    for candidate in sorted(candidates, key=lambda candidate: (candidate.need, candidate.kind.type)):
         groups.setdefault((candidate.place.region, candidate.counted.code), []).append(candidate)
     return list(groups.values())
 
 
-def _format_left_out(asked: Demand, candidates: Sequence[Alternative]) -> str:
+def _format_left_out(demand: Demand, candidates: Sequence[Alternative]) -> str:
     names = first_few([candidate.kind.type for candidate in candidates], MAX_NAMES)
-    least = asked.with_type(candidates[0].kind)
+    least = demand.with_type(candidates[0].kind)
     to_type = quota_advice.build_command(least, "quota", candidates[0].place.region)
     return f"left out: {names}: {quota_advice.format_shortfall(candidates[0])}: {to_type}"
 
 
-def _survey_in_full(account: Account, stocks: Sequence[RegionStock], asked: Demand) -> list[RegionSurvey]:
+def _survey_in_full(account: Account, stocks: Sequence[RegionStock], demand: Demand) -> list[RegionSurvey]:
     """The same places with the other market, and with their open requests for more, as far as those may be seen."""
-    told = ask_all(
-        {one.place.region: partial(_read_in_full, account, one.place, asked) for one in stocks}, MAX_REGIONS_AT_ONCE
-    )
-    return [found if isinstance(found := told[one.place.region], RegionSurvey) else one.place for one in stocks]
+    calls = {stock.place.region: partial(_read_in_full, account, stock.place, demand) for stock in stocks}
+    answers = ask_all(calls, MAX_REGIONS_AT_ONCE)
+    surveys = [(stock.place, answers[stock.place.region]) for stock in stocks]
+    return [answer if isinstance(answer, RegionSurvey) else known for known, answer in surveys]
 
 
-def _read_in_full(account: Account, place: RegionSurvey, asked: Demand) -> RegionSurvey:
+def _read_in_full(account: Account, place: RegionSurvey, demand: Demand) -> RegionSurvey:
     vcpus = {kind.type: kind.vcpus for kind in place.kinds}
     standing = quotas.read_account_quotas(account, place.region, quotas.ALL_CLASSES, lambda: vcpus, history=True)
-    chosen = {**quota_report.select_by_market(place.kinds, asked, place.region), **place.chosen}
+    chosen = {**quota_report.select_by_market(place.kinds, demand, place.region), **place.chosen}
     return dataclasses.replace(place, standing=standing, chosen=chosen)
 
 
-def _build_offer(stock: RegionStock, kind: InstanceType, zone: str, price: float, given: Wishes) -> Offer:
-    base, nodes = stock.base, given.nodes
-    market = reservations.BLOCK if is_prepaid(given) else build_demand(given).market
+def _build_offer(stock: RegionStock, priced: PricedType, wishes: Wishes) -> Offer:
+    kind, zone, price = priced.kind, priced.zone, priced.per_hour
+    base, nodes = stock.base, wishes.nodes
+    market = reservations.BLOCK if is_prepaid(wishes) else build_demand(wishes).market
     net = base.subnets[zone]
-    disk = max(given.disk, base.image.root_gb)
-    candidate = _as_alternative(stock, kind, given)
+    disk = max(wishes.disk, base.image.root_gb)
+    candidate = _as_alternative(stock, kind, wishes)
     costs = [
         Price(f"{nodes} x {kind.type}, {market}{stock.unpriced and ', at most'}", round(price * nodes, 6)),
         Price(f"{nodes} x {disk} GB of disk (gp3)", round(base.disk * disk * nodes, 6)),
@@ -180,21 +177,21 @@ def _build_offer(stock: RegionStock, kind: InstanceType, zone: str, price: float
             "zone": zone,
             "place": zone,
             "type": kind.type,
-            "market": SPOT if given.spot else market,
+            "market": SPOT if wishes.spot else market,
             "gpus": kind.gpus,
             "vcpus": kind.vcpus,
             "quota": f"{base.region}/{candidate.counted.code}" if candidate.counted.code else "",
             "price": price,
             **base.image.data,
-            "ami_ours": not given.ami,
+            "ami_ours": not wishes.ami,
             "disk": disk,
             "subnet": net.subnet,
             "vpc": net.vpc,
             "public": net.public,
-            "security_group": given.security_group,
-            "launch": launch.optional_parameters(given),
-            "ends": given.reserved.ends if given.reserved else None,
-            "ssh_from": given.ssh_from,
+            "security_group": wishes.security_group,
+            "launch": launch.optional_parameters(wishes),
+            "ends": wishes.reserved.ends if wishes.reserved else None,
+            "ssh_from": wishes.ssh_from,
         },
     )
 

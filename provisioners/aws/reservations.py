@@ -7,13 +7,13 @@ was bought with it, and AWS begins to terminate its machines half an hour before
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 from gpuops.core.errors import NoCapacity, ProviderError, Rejected
 from provisioners.aws.account import Account
-from provisioners.aws.api import pages, split_region
+from provisioners.aws.api import Document, pages, split_region
 from provisioners.aws.errors import code
 
 if TYPE_CHECKING:
@@ -38,56 +38,56 @@ class Reserved:
     ends: float | None
     """When machines in it end at the latest, in UTC seconds; None: never for that."""
 
-    def parameters(self) -> dict[str, Any]:
+    def parameters(self) -> Document:
         """What it adds to RunInstances'."""
         target = {"CapacityReservationTarget": {"CapacityReservationId": self.id}}
         block = {"InstanceMarketOptions": {"MarketType": BLOCK}} if self.block else {}
         return {"CapacityReservationSpecification": target, **block}
 
 
-def read(told: Mapping[str, Any], nodes: int) -> Reserved:
+def parse_reservation(document: Document, nodes: int) -> Reserved:
     """A reservation of AWS's answer. Raises Rejected where it cannot be used, NoCapacity where it is too small now."""
-    id_, state, ends = str(told["CapacityReservationId"]), str(told.get("State") or ""), told.get("EndDate")
+    id_, state, ends = str(document["CapacityReservationId"]), str(document.get("State") or ""), document.get("EndDate")
     if state != "active":
-        starts = told.get("StartDate")
+        starts = document.get("StartDate")
         when = f" and begins at {starts:%Y-%m-%d %H:%M} UTC" if state == "scheduled" and starts else ""
         raise Rejected(f"the reservation {id_} is {state}{when}", "come back then" if when else ANOTHER)
-    platform = str(told.get("InstancePlatform") or "Linux/UNIX")
+    platform = str(document.get("InstancePlatform") or "Linux/UNIX")
     if platform != "Linux/UNIX":
         raise Rejected(f"the reservation {id_} is for {platform}, and gpuops starts Linux without a licence", ANOTHER)
-    free = int(told.get("AvailableInstanceCount") or 0)
+    free = int(document.get("AvailableInstanceCount") or 0)
     if free < nodes:
         raise NoCapacity(
             f"the reservation {id_} has room for {free} machines now, and {nodes} are asked for",
             "ask for fewer --nodes, or end what runs in it",
         )
-    block = told.get("ReservationType") == BLOCK
+    block = document.get("ReservationType") == BLOCK
     return Reserved(
         id=id_,
-        type=str(told.get("InstanceType") or ""),
-        zone=str(told.get("AvailabilityZone") or ""),
+        type=str(document.get("InstanceType") or ""),
+        zone=str(document.get("AvailabilityZone") or ""),
         block=block,
         ends=ends.timestamp() - END_EARLY_S if block and ends is not None else None,
     )
 
 
-def applied(account: Account, given: Wishes, regions: Sequence[str]) -> tuple[Wishes, list[str]]:
+def applied(account: Account, wishes: Wishes, regions: Sequence[str]) -> tuple[Wishes, list[str]]:
     """The wishes with the type and the zone of their reservation, and its region. Raises ProviderError."""
     for region in regions:
         try:
-            told = pages(
-                f"look at the reservation {given.reservation} in {split_region(region)[0]}",
+            documents = pages(
+                f"look at the reservation {wishes.reservation} in {split_region(region)[0]}",
                 account.client("ec2", region),
                 "describe_capacity_reservations",
                 "CapacityReservations",
-                CapacityReservationIds=[given.reservation],
+                CapacityReservationIds=[wishes.reservation],
             )
         except ProviderError as error:
             if not code(error).endswith(".NotFound"):
                 raise
             continue
-        if told:
-            found = read(told[0], given.nodes)
-            return dataclasses.replace(given, types=found.type, zone=found.zone, reserved=found), [region]
+        if documents:
+            reserved = parse_reservation(documents[0], wishes.nodes)
+            return dataclasses.replace(wishes, types=reserved.type, zone=reserved.zone, reserved=reserved), [region]
     names = ", ".join(split_region(region)[0] for region in regions)
-    raise Rejected(f"there is no reservation {given.reservation} in {names}", "name its region: --region us-east-1")
+    raise Rejected(f"there is no reservation {wishes.reservation} in {names}", "name its region: --region us-east-1")

@@ -35,12 +35,22 @@ class RegionBase:
 
 
 @dataclass(frozen=True)
+class PricedType:
+    """An instance type in one zone."""
+
+    kind: InstanceType
+    zone: str
+    per_hour: float
+    """$/h of one machine; 0 where it is paid already."""
+
+
+@dataclass(frozen=True)
 class RegionStock:
     """What a region offers for a request: types by zone with their $/h, and the account's quotas there."""
 
     base: RegionBase
     place: RegionSurvey
-    priced: Sequence[tuple[InstanceType, str, float]]
+    priced: Sequence[PricedType]
     unpriced: str = ""
     """Why the prices are the highest that the user would pay, and not AWS's; empty where they are AWS's."""
 
@@ -132,7 +142,7 @@ def _price_by_zone(
     prices: Mapping[Any, float],
     base: RegionBase,
     given: Wishes,
-) -> list[tuple[InstanceType, str, float]]:
+) -> list[PricedType]:
     """Each kind with its price in each zone that has it and a subnet of ours. Raises NoCapacity."""
     where = split_region(base.region)[0]
     names = ", ".join(kind.type for kind in selected[:4]) + (" or others" if len(selected) > 4 else "")
@@ -151,8 +161,11 @@ def _price_by_zone(
             "name a subnet there (--subnet), or make the default one: aws ec2 create-default-subnet "
             f"--availability-zone {offered[0][1]}",
         )
-    priced = [(kind, zone, prices.get((kind.type, zone) if given.spot else kind.type, 0.0)) for kind, zone in reached]
-    known = [(kind, zone, price) for kind, zone, price in priced if price or is_prepaid(given)]
+    priced = [
+        PricedType(kind, zone, prices.get((kind.type, zone) if given.spot else kind.type, 0.0))
+        for kind, zone in reached
+    ]
+    known = [entry for entry in priced if entry.per_hour or is_prepaid(given)]
     if not known:
         what = "no spot price" if given.spot else "no price in its price list"
         raise NoCapacity(f"AWS has {what} for {names} in {where} now", ELSEWHERE_HINT)
