@@ -6,14 +6,13 @@ import json
 import time
 from collections.abc import Iterator
 from pathlib import Path
-from types import SimpleNamespace
 from typing import Any
 
 import pytest
 
 from gpuops.cli.terminal.output import Output
 from gpuops.core.polling import Clock
-from provisioners.aws import quota_advice, quota_report
+from provisioners.aws import quota_advice
 from tests.desk import Desk
 from tests.fakes.aws import FakeAWS, Fault
 from tests.fakes.aws.known import G_SPOT, P5_SPOT, G
@@ -309,7 +308,7 @@ def test_what_is_closed_without_a_word_is_looked_at_for_an_hour(
     """As the only status before a grant and after it; a grant takes effect within the hour."""
     aws.fresh_account()
     monkeypatch.setattr(Clock, "sleep", lambda _, seconds: aws.advance(seconds))
-    monkeypatch.setattr(quota_report, "time", SimpleNamespace(time=aws.world.now))
+    monkeypatch.setattr(Clock, "now", lambda _: aws.world.now())
     desk.type(*ASKED, "--request", "96", "--yes")
     (filed,) = aws.quota_requests
     aws.grants_s = in_s
