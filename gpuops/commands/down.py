@@ -35,8 +35,8 @@ def pick_clusters(ctx: Context, names: Sequence[str], everything: bool) -> list[
 
 def find_orphans(ctx: Context, names: Sequence[str]) -> list[str]:
     """Named clusters (or all) that this computer has files of and its ledger does not know."""
-    left = find_unrecorded_clusters(ctx.home, lambda: [row.name for row in ctx.ledger.clusters()])
-    return [name for name in left if name in names or not names]
+    orphans = find_unrecorded_clusters(ctx.home, lambda: [row.name for row in ctx.ledger.clusters()])
+    return [name for name in orphans if name in names or not names]
 
 
 def down(ctx: Context, rows: Sequence[ClusterRow], progress: Progress, *, force: bool) -> list[str]:
@@ -44,7 +44,7 @@ def down(ctx: Context, rows: Sequence[ClusterRow], progress: Progress, *, force:
 
     Every cluster is tried; then the worst error is raised (StillBilling, NodeError).
     """
-    said: list[str] = []
+    sentences: list[str] = []
     failed: list[GpuopsError] = []
     deferred: list[DeferredFetch] = []
     names = ", ".join(row.name for row in rows)
@@ -66,25 +66,33 @@ def down(ctx: Context, rows: Sequence[ClusterRow], progress: Progress, *, force:
             continue
         why = f" ({row.why})" if row.why else ""
         leaves = describe_shutdown(ctx.ledger.list_leftovers(row.id)) if row.state != "gone" else ""
-        said.append(f"{row.name} is gone" + (f" already{why}" if row.state == "gone" else leaves and f": {leaves}"))
-        ctx.out.say(said[-1])
+        after = f" already{why}" if row.state == "gone" else leaves and f": {leaves}"
+        sentences.append(f"{row.name} is gone{after}")
+        ctx.out.say(sentences[-1])
     if failed:
-        failed.sort(key=lambda error: error.exit_code == worst_exit_code(*(one.exit_code for one in failed)))
-        for other in failed[:-1]:
-            ctx.out.say(f"error: {other.say}\nhint: {other.hint}")
-        raise failed[-1]
+        raise _say_all_but_worst(ctx, failed)
     if deferred:
         ctx.signals.insist(lambda: ctx.out.say("\nstill fetching what is in a bucket; once more leaves it there"))
     for fetch in deferred:
         if missing := fetch().missing:
             ctx.out.say(f"note: {missing}")
-    return said
+    return sentences
+
+
+def _say_all_but_worst(ctx: Context, errors: Sequence[GpuopsError]) -> GpuopsError:
+    """Print all errors but the one whose exit code counts, which is returned."""
+    code = worst_exit_code(*(error.exit_code for error in errors))
+    worst = next(error for error in reversed(errors) if error.exit_code == code)
+    for error in errors:
+        if error is not worst:
+            ctx.out.say(f"error: {error.say}\nhint: {error.hint}")
+    return worst
 
 
 def _hand_to_guard(ctx: Context, rows: Sequence[ClusterRow]) -> Interrupted:
     """Hand clusters that are not ended yet to the guard, which downloads results before it ends them."""
-    left = [row for row in map(ctx.ledger.cluster, (row.id for row in rows)) if row.state != "gone"]
-    for row in left:
+    remaining = [row for row in map(ctx.ledger.cluster, (row.id for row in rows)) if row.state != "gone"]
+    for row in remaining:
         if row.state == "creating":
             ctx.ledger.begin_end(row.id)
         for run in ctx.ledger.runs(cluster=row.id):
@@ -92,7 +100,7 @@ def _hand_to_guard(ctx: Context, rows: Sequence[ClusterRow]) -> Interrupted:
                 ctx.ledger.set_run(run.id, owner_process=None)
         ctx.ledger.set_cluster(row.id, ephemeral=1, owner_process=None)
         ctx.ensure_guard(row)
-    names = ", ".join(row.name for row in left)
+    names = ", ".join(row.name for row in remaining)
     return Interrupted(f"interrupted: the guard goes on ending {names}", "gpuops status shows what is left")
 
 
@@ -145,8 +153,8 @@ def _save_runs(ctx: Context, row: ClusterRow, progress: Progress, failed: list[G
 def _save_edits(ctx: Context, row: ClusterRow, progress: Progress, failed: list[GpuopsError]) -> None:
     """Download what was edited or made outside of runs. Raises NodeError, which stops the teardown."""
     try:
-        for said in save_cluster_edits(ctx, row, progress):
-            ctx.out.say(said)
+        for sentence in save_cluster_edits(ctx, row, progress):
+            ctx.out.say(sentence)
     except MalformedAnswer as error:
         failed.append(_given_up_error(row, "what was edited or made there", error.say))
     except NodeError as error:
@@ -157,8 +165,8 @@ def _save_edits(ctx: Context, row: ClusterRow, progress: Progress, failed: list[
 def _save_reachable(ctx: Context, row: ClusterRow, progress: Progress) -> None:
     """`--force`: download what nodes still give, and give up the rest."""
     try:
-        for said in save_cluster_edits(ctx, row, progress):
-            ctx.out.say(said)
+        for sentence in save_cluster_edits(ctx, row, progress):
+            ctx.out.say(sentence)
     except Exception as error:  # a node may answer anything
         why = error.say if isinstance(error, GpuopsError) else f"{type(error).__name__}: {error}"
         ctx.out.say(f"note: {why}; what is there is given up")

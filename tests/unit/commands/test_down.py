@@ -9,7 +9,7 @@ import pytest
 
 from gpuops.commands.down import down
 from gpuops.core.context import Context
-from gpuops.core.errors import Interrupted, StillBilling
+from gpuops.core.errors import Interrupted, NodeError, StillBilling
 from gpuops.core.models import Lease
 from gpuops.core.reporting import Silent
 from gpuops.core.run_models import Verdict
@@ -91,3 +91,19 @@ def test_interrupted_while_it_is_fetched_nothing_is_left_to_a_guard(
         down(world, clusters(world), Silent(), force=False)
     assert (found.value.say, found.value.hint) == ("interrupted", PULL)
     assert order == ["end one", "end two"]
+
+
+@pytest.mark.usefixtures("order")
+def test_of_several_errors_the_worst_decides_the_exit_code(world: Context, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A machine that may bill counts for more than results that are not home, whichever comes first."""
+    said: list[str] = []
+    monkeypatch.setattr(world.out, "say", said.append)
+    errors = {"one": StillBilling("one may still bill", "look"), "two": NodeError("two has results", "try again")}
+
+    def failing(world: Context, cluster: int, *_: object, **__: object) -> None:
+        raise errors[world.ledger.cluster(cluster).name]
+
+    monkeypatch.setattr("gpuops.commands.down.tear_down", failing)
+    with pytest.raises(StillBilling, match="one may still bill"):
+        down(world, clusters(world), Silent(), force=False)
+    assert said == ["error: two has results\nhint: try again"]
