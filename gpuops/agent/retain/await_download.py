@@ -57,7 +57,7 @@ def home(node: Node, args: dict[str, Any], _emit: Emit) -> dict[str, Any]:
     if not os.path.isdir(folder):
         raise run_files.unknown_run(args["run"])
     record_download(folder)
-    bucket_sink.remove_urls(folder)
+    bucket_sink.finish(folder)
     return {}
 
 

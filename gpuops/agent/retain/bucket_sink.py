@@ -3,9 +3,7 @@
     <place>/node<i>.tar    result.json, logs/, out/ and, last, safe.json
     <place>/node<i>.json   the node's state, as in `runs/<run>/sink.json`; rewritten each minute while it goes on
 
-The URLs come with the launch, beside the spec, and newer ones before they expire (verb `urls`). Each permits one kind
-of request on one object until it expires. They are stored in `runs/<run>/urls.json` (0600), so that a restarted
-agent has them, and are removed after use.
+The parts that were sent are recorded in `runs/<run>/parts.json`, so that a restarted agent continues.
 """
 
 from __future__ import annotations
@@ -17,29 +15,28 @@ import time
 from typing import Any, Callable, Mapping
 
 from gpuops.agent.node import Emit, Node, Refusal, read_json, remove_file, write_json
-from gpuops.agent.retain import run_contents
-from gpuops.agent.retain.multipart_upload import NEVER, Stored, Upload, size_excess
+from gpuops.agent.retain import presigned_urls, run_contents
+from gpuops.agent.retain.multipart_upload import NEVER, SentPart, Stored, Upload, size_excess
 from gpuops.agent.retain.object_requests import object_size, send_request, with_retries
+from gpuops.agent.retain.presigned_urls import PresignedUrls, read_urls, renew_urls, store_urls
 from gpuops.agent.retain.virtual_tar import Archive
 from gpuops.agent.run_documents import LaunchSpec, Reason, SinkPhase, SinkState
 
-URLS = "urls.json"
 PARTS = "parts.json"
-"""The parts that were sent, so that a restarted agent continues."""
 CLAIM_LIMIT_S = 30.0
 """How long writing to the bucket is retried before the run is refused."""
 STATE_LIMIT_S = 30.0
 OTHERS_CHECK_INTERVAL_S = 15.0
 """Time between two searches for the other nodes' archives."""
 
-_uploading: dict[str, dict[str, Any]] = {}
+_uploading: dict[str, PresignedUrls] = {}
 """The URLs of uploads in progress, by the run's folder."""
 
 
 def claim_bucket(node: Node, spec: LaunchSpec, urls: Mapping[str, Any]) -> str:
     """Before a run starts: check that this node can write to its place. Returns the place. Raises Refusal(`sink`)."""
     folder, place = node.run(spec.run), spec.sink.bucket if spec.sink else ""
-    write_json(os.path.join(folder, URLS), urls)
+    store_urls(folder, PresignedUrls.parse(urls))
     remove_file(os.path.join(folder, PARTS))
     try:
         write_state(node, spec, SinkState(SinkPhase.CLAIMED), CLAIM_LIMIT_S)
@@ -53,20 +50,18 @@ def renew(node: Node, args: dict[str, Any], _emit: Emit) -> dict[str, Any]:
     """Verb: newer URLs for a run's place, used also by an upload in progress. Only the kinds of URLs that the run
     still needs are stored."""
     folder = node.run(args["run"])
-    before = read_json(os.path.join(folder, URLS)) or {}
-    urls = {name: value for name, value in dict(args["urls"]).items() if name in before}
-    if urls:
-        write_json(os.path.join(folder, URLS), urls)
-        _uploading.get(folder, {}).update(urls)
+    urls = renew_urls(folder, PresignedUrls.parse(args["urls"]))
+    if urls is not None and folder in _uploading:
+        _uploading[folder] = urls
     return {}
 
 
 def write_state(node: Node, spec: LaunchSpec, state: SinkState, limit_s: float = STATE_LIMIT_S) -> None:
     """Write this node's state to the bucket. Raises OSError."""
-    urls = read_json(os.path.join(node.run(spec.run), URLS)) or {}
+    urls = read_urls(node.run(spec.run))
     body = json.dumps({**state.document(), "node": spec.node, "at": time.time()}).encode()
-    if urls.get("state"):
-        url = urls["state"]
+    if urls is not None and urls.state:
+        url = urls.state
         with_retries(lambda: send_request("PUT", url, [body], len(body)), time.time() + limit_s)
 
 
@@ -82,29 +77,29 @@ def upload_results(
     `deadline` returns when this machine ends, as far as is known now (UTC seconds); `progress_of` takes the archive's
     size and returns a function that is called with the number of bytes of each part sent.
     """
-    urls = read_json(os.path.join(folder, URLS))
-    if not urls:
+    urls = read_urls(folder)
+    if urls is None or not urls.head:
         raise OSError(errno.ENOENT, "the permission to write to the bucket is not on this node any more")
     archive = Archive(run_contents.newest_first(list(run_contents.list_items(node, spec, folder))))
-    size = object_size(urls["head"], min(deadline(), float(urls["until"])))
+    size = object_size(urls.head, min(deadline(), urls.until))
     if size is not None:
         return Stored(len(archive.items), size, 0, [])  # a killed agent had completed it
-    if time.time() > urls["until"]:
+    if time.time() > urls.until:
         raise OSError(errno.EACCES, "the permission to write to the bucket has ended")
     if say := size_excess(archive, urls):
         raise OSError(errno.EFBIG, say)
     about = {"schema": 1, "run": spec.run, "node": spec.node}
     path = os.path.join(folder, PARTS)
+    _uploading[folder] = urls
     upload = Upload(
         archive,
-        urls,
+        lambda: _uploading[folder],
         about,
         deadline=deadline,
         progress=progress_of(archive.size),
-        sent=read_json(path) or {},
+        sent={number: SentPart(*fields) for number, fields in (read_json(path) or {}).items()},
         record=lambda parts: write_json(path, parts),
     )
-    _uploading[folder] = urls
     try:
         return upload.run()
     finally:
@@ -117,17 +112,15 @@ def machine_deadline(spec: LaunchSpec, end_reason: Reason) -> float:
     return end_reason.at if is_this_machine and end_reason.at is not None else NEVER
 
 
-def remove_upload_urls(folder: str) -> None:
-    """The archive is complete: remove all URLs but those that show the state of the nodes."""
-    urls = read_json(os.path.join(folder, URLS)) or {}
-    left = {name: urls[name] for name in ("state", "heads", "states", "until") if name in urls}
-    write_json(os.path.join(folder, URLS), left)
+def finish_upload(folder: str) -> None:
+    """The archive is complete: remove what only the upload needs."""
+    presigned_urls.remove_upload_urls(folder)
     remove_file(os.path.join(folder, PARTS))
 
 
-def remove_urls(folder: str) -> None:
-    """Remove all URLs of a run: none is needed any more."""
-    remove_file(os.path.join(folder, URLS))
+def finish(folder: str) -> None:
+    """The results are downloaded: remove what is left of the upload, and all URLs."""
+    presigned_urls.remove_urls(folder)
     remove_file(os.path.join(folder, PARTS))
 
 
@@ -153,11 +146,11 @@ class StoredArchives:
         if time.monotonic() - self._checked < OTHERS_CHECK_INTERVAL_S:
             return
         self._checked = time.monotonic()
-        urls = read_json(os.path.join(self._folder, URLS)) or {}
-        for index, url in enumerate(urls.get("heads") or []):
+        urls = read_urls(self._folder) or PresignedUrls()
+        for index, url in enumerate(urls.heads):
             if index not in self._safe and _fetch_etag(url):
                 self._safe.add(index)
-        etags = [_fetch_etag(url) for url in urls.get("states") or []]
+        etags = [_fetch_etag(url) for url in urls.states]
         # A failed request is no sign of life: the last known ETag stays.
         self._alive = [new or old for new, old in zip(etags, self._alive or etags)]
 

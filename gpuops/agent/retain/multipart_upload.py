@@ -18,6 +18,7 @@ from typing import Any, Callable, Iterator, Mapping, NamedTuple, Sequence
 
 from gpuops.agent.retain import object_requests
 from gpuops.agent.retain.object_requests import DeadlineExceeded, RequestDenied
+from gpuops.agent.retain.presigned_urls import PresignedUrls
 from gpuops.agent.retain.virtual_tar import END_OF_ARCHIVE, Archive, is_unchanged, member_bytes, part_boundaries
 
 SAFE = "safe.json"
@@ -44,6 +45,15 @@ class Part(NamedTuple):
     stop: int
 
 
+class SentPart(NamedTuple):
+    """A part that the store has, as parts.json records it."""
+
+    md5: str
+    etag: str
+    start: int
+    stop: int
+
+
 class Stored(NamedTuple):
     """What the bucket has."""
 
@@ -58,9 +68,9 @@ class Stored(NamedTuple):
     """Names of the missing files that cannot be read here."""
 
 
-def size_excess(archive: Archive, urls: Mapping[str, Any]) -> str:
+def size_excess(archive: Archive, urls: PresignedUrls) -> str:
     """Why an archive does not fit into the bucket; empty where it does."""
-    most = MEMBER_PART_BYTES * (len(urls["parts"]) - 2)
+    most = MEMBER_PART_BYTES * (len(urls.parts) - 2)
     if archive.size <= most:
         return ""
     return f"it is {archive.size / 1e9:.0f} GB, and a bucket is sent {most / 1e9:.0f} GB of a node at most"
@@ -69,20 +79,21 @@ def size_excess(archive: Archive, urls: Mapping[str, Any]) -> str:
 class Upload:
     """One upload of one archive.
 
-    `sent`: parts that a killed agent had sent, by number: [MD5, ETag, start, stop]; `record` is called with it after
-    each part. `deadline` returns when this machine ends, as far as is known at that moment (UTC seconds).
+    `urls` returns the present URLs: newer ones may come during the upload. `sent`: parts that a killed agent had sent,
+    by number; `record` is called with it after each part. `deadline` returns when this machine ends, as far as is
+    known at that moment (UTC seconds).
     """
 
     def __init__(
         self,
         archive: Archive,
-        urls: Mapping[str, Any],
+        urls: Callable[[], PresignedUrls],
         about: Mapping[str, Any],
         *,
         deadline: Callable[[], float],
         progress: Callable[[int], None],
-        sent: dict[str, list[Any]],
-        record: Callable[[dict[str, list[Any]]], None],
+        sent: dict[str, SentPart],
+        record: Callable[[dict[str, SentPart]], None],
     ) -> None:
         self._archive = archive
         self._urls = urls
@@ -104,7 +115,7 @@ class Upload:
     def run(self) -> Stored:
         """Send the archive and close it. Raises OSError: then the bucket has nothing."""
         ends = self._archive.ends
-        marks = [0, *part_boundaries(ends, len(self._urls["parts"]) - 1, MIN_PART_BYTES)]
+        marks = [0, *part_boundaries(ends, len(self._urls().parts) - 1, MIN_PART_BYTES)]
         parts = [Part(index + 1, start, stop) for index, (start, stop) in enumerate(zip(marks, marks[1:]))]
         etags = self._send(parts)
         complete: Stored | None = None
@@ -124,7 +135,7 @@ class Upload:
         count = ends.index(last) + 1
         self._reserve_s = 0.0  # now it is used
         try:
-            return self._close(etags[: marks.index(last)], count, len(self._urls["parts"]), last)
+            return self._close(etags[: marks.index(last)], count, len(self._urls().parts), last)
         except RequestDenied as error:
             if error.code != NO_SUCH_UPLOAD or complete is None or not self._has_arrived(complete.size):
                 raise
@@ -133,7 +144,7 @@ class Upload:
     # The parts.
 
     def _send(self, parts: Sequence[Part]) -> list[str]:
-        """The ETags of the parts that arrived, up to the first gap. Raises OSError, but not Late."""
+        """The ETags of the parts that arrived, up to the first gap. Raises OSError, but not DeadlineExceeded."""
         etags: dict[int, str] = {}
         running: dict[Future[str], int] = {}
         pool = ThreadPoolExecutor(PARALLEL_PARTS)
@@ -158,7 +169,7 @@ class Upload:
         return [etags[number] for number in range(1, _first_gap(etags))]
 
     def _gather(self, running: dict[Future[str], int], etags: dict[int, str]) -> None:
-        """Wait for a part to arrive. Raises Late, and what sending a part raises."""
+        """Wait for a part to arrive. Raises DeadlineExceeded, and what sending a part raises."""
         done = wait(running, LATENESS_CHECK_INTERVAL_S, FIRST_COMPLETED).done
         for future in done:
             number = running.pop(future)
@@ -169,10 +180,10 @@ class Upload:
     def _send_part(self, part: Part, digest: bytes) -> str:
         """The ETag of a part, sent now unless a killed agent had sent it."""
         known = self._sent.get(str(part.number))
-        if known and known[0] == digest.hex() and known[2:] == [part.start, part.stop]:
+        if known and (known.md5, known.start, known.stop) == (digest.hex(), part.start, part.stop):
             with self._lock:
                 self._progress(part.stop - part.start)
-            return str(known[1])
+            return known.etag
         for sending in range(1, MAX_PART_ATTEMPTS + 1):
             try:
                 etag = self._put(part.number, digest, part.stop - part.start, lambda: self._bytes(part))
@@ -184,7 +195,7 @@ class Upload:
         with self._lock:
             if self._stopped.is_set():
                 return etag  # the upload goes on without this part
-            self._sent[str(part.number)] = [digest.hex(), etag, part.start, part.stop]
+            self._sent[str(part.number)] = SentPart(digest.hex(), etag, part.start, part.stop)
             self._record(self._sent)
             self._progress(part.stop - part.start)
         return etag
@@ -193,7 +204,7 @@ class Upload:
         headers = {"Content-MD5": base64.b64encode(digest).decode()}
 
         def put() -> object_requests.Response:
-            url = self._urls["parts"][number - 1]  # read now: newer URLs may have come
+            url = self._urls().parts[number - 1]
             return object_requests.send_request("PUT", url, body(), size, headers, self._silence_s())
 
         return object_requests.with_retries(put, self._limit()).headers["etag"]
@@ -238,25 +249,25 @@ class Upload:
         vanished = {index for index in self._archive.short if index < count and not os.path.exists(items[index].source)}
         unread = {index for index in self._archive.short if index < count and is_unchanged(items[index])}
         changed -= vanished | unread
-        left = [index for index in range(count) if index not in vanished | unread]
+        members = [index for index in range(count) if index not in vanished | unread]
         missing = len(items) - count + len(unread)
         body = [
             *rest,
-            member_bytes(SAFE, self._manifest(left, changed, missing), int(time.time() * 1e9)),
+            member_bytes(SAFE, self._manifest(members, changed, missing), int(time.time() * 1e9)),
             END_OF_ARCHIVE,
         ]
         digest, size = hashlib.md5(b"".join(body)), sum(map(len, body))
         last = self._put(number, digest.digest(), size, lambda: iter(body))
-        names = [[items[index].name for index in sorted(those)] for those in (changed, unread)]
-        stored = self._closing = Stored(len(left), start + size, missing, *names)
+        names = [[items[index].name for index in sorted(indices)] for indices in (changed, unread)]
+        stored = self._closing = Stored(len(members), start + size, missing, *names)
         self._complete([*enumerate(etags, 1), (number, last)], stored.size)
         return stored
 
-    def _manifest(self, left: Sequence[int], changed: set[int], missing: int) -> bytes:
+    def _manifest(self, members: Sequence[int], changed: set[int], missing: int) -> bytes:
         """The content of SAFE; `files`: [name, bytes, SHA-256 or null where it changed meanwhile, mtime in ns]."""
         rows = [
             [item.name, item.size, None if index in changed else self._hashes[index], item.mtime_ns]
-            for index, item in ((index, self._archive.items[index]) for index in left)
+            for index, item in ((index, self._archive.items[index]) for index in members)
         ]
         document = {**self._about, "at": time.time(), "missing": missing, "files": rows}
         return json.dumps(document).encode()
@@ -267,7 +278,7 @@ class Upload:
         body = f"<CompleteMultipartUpload>{rows}</CompleteMultipartUpload>".encode()
 
         def post() -> object_requests.Response:
-            url = self._urls["complete"]
+            url = self._urls().complete
             return object_requests.send_request("POST", url, [body], len(body), None, self._silence_s())
 
         try:
@@ -287,18 +298,18 @@ class Upload:
         """Whether the bucket has the whole archive; False also where it does not answer."""
         try:
             limit = min(self._limit(), time.time() + CLOSING_RESERVE_S)
-            return object_requests.object_size(self._urls["head"], limit, self._silence_s()) == size
+            return object_requests.object_size(self._urls().head, limit, self._silence_s()) == size
         except OSError:
             return False
 
     def _length(self) -> int | None:
-        return object_requests.object_size(self._urls["head"], self._limit(), self._silence_s())
+        return object_requests.object_size(self._urls().head, self._limit(), self._silence_s())
 
     # Time.
 
     def _limit(self) -> float:
         """The time (UTC seconds) by which requests must have ended: before this machine ends and the URLs expire."""
-        return min(self._deadline() - self._reserve_s, float(self._urls["until"]))
+        return min(self._deadline() - self._reserve_s, self._urls().until)
 
     def _silence_s(self) -> float:
         """Time limit of an answer: at most half of the remaining time, so that a retry is possible."""

@@ -61,7 +61,7 @@ class DeadlineExceeded(OSError):
 def with_retries(attempt: Callable[[], Response], deadline: float) -> Response:
     """The first successful answer. `deadline`: UTC seconds.
 
-    Raises Denied, Late, and OSError where the store's certificate is not trusted.
+    Raises RequestDenied, DeadlineExceeded, and OSError where the store's certificate is not trusted.
     """
     pause_s, end = MIN_RETRY_PAUSE_S, min(deadline, time.time() + RETRY_LIMIT_S)
     while True:

@@ -144,7 +144,7 @@ def _store(node: Node, folder: str, spec: LaunchSpec, sink: str, deadline: Calla
     run_files.record_event(folder, "safe", sink=sink, files=files, bytes=size, **more)
     await_download.record_download(folder)
     if spec.uses_bucket:
-        bucket_sink.remove_upload_urls(folder)
+        bucket_sink.finish_upload(folder)
 
 
 def _upload(

@@ -15,8 +15,9 @@ from typing import Any
 import pytest
 
 from gpuops.agent.retain import multipart_upload, object_requests, virtual_tar
-from gpuops.agent.retain.multipart_upload import Stored, Upload
+from gpuops.agent.retain.multipart_upload import SentPart, Stored, Upload
 from gpuops.agent.retain.object_requests import DeadlineExceeded, RequestDenied, with_retries
+from gpuops.agent.retain.presigned_urls import PresignedUrls
 from gpuops.agent.retain.virtual_tar import Archive, Item
 from gpuops.cli.terminal.output import Output
 from gpuops.core.context import Context
@@ -52,10 +53,10 @@ def fake(served: FakeBucket, monkeypatch: pytest.MonkeyPatch) -> FakeBucket:
 
 
 @pytest.fixture
-def urls(fake: FakeBucket, tmp_path: Path) -> dict[str, Any]:
+def urls(fake: FakeBucket, tmp_path: Path) -> PresignedUrls:
     world = Context(tmp_path, "o", tmp_path, fake.env, Output(), Signals(), SERVICES)
     granted = home.create_upload_grant(world, BucketSink(fake.name, "lab", region="us-east-1"), "r-1", 1, None)
-    return granted.urls[0].document()
+    return PresignedUrls.parse(granted.urls[0].document())
 
 
 @pytest.fixture
@@ -69,7 +70,7 @@ def archive(tmp_path: Path) -> Archive:
     return Archive(items)
 
 
-def send(archive: Archive, urls: dict[str, Any], **more: Any) -> Stored:
+def send(archive: Archive, urls: PresignedUrls, **more: Any) -> Stored:
     told: list[int] = []
     due = more.pop("deadline", multipart_upload.NEVER)
     use: dict[str, Any] = {
@@ -79,11 +80,11 @@ def send(archive: Archive, urls: dict[str, Any], **more: Any) -> Stored:
         "record": lambda _: None,
         **more,
     }
-    return Upload(archive, urls, {"schema": 1, "run": "r-1", "node": 0}, **use).run()
+    return Upload(archive, lambda: urls, {"schema": 1, "run": "r-1", "node": 0}, **use).run()
 
 
 def send_for_as_long_as_the_first_part_takes(
-    archive: Archive, urls: dict[str, Any], due: float, then: Callable[[], None] = lambda: None, **more: Any
+    archive: Archive, urls: PresignedUrls, due: float, then: Callable[[], None] = lambda: None, **more: Any
 ) -> Stored:
     """Once that is there, no time is left for others, and enough for closing it, however busy this machine is."""
     ends = [due]
@@ -96,7 +97,7 @@ def send_for_as_long_as_the_first_part_takes(
                 ends[0] = time.time() + multipart_upload.CLOSING_RESERVE_S
 
     use: dict[str, Any] = {"sent": {}, "record": lambda _: None, "progress": lambda _: None, **more}
-    return Pressed(archive, urls, {}, deadline=lambda: ends[0], **use).run()
+    return Pressed(archive, lambda: urls, {}, deadline=lambda: ends[0], **use).run()
 
 
 @pytest.fixture
@@ -115,7 +116,7 @@ def whole(archive: Archive) -> dict[str, bytes]:
     return {item.name: Path(os.fsdecode(item.source)).read_bytes() for item in archive.items}
 
 
-def test_it_is_there_whole_and_says_what_is_in_it(fake: FakeBucket, urls: dict[str, Any], archive: Archive) -> None:
+def test_it_is_there_whole_and_says_what_is_in_it(fake: FakeBucket, urls: PresignedUrls, archive: Archive) -> None:
     found = send(archive, urls)
     data = fake.content(KEY)
     inside = members(data)
@@ -127,11 +128,11 @@ def test_it_is_there_whole_and_says_what_is_in_it(fake: FakeBucket, urls: dict[s
     assert not fake.uploads()
 
 
-def test_what_a_node_is_given_holds_no_key(fake: FakeBucket, urls: dict[str, Any]) -> None:
-    assert not [secret for secret in fake.secrets if secret in json.dumps(urls)]
+def test_what_a_node_is_given_holds_no_key(fake: FakeBucket, urls: PresignedUrls) -> None:
+    assert not [secret for secret in fake.secrets if secret in json.dumps(urls._asdict())]
 
 
-def test_what_is_small_is_one_part(fake: FakeBucket, urls: dict[str, Any], archive: Archive) -> None:
+def test_what_is_small_is_one_part(fake: FakeBucket, urls: PresignedUrls, archive: Archive) -> None:
     send(Archive(archive.items[2:]), urls)
     assert len(fake.of_nodes("PUT", "partNumber")) == 1
     assert sorted(members(fake.content(KEY))) == ["out/2.pt", "out/3.pt", "safe.json"]
@@ -151,7 +152,7 @@ def test_what_is_small_is_one_part(fake: FakeBucket, urls: dict[str, Any], archi
 )
 @pytest.mark.usefixtures("unhurried")
 def test_what_fails_is_done_again(
-    fake: FakeBucket, urls: dict[str, Any], archive: Archive, method: str, part: str, what: str
+    fake: FakeBucket, urls: PresignedUrls, archive: Archive, method: str, part: str, what: str
 ) -> None:
     fake.play(method, part, what, times=2 if what == "500" else 1)
     assert send(archive, urls).missing == 0
@@ -159,7 +160,7 @@ def test_what_fails_is_done_again(
 
 
 def test_a_file_that_changes_between_two_looks_is_sent_as_it_is(
-    fake: FakeBucket, urls: dict[str, Any], archive: Archive
+    fake: FakeBucket, urls: PresignedUrls, archive: Archive
 ) -> None:
     second = Path(os.fsdecode(archive.items[1].source))
     done: list[str] = []
@@ -190,7 +191,7 @@ def test_a_file_that_changes_between_two_looks_is_sent_as_it_is(
 
 
 def test_bytes_that_never_arrive_as_they_were_are_not_sent_for_ever(
-    urls: dict[str, Any], archive: Archive, monkeypatch: pytest.MonkeyPatch
+    urls: PresignedUrls, archive: Archive, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Something on the way alters them, or a file is never at rest."""
     sent: list[str] = []
@@ -209,7 +210,7 @@ def test_bytes_that_never_arrive_as_they_were_are_not_sent_for_ever(
 
 
 def test_what_cannot_be_read_is_not_said_to_be_there(
-    fake: FakeBucket, urls: dict[str, Any], archive: Archive, monkeypatch: pytest.MonkeyPatch
+    fake: FakeBucket, urls: PresignedUrls, archive: Archive, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Zeros stand in the archive for a file of another user, or on a disk that fails; and for one that has gone."""
     there, (first, second, third, _) = virtual_tar._read, archive.items
@@ -225,7 +226,7 @@ def test_what_cannot_be_read_is_not_said_to_be_there(
 
 @pytest.mark.parametrize("code", ["expired", "denied", "aborted"])
 def test_what_is_refused_is_not_asked_again(
-    fake: FakeBucket, urls: dict[str, Any], archive: Archive, code: str, monkeypatch: pytest.MonkeyPatch
+    fake: FakeBucket, urls: PresignedUrls, archive: Archive, code: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(object_requests, "RETRY_LIMIT_S", 100.0)
     if code == "aborted":
@@ -244,7 +245,7 @@ def test_what_is_refused_is_not_asked_again(
     assert KEY not in fake.names()
 
 
-def test_a_store_that_stays_away_is_given_up(urls: dict[str, Any], archive: Archive, fake: FakeBucket) -> None:
+def test_a_store_that_stays_away_is_given_up(urls: PresignedUrls, archive: Archive, fake: FakeBucket) -> None:
     fake.play("PUT", "partNumber", "500", times=10_000)
     with pytest.raises(DeadlineExceeded, match="500 InternalError"):
         send(archive, urls)
@@ -252,7 +253,7 @@ def test_a_store_that_stays_away_is_given_up(urls: dict[str, Any], archive: Arch
 
 
 def test_a_successor_sends_only_what_is_missing(
-    fake: FakeBucket, urls: dict[str, Any], archive: Archive, monkeypatch: pytest.MonkeyPatch
+    fake: FakeBucket, urls: PresignedUrls, archive: Archive, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     noted: dict[str, list[Any]] = {}
     ask = object_requests.send_request
@@ -268,7 +269,7 @@ def test_a_successor_sends_only_what_is_missing(
         send(archive, urls, record=lambda parts: noted.update(json.loads(json.dumps(parts))))
     monkeypatch.setattr(object_requests, "send_request", ask)
     fake.asked.clear()
-    assert send(archive, urls, sent=noted).missing == 0
+    assert send(archive, urls, sent={number: SentPart(*fields) for number, fields in noted.items()}).missing == 0
     again = {one.query["partNumber"] for one in fake.of_nodes("PUT", "partNumber")}
     assert not again & {"1", "2", "3"}
     inside = members(fake.content(KEY))
@@ -278,7 +279,7 @@ def test_a_successor_sends_only_what_is_missing(
 
 @pytest.mark.usefixtures("unhurried")
 def test_where_the_time_is_short_what_came_is_an_archive(
-    fake: FakeBucket, urls: dict[str, Any], archive: Archive
+    fake: FakeBucket, urls: PresignedUrls, archive: Archive
 ) -> None:
     """The second file's last part does not come through: the first file is there, and closed."""
     fake.play("PUT", "partNumber=3&", "500", times=10_000)
@@ -291,9 +292,7 @@ def test_where_the_time_is_short_what_came_is_an_archive(
 
 
 @pytest.mark.usefixtures("unhurried")
-def test_that_the_time_is_short_may_be_told_on_the_way(
-    fake: FakeBucket, urls: dict[str, Any], archive: Archive
-) -> None:
+def test_that_the_time_is_short_may_be_told_on_the_way(fake: FakeBucket, urls: PresignedUrls, archive: Archive) -> None:
     """A machine that nobody takes back, until a part has come."""
     fake.play("PUT", "partNumber=3&", "500", times=10_000)
     found = send_for_as_long_as_the_first_part_takes(archive, urls, multipart_upload.NEVER)
@@ -303,7 +302,7 @@ def test_that_the_time_is_short_may_be_told_on_the_way(
 
 @pytest.mark.usefixtures("unhurried")
 def test_a_store_that_falls_silent_keeps_what_came_from_no_end(
-    fake: FakeBucket, urls: dict[str, Any], archive: Archive, monkeypatch: pytest.MonkeyPatch
+    fake: FakeBucket, urls: PresignedUrls, archive: Archive, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """One part is sent and never answered: the machine goes before that connection is given up."""
     let_go, under_way = threading.Event(), threading.Event()
@@ -338,7 +337,7 @@ def test_a_store_that_falls_silent_keeps_what_came_from_no_end(
 @pytest.mark.usefixtures("unhurried")
 @pytest.mark.parametrize("part", ["PUT partNumber=400&", "POST uploadId"])
 def test_what_closes_it_is_asked_again_while_there_is_time(
-    fake: FakeBucket, urls: dict[str, Any], archive: Archive, monkeypatch: pytest.MonkeyPatch, part: str
+    fake: FakeBucket, urls: PresignedUrls, archive: Archive, monkeypatch: pytest.MonkeyPatch, part: str
 ) -> None:
     let_go, asked = threading.Event(), list[str]()
     method, name = part.split()
@@ -369,16 +368,18 @@ def test_what_closes_it_is_asked_again_while_there_is_time(
     ],
 )
 def test_an_answer_is_waited_for_half_of_the_time_there_is(
-    urls: dict[str, Any], archive: Archive, left: float, silence: float
+    urls: PresignedUrls, archive: Archive, left: float, silence: float
 ) -> None:
     end = time.time() + multipart_upload.CLOSING_RESERVE_S + left
     use: dict[str, Any] = {"sent": {}, "record": lambda _: None, "progress": lambda _: None}
-    assert Upload(archive, urls, {}, deadline=lambda: end, **use)._silence_s() == pytest.approx(silence, abs=10.0)
+    assert Upload(archive, lambda: urls, {}, deadline=lambda: end, **use)._silence_s() == pytest.approx(
+        silence, abs=10.0
+    )
 
 
 @pytest.mark.parametrize("heads", [0, 10_000])
 def test_what_was_closed_without_an_answer_is_there(
-    fake: FakeBucket, urls: dict[str, Any], archive: Archive, monkeypatch: pytest.MonkeyPatch, heads: int
+    fake: FakeBucket, urls: PresignedUrls, archive: Archive, monkeypatch: pytest.MonkeyPatch, heads: int
 ) -> None:
     """The answer is lost, and the store is in trouble until the time for closing it shorter has come. With `heads`: it
     does not say either whether all of it is there, until another close is refused."""
@@ -398,7 +399,7 @@ def test_what_was_closed_without_an_answer_is_there(
 
 
 def test_what_is_not_there_is_not_said_to_be_where_its_closing_was_never_answered(
-    fake: FakeBucket, urls: dict[str, Any], archive: Archive
+    fake: FakeBucket, urls: PresignedUrls, archive: Archive
 ) -> None:
     fake.play("POST", "uploadId", "500", times=10_000)
     with pytest.raises(DeadlineExceeded, match="500 InternalError"):
@@ -407,14 +408,14 @@ def test_what_is_not_there_is_not_said_to_be_where_its_closing_was_never_answere
 
 
 def test_where_there_is_no_time_at_all_nothing_is_said_to_be_there(
-    fake: FakeBucket, urls: dict[str, Any], archive: Archive
+    fake: FakeBucket, urls: PresignedUrls, archive: Archive
 ) -> None:
     with pytest.raises(DeadlineExceeded, match="not even for its first files"):
         send(archive, urls, deadline=time.time())
     assert KEY not in fake.names()
 
 
-def test_what_is_too_large_is_said(urls: dict[str, Any]) -> None:
+def test_what_is_too_large_is_said(urls: PresignedUrls) -> None:
     large = Archive([Item(b"/nowhere", "out/a", 2 << 40, 0)])
     assert multipart_upload.size_excess(large, urls) == "it is 2199 GB, and a bucket is sent 1068 GB of a node at most"
     assert multipart_upload.size_excess(Archive([Item(b"/nowhere", "out/a", 100_000_000_000, 0)]), urls) == ""

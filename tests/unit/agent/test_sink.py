@@ -14,7 +14,7 @@ from gpuops.agent.daemon import watchdog
 from gpuops.agent.lease import ClockReading, next_end, renewed_lease
 from gpuops.agent.node import Node
 from gpuops.agent.presence import note_heard, silent_for_s
-from gpuops.agent.retain import bucket_sink, safe_copy, sink
+from gpuops.agent.retain import bucket_sink, presigned_urls, safe_copy, sink
 from gpuops.agent.retain.end_once_stored import (
     OTHERS_LIMIT_S,
     LastActivity,
@@ -80,7 +80,7 @@ def test_all_are_safe_when_each_has_said_so(tmp_path: Path) -> None:
 
 
 def test_a_bucket_that_answers_now_and_then_is_no_sign_of_life(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    (tmp_path / bucket_sink.URLS).write_text(json.dumps({"heads": ["h0", "h1"], "states": ["s0", "s1"]}))
+    (tmp_path / presigned_urls.FILE).write_text(json.dumps({"heads": ["h0", "h1"], "states": ["s0", "s1"]}))
     monkeypatch.setattr(bucket_sink, "OTHERS_CHECK_INTERVAL_S", 0.0)
     answers = {"s0": "a", "s1": "b"}
     monkeypatch.setattr(bucket_sink, "_fetch_etag", lambda url: answers.get(url, ""))
