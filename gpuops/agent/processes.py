@@ -1,4 +1,4 @@
-"""Processes of this machine: who lives, who belongs to a run, starting them, collecting them, ending all of them.
+"""Processes of this machine: listing them, finding those of a run, starting, collecting and ending them.
 
 Two kernel features of Linux (`prctl` by ctypes) give a run's orphans back to the agent, and let a process learn that
 its parent has ended; `/proc` shows sessions and environments. On macOS `ps` replaces `/proc`, and `prctl` is absent.
@@ -77,31 +77,31 @@ def is_living(pid: int, start: str) -> bool:
     return process is not None and process.start == start
 
 
-def descendants(seen: Mapping[int, Process], roots: Iterable[int]) -> set[int]:
+def descendants(living: Mapping[int, Process], roots: Iterable[int]) -> set[int]:
     """All descendants of `roots`, without the roots themselves."""
     children = defaultdict(list)
-    for process in seen.values():
+    for process in living.values():
         children[process.parent].append(process.pid)
-    below: set[int] = set()
+    found: set[int] = set()
     queue = list(roots)
     while queue:
         for child in children.get(queue.pop(), ()):
-            if child not in below:
-                below.add(child)
+            if child not in found:
+                found.add(child)
                 queue.append(child)
-    return below
+    return found
 
 
-def find_marked(seen: Iterable[int], markers: Iterable[Marker]) -> set[int]:
+def find_marked(pids: Iterable[int], markers: Iterable[Marker]) -> set[int]:
     """The processes whose environment has one of the markers; never this process itself."""
-    wanted = list(markers)
-    if not wanted:
+    markers = list(markers)
+    if not markers:
         return set()
-    environments, separator = _environments(seen)
+    environments, separator = _read_environments(pids)
     return {
         pid
         for pid, text in environments.items()
-        if pid != os.getpid() and any(has_marker(text, marker, separator) for marker in wanted)
+        if pid != os.getpid() and any(has_marker(text, marker, separator) for marker in markers)
     }
 
 
@@ -154,12 +154,12 @@ def _from_proc() -> dict[int, Process]:
 
 
 def _from_ps() -> dict[int, Process]:
-    seen = {}
+    living = {}
     for pid, text in _ps("ppid=,stat=,lstart="):
         fields = text.split(None, 2)
         if len(fields) == 3 and not fields[1].startswith("Z"):
-            seen[pid] = Process(pid, int(fields[0]), _session(pid), fields[2])
-    return seen
+            living[pid] = Process(pid, int(fields[0]), _session(pid), fields[2])
+    return living
 
 
 def _session(pid: int) -> int:
@@ -170,7 +170,7 @@ def _session(pid: int) -> int:
         return 0  # ended meanwhile
 
 
-def _environments(pids: Iterable[int]) -> tuple[dict[int, bytes], bytes]:
+def _read_environments(pids: Iterable[int]) -> tuple[dict[int, bytes], bytes]:
     """Environments by process number, and the separator of their entries."""
     if not PROC:
         return {pid: os.fsencode(text) for pid, text in _ps("command=", "-E")}, b" "
@@ -283,15 +283,15 @@ def _is_waited_for(pid: int) -> bool:
 def run_processes(markers: Collection[Marker]) -> set[int]:
     """The living processes of a run: all our descendants except the helpers', and every process with the marker."""
     with _FORK:
-        seen = list_processes()
-        mine = descendants(seen, [os.getpid()]) - _of_helpers(seen)
-    return mine | find_marked(seen, markers)
+        living = list_processes()
+        own = descendants(living, [os.getpid()]) - _of_helpers(living)
+    return own | find_marked(living, markers)
 
 
 def descendant_processes(markers: Collection[Marker]) -> set[int]:
     """All our living descendants, helpers included, and every process with a marker."""
-    seen = list_processes()
-    return descendants(seen, [os.getpid()]) | find_marked(seen, markers)
+    living = list_processes()
+    return descendants(living, [os.getpid()]) | find_marked(living, markers)
 
 
 def helper_processes() -> set[int]:
@@ -300,12 +300,12 @@ def helper_processes() -> set[int]:
         return _of_helpers(list_processes())
 
 
-def _of_helpers(seen: Mapping[int, Process]) -> set[int]:
-    members = {process.pid for process in seen.values() if process.session in _HELPERS}
-    sessions = {seen[pid].session for pid in members}
+def _of_helpers(living: Mapping[int, Process]) -> set[int]:
+    members = {process.pid for process in living.values() if process.session in _HELPERS}
+    sessions = {living[pid].session for pid in members}
     for pid in [pid for pid, process in _HELPERS.items() if process.poll() is not None and pid not in sessions]:
         del _HELPERS[pid]
-    return members | descendants(seen, members)
+    return members | descendants(living, members)
 
 
 def send_signal(pids: Iterable[int], sign: int) -> None:
@@ -318,29 +318,31 @@ def send_signal(pids: Iterable[int], sign: int) -> None:
 
 
 def end_all(
-    find: Callable[[], set[int]],
+    find_remaining: Callable[[], set[int]],
     term_grace_s: float = TERM_GRACE_S,
     limit_s: float = KILL_LIMIT_S,
     recorders: Callable[[], set[int]] = set,
 ) -> int:
-    """Send SIGTERM, then SIGKILL, to the processes that `find` returns, until it returns none.
+    """Send SIGTERM, then SIGKILL, to the processes that `find_remaining` returns, until it returns none.
 
     Returns how many are left after `limit_s`. `recorders` record how the others ended: they are killed only after they
     have been the only ones left for RECORDER_GRACE_S. No SIGTERM is sent where `term_grace_s` is 0.
     """
-    begun = time.monotonic()
-    others_ended = None
+    started_at = time.monotonic()
+    others_ended_s = None
     if term_grace_s:
-        send_signal(find() - recorders(), signal.SIGTERM)
+        send_signal(find_remaining() - recorders(), signal.SIGTERM)
     while True:
         reap_orphans()
-        left = find() or find()  # twice: a process forked during the first scan may be missing in it
-        waited = time.monotonic() - begun
-        if not left or waited > limit_s:
+        left = (
+            find_remaining() or find_remaining()
+        )  # twice: a process forked during the first scan may be missing in it
+        waited_s = time.monotonic() - started_at
+        if not left or waited_s > limit_s:
             return len(left)
         spared = left & recorders()
-        others_ended = (others_ended or waited) if left == spared else None
-        if waited >= term_grace_s:
-            is_over = others_ended is not None and waited - others_ended > RECORDER_GRACE_S
-            send_signal(left if is_over else left - spared, signal.SIGKILL)
+        others_ended_s = (others_ended_s or waited_s) if left == spared else None
+        if waited_s >= term_grace_s:
+            is_overdue = others_ended_s is not None and waited_s - others_ended_s > RECORDER_GRACE_S
+            send_signal(left if is_overdue else left - spared, signal.SIGKILL)
         time.sleep(END_POLL_INTERVAL_S)

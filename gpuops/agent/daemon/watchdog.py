@@ -1,8 +1,8 @@
 """Mode `watchdog`: the node's outermost process. It keeps the lease, restarts a dead agent, and ends the machine.
 
-It needs no network, no client and no agent for that: deadlines come from files and two clocks, and the program that
-ends the machine from node.json. Ending takes three steps: the agent is asked to stop its run and to store its results,
-then every process is ended, then the machine.
+It needs no network, no client and no agent: deadlines come from files and two clocks, and node.json names the command
+that ends the machine. Ending takes three steps: the agent is asked to stop its run and to store its results, then
+every process is ended, then the machine.
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ from gpuops.agent.rpc.connect import ask
 from gpuops.agent.run_files import run_markers
 
 LEASE_CHECK_INTERVAL_S = 2.0
-"""Time between two looks at the lease: an end comes this much late at most."""
+"""Time between two checks of the lease: an end comes this much late at most."""
 LEAVE_LIMIT_S = 90.0
 """Time that the agent may take for the last snapshot before everything is ended."""
 LEAVE_MARGIN_S = 5.0
@@ -99,21 +99,21 @@ class Watchdog:
 
     def watch(self) -> None:
         """Run until an end of the lease, SIGTERM, or `ended.json` (written by `end`)."""
-        self._clear()
+        self._end_all()
         wait_s = 0.0
         while True:
             terminated = signal.SIGTERM in self._wake.wait(wait_s)
-            self._tend_agent()
+            self._keep_agent_running()
             end = self._next_end()
             if terminated or self._has_ended():
-                self._close("end", "this node is being ended", "now")
+                self._end_processes("end", "this node is being ended", "now")
                 return
-            if self._goes_with_host():
-                self._close("end", "the node whose machine this one shares has ended", "now")
+            if self._has_host_ended():
+                self._end_processes("end", "the node whose machine this one shares has ended", "now")
                 self._note_end("the node whose machine it shared has ended")
                 return
             if end is not None and end.left_s <= 0:
-                self._end(end.why)
+                self._end_node(end.why)
                 return
             wait_s = min(LEASE_CHECK_INTERVAL_S, end.left_s if end is not None else LEASE_CHECK_INTERVAL_S)
 
@@ -138,26 +138,26 @@ class Watchdog:
         """How long results that would be lost with this machine are held for a client; None: nothing is held."""
         nodes = [self._node, *self._node.virtual_nodes()]
         self._held = {node.dir: self._held.get(node.dir) or HeldRuns(node) for node in nodes}
-        spans = [held.hold_s() for held in self._held.values()]
-        return max([span for span in spans if span is not None], default=None)
+        durations = [held.hold_s() for held in self._held.values()]
+        return max([hold_s for hold_s in durations if hold_s is not None], default=None)
 
     def _has_ended(self) -> bool:
         """Whether the node was ended: `ended.json` exists, or its folder was removed."""
         return os.path.exists("ended.json") or not os.path.exists("node.json")
 
-    def _goes_with_host(self) -> bool:
-        """Whether the node whose machine this virtual one shares has ended: without an idle end, this would stay."""
+    def _has_host_ended(self) -> bool:
+        """Whether this is a virtual node, and the node whose machine it shares has ended."""
         host = self._node.host()
         if host is None:
             return False
         return os.path.exists(host.path("ended.json")) or not os.path.exists(host.path("node.json"))
 
-    def _tend_agent(self) -> None:
+    def _keep_agent_running(self) -> None:
         processes.reap_orphans()
         if self._agent is not None and self._agent.poll() is not None:
             log(f"the agent ended ({self._agent.returncode}); ending what it had started")
             self._agent = None
-            left = self._clear()
+            left = self._end_all()
             lived_s = time.monotonic() - self._agent_started
             doubled_s = min(MAX_RESTART_PAUSE_S, max(MIN_RESTART_PAUSE_S, 2 * self._restart_pause_s))
             self._restart_pause_s = 0.0 if lived_s > HEALTHY_AGENT_S else doubled_s
@@ -167,7 +167,7 @@ class Watchdog:
         if self._agent is None and may_start and not self._has_ended():
             self._start_agent()
 
-    def _clear(self, term_grace_s: float = processes.TERM_GRACE_S) -> int:
+    def _end_all(self, term_grace_s: float = processes.TERM_GRACE_S) -> int:
         """End every descendant, and every process with a marker of this node's runs. Returns how many are left."""
         left = processes.end_all(lambda: processes.descendant_processes(run_markers(self._node)), term_grace_s)
         processes.reap_orphans()
@@ -184,30 +184,30 @@ class Watchdog:
                 cwd=self._node.dir,
             )
 
-    def _close(self, kind: str, say: str, how: str, farewell_s: float = 0.0) -> None:
+    def _end_processes(self, kind: str, say: str, how: str, farewell_s: float = 0.0) -> None:
         """Ask the agent for an orderly end of its run, then end every process."""
         term_grace_s = 0.0  # the agent has finished by then
         try:
             limit_s = LEAVE_LIMIT_S + farewell_s
-            wish = {
+            request = {
                 "kind": kind,
                 "say": say,
                 "how": how,
                 "farewell_s": farewell_s,
                 "within_s": limit_s - LEAVE_MARGIN_S,
             }
-            ask("leave", wish, limit_s=limit_s)
+            ask("leave", request, limit_s=limit_s)
         except (OSError, ValueError) as error:
             log(f"the agent did not end its run by itself: {error}")
             term_grace_s = processes.TERM_GRACE_S
-        self._clear(term_grace_s)
+        self._end_all(term_grace_s)
 
     def _note_end(self, why: str) -> None:
         write_json(self._node.path("ended.json"), {"at": time.time(), "why": why})
 
-    def _end(self, why: str) -> None:
+    def _end_node(self, why: str) -> None:
         log(f"ending this node: {why}")
-        self._close("lease", why, "graceful", FAREWELL_S)
+        self._end_processes("lease", why, "graceful", FAREWELL_S)
         try:
             self._note_end(why)
         except OSError as error:
@@ -215,14 +215,14 @@ class Watchdog:
         argv = self._node.settings().end
         if argv:
             self._move_boot_end()
-        while argv and not run_end(argv):
+        while argv and not run_end_command(argv):
             if self._terminated_within(END_RETRY_INTERVAL_S):
                 return
 
     def _move_boot_end(self) -> None:
         """Let the watchdog that came with the machine end it, should we fail or its container restart."""
-        now, hard = time.time(), lease.read_lease(self._node).hard_wall
-        lease.move_boot_end(self._node.settings().boot_watch, now if hard is None else min(now, hard))
+        now, hard_wall = time.time(), lease.read_lease(self._node).hard_wall
+        lease.move_boot_end(self._node.settings().boot_watch, now if hard_wall is None else min(now, hard_wall))
 
     def _terminated_within(self, seconds: float) -> bool:
         deadline = time.monotonic() + seconds
@@ -232,7 +232,7 @@ class Watchdog:
         return False
 
 
-def run_end(argv: Any) -> bool:
+def run_end_command(argv: Sequence[str]) -> bool:
     """Run the command that ends this machine for good. Returns whether it succeeded."""
     try:
         code = subprocess.run(argv, stdin=subprocess.DEVNULL, timeout=END_COMMAND_LIMIT_S, check=False).returncode

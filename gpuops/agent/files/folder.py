@@ -54,16 +54,16 @@ def parent_paths(path: str) -> Iterable[str]:
 def stat_entry(path: bytes) -> Found:
     """What is at an absolute path, without following links."""
     try:
-        seen = os.lstat(path)
+        status = os.lstat(path)
     except OSError as error:
         if error.errno in (errno.ENOENT, errno.ENOTDIR):
             return NOTHING
         raise
-    if stat.S_ISREG(seen.st_mode):
-        return Found(FILE, Entry(seen.st_size, seen.st_mtime_ns, stat.S_IMODE(seen.st_mode) & 0o777, None))
-    if stat.S_ISLNK(seen.st_mode):
+    if stat.S_ISREG(status.st_mode):
+        return Found(FILE, Entry(status.st_size, status.st_mtime_ns, stat.S_IMODE(status.st_mode) & 0o777, None))
+    if stat.S_ISLNK(status.st_mode):
         return Found(LINK, Entry(0, 0, 0, path_text(os.readlink(path))))
-    return Found(FOLDER if stat.S_ISDIR(seen.st_mode) else OTHER)
+    return Found(FOLDER if stat.S_ISDIR(status.st_mode) else OTHER)
 
 
 def sha256(path: bytes) -> str:
@@ -104,8 +104,8 @@ class TreeFolder:
 
     def look(self, path: str) -> Found:
         """What is at `path`, without following links on the way."""
-        known = path.rpartition("/")[0] in self._folders  # then the folders above it are known as well
-        for parent in () if known else parent_paths(path):
+        is_parent_known = path.rpartition("/")[0] in self._folders  # then the folders above it are known as well
+        for parent in () if is_parent_known else parent_paths(path):
             if parent in self._folders:
                 continue
             kind = stat_entry(self.at(parent)).kind
@@ -132,10 +132,10 @@ class TreeFolder:
         for parent in parent_paths(path):
             if self.look(parent).kind == ABSENT:
                 os.mkdir(self.at(parent))
-        found = self.look(path)
-        if found.kind == BLOCKED:
-            raise blocked(path, found)
-        if found.kind == FOLDER:
+        present = self.look(path)
+        if present.kind == BLOCKED:
+            raise blocked(path, present)
+        if present.kind == FOLDER:
             self._remove_empty(path)
         os.replace(staged, self.at(path))
 

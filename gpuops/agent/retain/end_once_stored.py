@@ -84,13 +84,13 @@ class StallTimer:
     """For how long the other nodes have shown no progress, by this node's clock."""
 
     def __init__(self) -> None:
-        self._seen: Sequence[Any] | None = None
+        self._signs: Sequence[Any] | None = None
         self._since = 0.0
 
-    def seconds(self, seen: Sequence[Any], now: float) -> float:
-        """`seen`: the result of `alive` now; `now`: monotonic seconds."""
-        if seen != self._seen:
-            self._seen, self._since = seen, now
+    def seconds(self, signs: Sequence[Any], now: float) -> float:
+        """`signs`: the last sign of progress of each node, as it is now; `now`: monotonic seconds."""
+        if signs != self._signs:
+            self._signs, self._since = signs, now
         return now - self._since
 
 

@@ -16,7 +16,7 @@ from gpuops.agent.node import Node
 from gpuops.agent.daemon.watchdog import Watchdog
 os.chdir(sys.argv[1])
 resource.setrlimit(resource.RLIMIT_FSIZE, (0, 0))
-Watchdog(Node(sys.argv[1]))._end("nothing was run on it")
+Watchdog(Node(sys.argv[1]))._end_node("nothing was run on it")
 """
 """On a disk that takes no byte: neither `ended.json` nor a line of the log can be written."""
 
@@ -35,7 +35,7 @@ from gpuops.agent.daemon import watchdog
 from gpuops.agent.node import Node
 os.chdir(sys.argv[1])
 watchdog.END_RETRY_INTERVAL_S = 0.05
-watchdog.Watchdog(Node(sys.argv[1]))._end("nothing was run on it")
+watchdog.Watchdog(Node(sys.argv[1]))._end_node("nothing was run on it")
 """
 
 

@@ -115,8 +115,10 @@ def test_what_is_not_all_there_is_not_safe(
 def test_who_ends_a_node_says_how_long_it_is_waited_for(monkeypatch: pytest.MonkeyPatch, farewell_s: float) -> None:
     asked: dict[str, Any] = {}
     monkeypatch.setattr(watchdog, "ask", lambda verb, wish, limit_s: asked.update(wish, verb=verb, limit_s=limit_s))
-    monkeypatch.setattr(watchdog.Watchdog, "_clear", lambda *_: 0)
-    watchdog.Watchdog._close(object.__new__(watchdog.Watchdog), "lease", "its lease ended", "graceful", farewell_s)
+    monkeypatch.setattr(watchdog.Watchdog, "_end_all", lambda *_: 0)
+    watchdog.Watchdog._end_processes(
+        object.__new__(watchdog.Watchdog), "lease", "its lease ended", "graceful", farewell_s
+    )
     assert asked["verb"] == "leave"
     assert watchdog.LEAVE_LIMIT_S / 2 < asked["within_s"] < asked["limit_s"]
 
