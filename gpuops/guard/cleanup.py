@@ -281,10 +281,9 @@ def _unreachable_source(ctx: Context, row: ClusterRow, error: NodeError, *, is_g
 
 def _notify(ctx: Context, row: ClusterRow, run: RunRow, outcome: RunOutcome) -> None:
     results = f"{outcome.missing}; what came home is" if outcome.missing else "results"
-    left_behind = outcome.document.get("left_behind")
-    remainder = f"; still on {row.name}: {left_behind}" if left_behind else ""
-    if kept := outcome.document.get("kept"):
-        remainder += f"; {kept}"
+    remainder = f"; still on {row.name}: {outcome.left_behind}" if outcome.left_behind else ""
+    if outcome.kept:
+        remainder += f"; {outcome.kept}"
     ctx.ledger.add_notice(f"{run.name}: {outcome.verdict.say}; {results} in {run.home}{remainder}")
 
 

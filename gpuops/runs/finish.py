@@ -65,7 +65,15 @@ class RunOutcome:
     left_in_bucket: str = ""
     """Why the bucket still has what is nowhere else; a retry would start without it."""
     document: Mapping[str, Any] = field(default_factory=dict)
-    """What `run.json` has."""
+    """The content of `run.json`, for `--json`."""
+    ended_at: float | None = None
+    """When the run had ended everywhere (UTC seconds)."""
+    progress: Mapping[str, int] = field(default_factory=dict)
+    """How far the program says it got (`read_progress`)."""
+    kept: str = ""
+    """A sentence on where else results are; empty without a sink."""
+    left_behind: str = ""
+    """Large files that no pattern names, and that stay on the nodes."""
     deferred_fetch: Callable[[], RunOutcome] | None = None
     """Fetches what is in a bucket and judges by that as well, once the machines have ended. Until it is called the
     record says that the bucket was not asked, and `gpuops pull` does the same."""
@@ -135,8 +143,18 @@ def _judge_and_persist(ctx: Context, row: RunRow, evidence: Evidence) -> RunOutc
     inherit(home, evidence.handed)
     judgement = judge_run(row, request, evidence, saved=bool(list_outputs(home)))
     document = _persist(ctx, row, evidence, judgement)
-    nonsense, left_in_bucket = evidence.fetched.nonsense, judgement.left_in_bucket
-    return RunOutcome(judgement.verdict, home, judgement.results, nonsense, left_in_bucket, document)
+    return RunOutcome(
+        judgement.verdict,
+        home,
+        judgement.results,
+        nonsense=evidence.fetched.nonsense,
+        left_in_bucket=judgement.left_in_bucket,
+        document=document,
+        ended_at=evidence.ended_at,
+        progress=read_progress(judgement.reports.values()),
+        kept=document["kept"],
+        left_behind=evidence.fetched.left_behind,
+    )
 
 
 def _persist(ctx: Context, row: RunRow, evidence: Evidence, judgement: Judgement) -> dict[str, Any]:

@@ -171,7 +171,6 @@ def find_preemption(row: RunRow, cluster: ClusterRow, end: RunOutcome) -> Preemp
     if end.verdict.outcome != RECLAIMED_OUTCOME or not end.may_destroy or end.left_in_bucket:
         return None
     resumable = bool(list_outputs(end.home))
-    progress = end.document.get("progress") or {}
     noticed = first_event_time(
         row, lambda event: event.event == "notice" and event.reason is not None and event.reason.kind == "reclaim"
     )
@@ -181,9 +180,9 @@ def find_preemption(row: RunRow, cluster: ClusterRow, end: RunOutcome) -> Preemp
         place=offer_place(cluster),
         node=end.verdict.node,
         say=end.verdict.say,
-        step=progress.get("step"),
-        saved=progress.get("saved") if resumable else None,
-        noticed=end.document.get("ended") if noticed is None else noticed,
+        step=end.progress.get("step"),
+        saved=end.progress.get("saved") if resumable else None,
+        noticed=end.ended_at if noticed is None else noticed,
         warned=noticed is not None,
         resumable=resumable,
     )
