@@ -1,8 +1,8 @@
 """What the scenarios about rented machines need of a provider, so that each is written once and played at every one.
 
-    with Lab(folder / "lab") as lab, RentedRunPod(folder, lab) as cloud, cloud.tenant() as here:
-        here.shell.run("up", cloud.name, "--yes", *cloud.machine_flags)
-        (machine,) = cloud.machines(here)
+    with Lab(folder / "lab") as lab, RentedRunPod(folder, lab) as cloud, cloud.tenant() as tenant:
+        tenant.shell.run("up", cloud.name, "--yes", *cloud.machine_flags)
+        (machine,) = cloud.machines(tenant)
 
 `RentedCloud` is a fake provider whose machines are machines of a lab, `RentedMachine` one of them. rented_aws.py and
 rented_runpod.py say what is different there; test_deadmen.py, test_secrets.py and test_crash_rented.py play.
@@ -74,12 +74,12 @@ class RentedMachine(ABC):
 
     @property
     @abstractmethod
-    def told(self) -> str:
-        """What of it the provider knows from us, which a machine may ask for."""
+    def known_to_provider(self) -> str:
+        """What the provider was sent about it: a machine can ask its provider for that."""
 
     @property
     @abstractmethod
-    def printed(self) -> str:
+    def console(self) -> str:
         """What it printed as it booted, as the provider keeps it."""
 
     @property
@@ -148,7 +148,7 @@ class RentedCloud(ABC):
         """Decide how far the next machine comes. Raises KeyError where this provider has no such mishap."""
 
     @abstractmethod
-    def machines(self, here: Tenant) -> list[RentedMachine]:
+    def machines(self, tenant: Tenant) -> list[RentedMachine]:
         """All that somebody ever rented."""
 
     @abstractmethod

@@ -61,11 +61,11 @@ class AwsMachine(RentedMachine):
         return "stage final" in self._machines.console(self.instance.id)
 
     @property
-    def told(self) -> str:
+    def known_to_provider(self) -> str:
         return f"{self.instance.user_data} {self.instance.tags}"
 
     @property
-    def printed(self) -> str:
+    def console(self) -> str:
         return str(self._machines.console(self.instance.id))
 
     @property
@@ -107,7 +107,10 @@ class AwsTenant(TenantOfAws):
 
     def most_at_once(self) -> int:
         mine = self.instances()
-        overlap = (sum(one.created <= it.created < (one.ended or it.created + 1) for one in mine) for it in mine)
+        overlap = (
+            sum(other.created <= instance.created < (other.ended or instance.created + 1) for other in mine)
+            for instance in mine
+        )
         return max(overlap, default=0)
 
     def expect_over(self, hang_s: float, pods_at_once: int = 1) -> None:
@@ -135,9 +138,9 @@ class RentedAws(RentedCloud):
     def next_boot(self, boot: Boot) -> None:
         self.fake.mishaps[0] = MISHAPS[boot]
 
-    def machines(self, here: Tenant) -> list[RentedMachine]:
-        assert isinstance(here, AwsTenant)
-        return [AwsMachine(self.fake, instance) for instance in here.instances()]
+    def machines(self, tenant: Tenant) -> list[RentedMachine]:
+        assert isinstance(tenant, AwsTenant)
+        return [AwsMachine(self.fake, instance) for instance in tenant.instances()]
 
     def lift_limits(self) -> None:
         self.fake.ending_s = 0.1

@@ -60,11 +60,11 @@ class RunpodMachine(RentedMachine):
         return self._container.up and self.run(["test", "-s", self.end_file]).returncode == 0
 
     @property
-    def told(self) -> str:
+    def known_to_provider(self) -> str:
         return f"{self.pod.env} {self.pod.args}"
 
     @property
-    def printed(self) -> str:
+    def console(self) -> str:
         return "".join(line for _, _, line in self.pod.log)
 
     @property
@@ -110,8 +110,8 @@ class RentedRunPod(RentedCloud):
     def next_boot(self, boot: Boot) -> None:
         self.fake.life = LIVES[boot]
 
-    def machines(self, here: Tenant) -> list[RentedMachine]:
-        return [RunpodMachine(self.fake, pod) for pod in here.pods()]
+    def machines(self, tenant: Tenant) -> list[RentedMachine]:
+        return [RunpodMachine(self.fake, pod) for pod in tenant.pods()]
 
     def lift_limits(self) -> None:
         self.fake.balance, self.fake.spend_limit = 10_000.0, 1000.0

@@ -87,7 +87,7 @@ class AtRunPod:
     GPUS, CREATE = "GET /catalog/gpus", "POST /pods"
     UP = (Point(LIST), Point(GPUS), Point(GPUS, 2), Point(CREATE), Point(LOOK), Point(LOOK, 2))
     DOWN = (Point(LIST), Point(LIST_ALL), Point(END), Point(LIST, 2), Point(LIST_ALL, 2), Point(LOOK, since=END))
-    DOWN_AFTER_UP = tuple(Point(one.at, one.nth + (one.at == "GET /pods"), one.since) for one in DOWN)
+    DOWN_AFTER_UP = tuple(Point(point.at, point.nth + (point.at == "GET /pods"), point.since) for point in DOWN)
     """The same where the command has asked for the list before."""
 
     @classmethod
@@ -123,7 +123,7 @@ class AtAws:
 
 
 def hit_at(cloud: type[RentedCloud], points: dict[str, tuple[Point, ...]], hows: tuple[str, ...]) -> list[Case]:
-    return [Case(cloud, name, Hit(point, how)) for name, some in points.items() for point in some for how in hows]
+    return [Case(cloud, name, Hit(point, how)) for name, these in points.items() for point in these for how in hows]
 
 
 # ---- the providers, and who rents there
@@ -145,11 +145,11 @@ class Streets:
             self._clouds[kind] = cloud
 
     def play(self, case: Case) -> Outcome:
-        with self._clouds[case.cloud].tenant() as here:
-            here.shell.write("work.py", SCRIPT)
-            process = down_is_hit(here, case) if case.command == "down" else run_is_hit(here, case)
-            here.expect_over(HANG_S)
-            return judge(here, process)
+        with self._clouds[case.cloud].tenant() as tenant:
+            tenant.shell.write("work.py", SCRIPT)
+            process = down_is_hit(tenant, case) if case.command == "down" else run_is_hit(tenant, case)
+            tenant.expect_over(HANG_S)
+            return judge(tenant, process)
 
     def together(self, cases: list[Case]) -> Together[Case, Outcome]:
         for case in cases:
@@ -193,45 +193,45 @@ def test_a_hit_at_a_request(outcomes: Together[Case, Outcome], case: Case) -> No
     outcomes[case]
 
 
-def run_is_hit(here: Tenant, case: Case) -> subprocess.Popen[str]:
-    process = here.saboteur.start(here.shell, case.hit, *case.words)
+def run_is_hit(tenant: Tenant, case: Case) -> subprocess.Popen[str]:
+    process = tenant.saboteur.start(tenant.shell, case.hit, *case.words)
     if case.hit is None:
         try:
             process.wait(timeout=random.Random(case.seed).uniform(0.3, LONGEST_S))
         except subprocess.TimeoutExpired:
             process.kill()
-        here.shell.run("status")  # it may have died before it had a guard
-    return ended(here, case, process)
+        tenant.shell.run("status")  # it may have died before it had a guard
+    return ended(tenant, case, process)
 
 
-def down_is_hit(here: Tenant, case: Case) -> subprocess.Popen[str]:
-    up = here.shell.run("up", case.cloud.name, *case.cloud.machine_flags, "--name", "lab", "--yes")
+def down_is_hit(tenant: Tenant, case: Case) -> subprocess.Popen[str]:
+    up = tenant.shell.run("up", case.cloud.name, *case.cloud.machine_flags, "--name", "lab", "--yes")
     assert up.returncode == 0, up.stderr
-    process = ended(here, case, here.saboteur.start(here.shell, case.hit, *case.words))
+    process = ended(tenant, case, tenant.saboteur.start(tenant.shell, case.hit, *case.words))
     if process.returncode:
-        here.shell.run("status")  # whoever types next has a guard again
+        tenant.shell.run("status")  # whoever types next has a guard again
     return process
 
 
-def ended(here: Tenant, case: Case, process: subprocess.Popen[str]) -> subprocess.Popen[str]:
+def ended(tenant: Tenant, case: Case, process: subprocess.Popen[str]) -> subprocess.Popen[str]:
     out, err = process.communicate(timeout=HANG_S)
     if case.hit is not None:
-        assert here.saboteur.struck(process), err
+        assert tenant.saboteur.struck(process), err
         assert process.returncode == (KILLED if case.hit.how in KILLS else 0), f"{out}\n{err}"
     return process
 
 
-def judge(here: Tenant, process: subprocess.Popen[str]) -> Outcome:
+def judge(tenant: Tenant, process: subprocess.Popen[str]) -> Outcome:
     """No run is left unfinished, and what one had when it ended is here."""
-    runs = here.runs()
+    runs = tenant.runs()
     assert all(run.state == "home" for run in runs), runs
-    logs = "".join(path.read_text() for path in here.shell.folder.glob("runs/*/logs/node0/*.out"))
-    made = [path.read_text() for path in here.shell.folder.glob("runs/*/out/**/made.pt")]
+    logs = "".join(path.read_text() for path in tenant.shell.folder.glob("runs/*/logs/node0/*.out"))
+    made = [path.read_text() for path in tenant.shell.folder.glob("runs/*/out/**/made.pt")]
     verdicts = [(run.verdict or {}).get("outcome") for run in runs if run.started]
     home = made == ["made"] and WHOLE in logs
     assert home == (verdicts == ["done"]), (verdicts, made, logs)
     assert verdicts in ([], ["done"]), verdicts  # nothing keeps one that was started from its end
-    return Outcome(process.returncode, bool(verdicts), home, len(here.running()))
+    return Outcome(process.returncode, bool(verdicts), home, len(tenant.running()))
 
 
 # ---- the count
@@ -250,7 +250,9 @@ def test_crashes_counted(streets: Streets, capsys: pytest.CaptureFixture[str]) -
         together = streets.together(cases)
         outcomes |= {case: together[case] for case in cases}
         together.close()
-        missing = CRASHES - sum(one.exit_code == KILLED for one in outcomes.values())  # some end before their moment
+        missing = CRASHES - sum(
+            outcome.exit_code == KILLED for outcome in outcomes.values()
+        )  # some end before their moment
         cases = [Case(RentedRunPod, ("run", "train")[seed % 2], seed=seed) for seed in itertools.islice(seeds, missing)]
     with capsys.disabled():
         print(f"\n\n{time.strftime('%Y-%m-%d')}: crashes while renting at a fake RunPod, its pods being machines\n")

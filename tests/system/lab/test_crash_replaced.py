@@ -10,8 +10,8 @@ from __future__ import annotations
 
 import subprocess
 from collections.abc import Iterator
-from contextlib import ExitStack
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 
 import pytest
@@ -57,107 +57,92 @@ class Case:
         return self.hit.how in ("after", "cut")
 
 
-def cases(cloud: type[RentedCloud], create: str, *others: Point) -> list[Case]:
-    """The second machine is asked for as the first was: only one of its requests may be answered by nothing."""
+def cases_at(cloud: type[RentedCloud], create: str, *others: Point) -> list[Case]:
+    """Killed at each of these requests of a retry; or it lives, and no answer tells of the machine made."""
     again = Point(create, 2)
-    return [Case(cloud, Hit(again, "cut")), *(Case(cloud, Hit(it, how)) for it in (again, *others) for how in KILLS)]
+    return [
+        Case(cloud, Hit(again, "cut")),
+        *(Case(cloud, Hit(point, how)) for point in (again, *others) for how in KILLS),
+    ]
 
 
 CASES = [
-    *cases(RentedAws, "RunInstances", Point("CreateSecurityGroup", 2), Point("DeleteSecurityGroup")),
-    *cases(RentedRunPod, "POST /pods", Point("DELETE /pods/*")),
+    *cases_at(RentedAws, "RunInstances", Point("CreateSecurityGroup", 2), Point("DeleteSecurityGroup")),
+    *cases_at(RentedRunPod, "POST /pods", Point("DELETE /pods/*")),
 ]
 
 
-class Landlords:
-    """AWS for all; at RunPod each has an account of their own, whose next pod is what is said to the service."""
-
-    def __init__(self, folder: Path, kinds: set[type[RentedCloud]]) -> None:
-        self._folder = folder
-        self._stack = ExitStack()
-        self._aws = self._open(RentedAws, folder / "aws", self._stack) if RentedAws in kinds else None
-
-    @staticmethod
-    def _open(kind: type[RentedCloud], folder: Path, stack: ExitStack) -> RentedCloud:
-        cloud = stack.enter_context(kind(folder, stack.enter_context(Lab(folder / "lab"))))
+def play(folder: Path, case: Case) -> None:
+    """With an account of their own each: one's loss says what becomes of another's next machine."""
+    own = folder / str(CASES.index(case))
+    with Lab(own / "lab") as lab, case.cloud(own, lab) as cloud, cloud.tenant() as tenant:
         cloud.lift_limits()
-        return cloud
-
-    def play(self, case: Case) -> None:
-        with ExitStack() as stack:
-            if case.cloud is RentedAws:
-                assert self._aws
-                loses_machine_of_aws(self._aws, stack.enter_context(self._aws.tenant()), case.hit)
-            else:
-                cloud = self._open(case.cloud, self._folder / str(CASES.index(case)), stack)
-                loses_pod(cloud, stack.enter_context(cloud.tenant()), case.hit)
-
-    def close(self) -> None:
-        self._stack.close()
+        if case.cloud is RentedAws:
+            lose_instance(cloud, tenant, case.hit)
+        else:
+            lose_pod(cloud, tenant, case.hit)
 
 
-def start(cloud: RentedCloud, here: Tenant, hit: Hit, *flags: str) -> subprocess.Popen[str]:
+def start(cloud: RentedCloud, tenant: Tenant, hit: Hit, *flags: str) -> subprocess.Popen[str]:
     rented = ("--on", cloud.name, *cloud.machine_flags, *flags, "--yes", "--retries", "1", "--out", "saved.txt")
-    return here.saboteur.start(here.shell, hit, "run", *rented, "--", "python3", "work.py")
+    return tenant.saboteur.start(tenant.shell, hit, "run", *rented, "--", "python3", "work.py")
 
 
-def loses_machine_of_aws(cloud: RentedCloud, here: Tenant, hit: Hit) -> None:
-    here.shell.write("work.py", WORK)
-    process = start(cloud, here, hit, "--spot")
-    saved = here.shell.folder / SAVED
+def lose_instance(cloud: RentedCloud, tenant: Tenant, hit: Hit) -> None:
+    tenant.shell.write("work.py", WORK)
+    process = start(cloud, tenant, hit, "--spot")
+    saved = tenant.shell.folder / SAVED
     until(lambda: (saved.exists() and saved.read_text()) or process.poll() is not None, "what it saved is home", HANG_S)
     assert process.poll() is None, process.communicate()
-    (machine,) = cloud.machines(here)
+    (machine,) = cloud.machines(tenant)
     assert isinstance(machine, AwsMachine)
     cloud.fake.reclaim(machine.instance.id)
-    ends_well(here, hit, process, {"python3-1": "reclaimed"})
-    zones = [it.instance.zone for it in cloud.machines(here) if isinstance(it, AwsMachine)]
+    expect_end(tenant, hit, process, {"python3-1": "reclaimed"})
+    zones = [other.instance.zone for other in cloud.machines(tenant) if isinstance(other, AwsMachine)]
     assert len(zones) == len(set(zones)) <= 2, "elsewhere, and once"
 
 
-def loses_pod(cloud: RentedCloud, here: Tenant, hit: Hit) -> None:
-    here.shell.write("work.py", NOTHING_TO_WAIT_FOR)
+def lose_pod(cloud: RentedCloud, tenant: Tenant, hit: Hit) -> None:
+    tenant.shell.write("work.py", NOTHING_TO_WAIT_FOR)
     cloud.next_boot(Boot.UNREACHABLE)
-    process = start(cloud, here, hit)
-    until(lambda: cloud.machines(here) or process.poll() is not None, "the first pod", HANG_S)
+    process = start(cloud, tenant, hit)
+    until(lambda: cloud.machines(tenant) or process.poll() is not None, "the first pod", HANG_S)
     assert process.poll() is None, process.communicate()
-    (machine,) = cloud.machines(here)
+    (machine,) = cloud.machines(tenant)
     assert isinstance(machine, RunpodMachine)
     cloud.fake.life = Life()
     cloud.fake.end(machine.pod, "EXITED")
-    ends_well(here, hit, process, {})
-    assert len(cloud.machines(here)) <= 2
+    expect_end(tenant, hit, process, {})
+    assert len(cloud.machines(tenant)) <= 2
 
 
-def ends_well(here: Tenant, hit: Hit, process: subprocess.Popen[str], before: dict[str, str]) -> None:
+def expect_end(tenant: Tenant, hit: Hit, process: subprocess.Popen[str], before: dict[str, str]) -> None:
     """`before`: how the runs on the lost machine ended. Where only an answer was lost, one more was done."""
     _, err = process.communicate(timeout=HANG_S)
-    assert here.saboteur.struck(process), err
-    until(here.is_over, f"an end, but: {here.running()} {here.live()}", HANG_S)
+    assert tenant.saboteur.struck(process), err
+    until(tenant.is_over, f"an end, but: {tenant.running()} {tenant.live()}", HANG_S)
     lives = hit.how == "cut"
     assert process.returncode == (0 if lives else KILLED), err
-    verdicts = {run.name: (run.verdict or {}).get("outcome") for run in here.runs()}
+    verdicts = {run.name: (run.verdict or {}).get("outcome") for run in tenant.runs()}
     assert verdicts == {**before, **({f"python3-{len(before) + 1}": "done"} if lives else {})}
-    saved = here.shell.folder / SAVED
+    saved = tenant.shell.folder / SAVED
     assert (saved.read_text() if saved.exists() else "") == ("5" if verdicts else "")
-    assert here.shell.clusters() == []
+    assert tenant.shell.clusters() == []
 
 
 @pytest.fixture(scope="module")
 def outcomes(
     request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory
 ) -> Iterator[Together[Case, None]]:
-    wanted = [case for case in chosen(request, "case") if not case.cloud.why_not()]
-    landlords = Landlords(tmp_path_factory.mktemp("landlords"), {case.cloud for case in wanted})
-    together = Together(wanted, landlords.play, AT_ONCE)
+    cases = [case for case in chosen(request, "case") if not case.cloud.why_not()]
+    together = Together(cases, partial(play, tmp_path_factory.mktemp("replaced")), AT_ONCE)
     yield together
     together.close()
-    landlords.close()
 
 
 @pytest.mark.timeout(1200)  # who comes first waits for all that run beside it
 @pytest.mark.parametrize(
-    "case", [pytest.param(one, id=str(one), marks=[pytest.mark.proof] * (not one.is_first)) for one in CASES]
+    "case", [pytest.param(case, id=str(case), marks=[pytest.mark.proof] * (not case.is_first)) for case in CASES]
 )
 def test_killed_while_it_looks_for_another_machine(outcomes: Together[Case, None], case: Case) -> None:
     if reason := case.cloud.why_not():

@@ -51,11 +51,11 @@ class Rental:
     """Somebody who rents one machine and loses their laptop."""
 
     cloud: RentedCloud
-    here: Tenant
+    tenant: Tenant
 
     @property
     def machine(self) -> RentedMachine:
-        (machine,) = self.cloud.machines(self.here)
+        (machine,) = self.cloud.machines(self.tenant)
         return machine
 
     @property
@@ -64,26 +64,26 @@ class Rental:
 
     @property
     def boot_end(self) -> float:
-        (row,) = self.here.clusters()
+        (row,) = self.tenant.clusters()
         return row.boot_deadline
 
     @property
     def lease_end(self) -> float:
-        (row,) = self.here.clusters()
+        (row,) = self.tenant.clusters()
         assert row.lease.end
         return row.lease.end
 
     def lose_laptop(self) -> None:
-        self.here.shell.die()
-        for process in self.here.shell.started:
+        self.tenant.shell.die()
+        for process in self.tenant.shell.started:
             process.wait()
 
     def start_up(self, boot: Boot) -> subprocess.Popen[str]:
         """A command that waits for its machine, which has nothing of ours but what came with it."""
         self.cloud.next_boot(boot)
         flags = (*self.cloud.machine_flags, *self.cloud.boot_lease)
-        process = self.here.shell.start("up", self.cloud.name, "--yes", *flags)
-        until(lambda: self.cloud.machines(self.here) or process.poll() is not None, "the machine")
+        process = self.tenant.shell.start("up", self.cloud.name, "--yes", *flags)
+        until(lambda: self.cloud.machines(self.tenant) or process.poll() is not None, "the machine")
         assert process.poll() is None, process.communicate()
         return process
 
@@ -100,7 +100,7 @@ class Rental:
     def up(self, *lease: str) -> None:
         """A node that is up, and nobody else."""
         flags = (*self.cloud.machine_flags, *(lease or self.cloud.node_lease))
-        done = self.here.shell.run("up", self.cloud.name, "--yes", *flags)
+        done = self.tenant.shell.run("up", self.cloud.name, "--yes", *flags)
         assert done.returncode == 0, done.stderr
         self.lose_laptop()
         assert self.bills
@@ -115,9 +115,9 @@ class Rental:
         assert self.bills, "its end came first"
 
     def ended(self, due: float) -> float:
-        """How long after this the meter stopped, nobody of ours being here."""
+        """How long after this the meter stopped, no process of ours being left here."""
         until(lambda: not self.bills, "the machine has ended", HANG_S)
-        assert not guards(self.here.shell)
+        assert not guards(self.tenant.shell)
         return self.machine.bill_ended - due
 
 
@@ -172,8 +172,8 @@ def its_boot_hangs(rental: Rental) -> float:
 def it_never_boots_and_the_guard_lives(rental: Rental) -> float:
     """The command is there and does nothing any more."""
     process = rental.start_up(Boot.NEVER)
-    until(lambda: guards(rental.here.shell), "the guard")
-    until(lambda: is_held(rental.here.shell, process), "it stands still, and not with the ledger in its hand")
+    until(lambda: guards(rental.tenant.shell), "the guard")
+    until(lambda: is_held(rental.tenant.shell, process), "it stands still, and not with the ledger in its hand")
     due = rental.boot_end  # the ledger forgets it with the cluster
     try:
         until(lambda: not rental.bills, "the guard ends it", HANG_S)
@@ -192,7 +192,7 @@ def it_never_boots(rental: Rental) -> float:
     until(lambda: time.time() > rental.boot_end + AFTER_END_S, "its end is over")
     assert rental.bills
     back = time.time()
-    assert rental.here.shell.run("status").returncode == 0
+    assert rental.tenant.shell.run("status").returncode == 0
     until(lambda: not rental.bills, "the guard that is back ends it", HANG_S)
     return rental.machine.bill_ended - back
 
@@ -229,15 +229,16 @@ def both_are_killed_and_cannot_be_revived(rental: Rental) -> float:
     machine = rental.machine
     behind_s = float(machine.run(["cat", machine.end_file], check=True).stdout) - rental.lease_end
     assert BOOT_MARGIN_S - EARLY_S < behind_s < 2 * BOOT_MARGIN_S  # a lease is on its way for a while
-    machine.run(["rm", f"{machine.watch_folder}/revive"], check=True)
+    revive = f"{machine.watch_folder}/revive"
+    machine.run(["rm", revive], check=True)
 
     def are_gone() -> bool:
         """And nobody was just about to start them anew."""
         machine.run(["pkill", "-KILL", "-f", "[.]pyz "])
         time.sleep(1)
-        return not any(".pyz" in line or "revive" in line for line in machine.processes())
+        return not any(".pyz" in line or revive in line for line in machine.processes())
 
-    until(are_gone, "both are gone")
+    until(are_gone, f"both are gone, but: {machine.processes()}")
     due = int(time.time()) + 15
     machine.run(["sh", "-c", f"echo {due} >{machine.end_file}"], check=True)
     return rental.ended(due)
@@ -293,6 +294,7 @@ SCENARIOS: tuple[Scenario, ...] = (
     it_is_idle,
     it_is_idle_and_every_way_is_refused_at_first,
 )
+"""The ones that take long come first."""
 ONLY_AT: dict[Scenario, type[RentedCloud]] = {
     its_user_data_fails: RentedAws,  # a pod has no boot beside its image's start
     its_boot_hangs: RentedAws,
@@ -311,7 +313,7 @@ class Case:
         return f"{self.cloud.name}-{self.scenario.__name__}"
 
 
-CASES = [Case(cloud, one) for one in SCENARIOS for cloud in CLOUDS if ONLY_AT.get(one, cloud) is cloud]
+CASES = [Case(cloud, scenario) for scenario in SCENARIOS for cloud in CLOUDS if ONLY_AT.get(scenario, cloud) is cloud]
 
 
 @pytest.fixture(scope="module")
@@ -331,10 +333,10 @@ def play(folder: Path, case: Case) -> float:
     if turn < AT_ONCE:
         time.sleep(turn * APART_S)
     own = folder / str(case)
-    with Lab(own / "lab") as lab, case.cloud(own, lab) as cloud, cloud.tenant() as here:
-        late_s = case.scenario(Rental(cloud, here))
-        here.shell.run("status")
-        here.expect_over(HANG_S)
+    with Lab(own / "lab") as lab, case.cloud(own, lab) as cloud, cloud.tenant() as tenant:
+        late_s = case.scenario(Rental(cloud, tenant))
+        tenant.shell.run("status")
+        tenant.expect_over(HANG_S)
         return late_s
 
 

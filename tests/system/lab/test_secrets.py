@@ -71,29 +71,29 @@ class Snapshot:
         return [name for name, data in self.files.items() if text.encode() in data]
 
     def command_lines_with(self, text: str) -> list[str]:
-        return [one.command_line for one in self.processes if text in one.command_line]
+        return [process.command_line for process in self.processes if text in process.command_line]
 
     def environments_with(self, text: str) -> list[str]:
         """The command lines of those that have it there."""
-        return [one.command_line for one in self.processes if text.encode() in one.environment]
+        return [process.command_line for process in self.processes if text.encode() in process.environment]
 
 
 def read_files(machine: RentedMachine) -> dict[str, bytes]:
     """All that is on its disk beside what this computer brings to it, and what lies in memory."""
-    tops = [(machine.disk, machine.disk), *((machine.root / one, machine.root) for one in MEMORY)]
-    found = {str(path.relative_to(base)): data for top, base in tops for path, data in written_in(top).items()}
-    return {name: data for name, data in found.items() if not f"/{name}".startswith((sys.prefix, sys.base_prefix))}
+    tops = [(machine.disk, machine.disk), *((machine.root / folder, machine.root) for folder in MEMORY)]
+    files = {str(path.relative_to(base)): data for top, base in tops for path, data in written_in(top).items()}
+    return {name: data for name, data in files.items() if not f"/{name}".startswith((sys.prefix, sys.base_prefix))}
 
 
 def read_processes(machine: RentedMachine) -> list[Process]:
-    found = []
+    processes = []
     for pid in in_namespace("pid", machine.place.pid) if machine.place.pid else []:
         try:
             line = Path(f"/proc/{pid}/cmdline").read_bytes().replace(b"\0", b" ").decode(errors="replace")
-            found.append(Process(line, Path(f"/proc/{pid}/environ").read_bytes()))
+            processes.append(Process(line, Path(f"/proc/{pid}/environ").read_bytes()))
         except OSError:
             continue  # it has ended meanwhile
-    return found
+    return processes
 
 
 # ---- what is secret at each provider
@@ -164,8 +164,8 @@ class KeysOfAws(Keys):
 
     def requests(self) -> list[str]:
         """A path may be a presigned URL, which names the key."""
-        asked = [(one, one.path.replace(self._fake.key, "")) for one in self._fake.requests]
-        return [f"{path} {self.unsigned(one.headers)} {one.raw!r} {one.parameters}" for one, path in asked]
+        requests = [(request, request.path.replace(self._fake.key, "")) for request in self._fake.requests]
+        return [f"{path} {self.unsigned(it.headers)} {it.raw!r} {it.parameters}" for it, path in requests]
 
     def check_running(self, machine: RentedMachine, snapshot: Snapshot) -> None:
         """A presigned URL has the key's name and its session's token, in the one file that only its user reads."""
@@ -202,8 +202,8 @@ class KeysOfRunPod(Keys):
         return [pod.key for pod in self._fake.pods.values()]
 
     def requests(self) -> list[str]:
-        asked = self._fake.requests
-        return [f"{one.path} {one.query} {self.unsigned(one.headers)} {one.raw!r}" for one in asked]
+        requests = self._fake.requests
+        return [f"{it.path} {it.query} {self.unsigned(it.headers)} {it.raw!r}" for it in requests]
 
     def kept_by_provider(self) -> dict[str, bytes]:
         return {}
@@ -214,22 +214,29 @@ class KeysOfRunPod(Keys):
         # The pod's own key: no argument, no file of ours; the first process has it, and the watchdog that came with it.
         assert not snapshot.command_lines_with(pod.key)
         assert snapshot.files_with(pod.key) == ["etc/rp_environment"]  # the image's
-        until(lambda: programs_with(machine, pod.key) == {"sh", "sleep"}, "theirs alone, but while one looks")
-        assert pod.key not in machine.printed
-        assert not [one for one in snapshot.processes if one.is_run and pod.key.encode() in one.environment]
+        until(
+            lambda: programs_with(machine, pod.key) == {"sh", "sleep"},
+            "only the two have it, but for a moment in which one of them starts a program",
+        )
+        assert pod.key not in machine.console
+        (run,) = [process for process in snapshot.processes if process.is_run]
+        assert pod.key.encode() not in run.environment
         # The throw-away host key: in no file, and in the first process alone.
         host_key = pod.env["GPUOPS_HOST_KEY"]
         secret_part = b"".join(base64.b64decode(host_key).splitlines()[1:-1])[80:]  # behind what each such key has
         assert not [name for name, data in snapshot.files.items() if secret_part in data.replace(b"\n", b"")]
         assert not snapshot.files_with(host_key)
         assert not snapshot.command_lines_with(host_key)
-        until(lambda: programs_with(machine, host_key) == {"sh"}, "its alone, but for one that it just starts")
+        until(
+            lambda: programs_with(machine, host_key) == {"sh"},
+            "only the first process has it, but for a program that it just starts",
+        )
 
 
 def programs_with(machine: RentedMachine, secret: str) -> set[str]:
     """The programs in whose environment this is."""
-    processes = [one for one in read_processes(machine) if one.command_line]
-    return {one.command_line.split()[0] for one in processes if secret.encode() in one.environment}
+    named = [process for process in read_processes(machine) if process.command_line]
+    return {process.command_line.split()[0] for process in named if secret.encode() in process.environment}
 
 
 # ---- the run
@@ -241,9 +248,9 @@ def cloud(request: pytest.FixtureRequest, tmp_path: Path) -> Iterator[RentedClou
     if reason := kind.why_not():
         pytest.skip(reason)
     lab: Lab = request.getfixturevalue("lab")
-    with kind(tmp_path / "cloud", lab) as one:
-        one.lift_limits()
-        yield one
+    with kind(tmp_path / "cloud", lab) as cloud:
+        cloud.lift_limits()
+        yield cloud
 
 
 @pytest.fixture
@@ -252,7 +259,7 @@ def keys(cloud: RentedCloud) -> Keys:
 
 
 @pytest.fixture
-def here(cloud: RentedCloud, keys: Keys) -> Iterator[Tenant]:
+def tenant(cloud: RentedCloud, keys: Keys) -> Iterator[Tenant]:
     """Somebody in whose project the keys lie, in `.env` and nowhere else."""
     with cloud.tenant() as tenant:
         for variable in keys.variables:
@@ -262,9 +269,9 @@ def here(cloud: RentedCloud, keys: Keys) -> Iterator[Tenant]:
         yield tenant
 
 
-def test_keys_are_where_they_must_be(cloud: RentedCloud, keys: Keys, here: Tenant) -> None:
-    run = here.shell.start("run", "--on", cloud.name, "--yes", *keys.flags, *PROGRAM)
-    machine = wait_for_run(cloud, here, run)
+def test_keys_are_where_they_must_be(cloud: RentedCloud, keys: Keys, tenant: Tenant) -> None:
+    run = tenant.shell.start("run", "--on", cloud.name, "--yes", *keys.flags, *PROGRAM)
+    machine = wait_for_run(cloud, tenant, run)
     snapshot = Snapshot(machine)
     check_account_keys(keys, machine, snapshot)
     check_first_host_key(machine, snapshot)
@@ -276,17 +283,17 @@ def test_keys_are_where_they_must_be(cloud: RentedCloud, keys: Keys, here: Tenan
     (line,) = [line for line in out.splitlines() if "ENV {" in line]
     environment = json.loads(line[line.index("{") :])
     assert not [name for name in environment if name.startswith(keys.not_in_run)]
-    assert [path.read_text() for path in here.shell.folder.glob("runs/*/out/result")] == ["learnt"]
+    assert [path.read_text() for path in tenant.shell.folder.glob("runs/*/out/result")] == ["learnt"]
     assert cloud.what_bills() == []
-    check_what_is_kept(keys, here.shell, out + err)
+    check_what_is_kept(keys, tenant.shell, out + err)
 
 
-def wait_for_run(cloud: RentedCloud, here: Tenant, run: subprocess.Popen[str]) -> RentedMachine:
+def wait_for_run(cloud: RentedCloud, tenant: Tenant, run: subprocess.Popen[str]) -> RentedMachine:
     """The machine on which the run goes on."""
 
     def with_run() -> list[RentedMachine]:
-        machines = cloud.machines(here)
-        return [machine for machine in machines if any(one.is_run for one in read_processes(machine))]
+        machines = cloud.machines(tenant)
+        return [machine for machine in machines if any(process.is_run for process in read_processes(machine))]
 
     running: list[RentedMachine] = until(lambda: with_run() or run.poll() is not None, "the run goes on")
     assert run.poll() is None, run.communicate()
@@ -297,16 +304,16 @@ def wait_for_run(cloud: RentedCloud, here: Tenant, run: subprocess.Popen[str]) -
 def check_account_keys(keys: Keys, machine: RentedMachine, snapshot: Snapshot) -> None:
     """What lies in `.env` is nowhere on the machine, nor in what it can ask its provider for, nor what it printed."""
     assert any(name.endswith("look.py") for name in snapshot.files)
-    assert machine.printed
+    assert machine.console
     for trace in (*TRACES, *keys.dotenv().values()):
-        assert trace not in machine.told
-        assert trace not in machine.printed
+        assert trace not in machine.known_to_provider
+        assert trace not in machine.console
     for canary in keys.secrets():
         assert snapshot.files_with(canary) == []
     for canary in keys.dotenv().values():
         assert snapshot.environments_with(canary) == []
         assert snapshot.command_lines_with(canary) == []
-    (run,) = [one for one in snapshot.processes if one.is_run]
+    (run,) = [process for process in snapshot.processes if process.is_run]
     names = [entry.partition(b"=")[0].decode() for entry in run.environment.split(b"\0") if entry]
     assert not [name for name in names if name.startswith(keys.not_in_run)]
 
