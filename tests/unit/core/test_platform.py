@@ -305,7 +305,7 @@ def test_a_name_that_windows_cannot_have_is_said(tmp_path: Path) -> None:
     ]
     assert home.lie() == {"run_1": "colon", "run_1.new": "other"}
     held = home.folder.memory().held
-    assert {path: held[path][0].at for path in held} == {"run:1": "run_1", "run_1": "run_1.new"}
+    assert {path: held[path][0].place for path in held} == {"run:1": "run_1", "run_1": "run_1.new"}
 
 
 @pytest.mark.parametrize("path", ["..\\evil.pt", ".\\..\\..\\evil.pt", "C:\\evil.pt", "\\\\host\\share\\evil.pt"])
