@@ -5,6 +5,7 @@ from __future__ import annotations
 import dataclasses
 import math
 import re
+from collections.abc import Sequence
 from typing import Any
 
 from gpuops.clusters.up import find_offers
@@ -37,6 +38,7 @@ IMPOSSIBLE_REQUESTS: tuple[tuple[str, dict[str, Any]], ...] = (
 
 
 def declares(sandbox: Sandbox) -> str:
+    """The provisioner has every member of the contract, and says why where it cannot do something."""
     raw: Any = sandbox.raw
     missing = [member for member in REQUIRED_MEMBERS if not hasattr(raw, member)]
     if missing or raw.contract != CONTRACT:
@@ -64,6 +66,7 @@ def declares(sandbox: Sandbox) -> str:
 
 
 def preflight(sandbox: Sandbox) -> str:
+    """`preflight` may be called twice, finds this request possible, and makes nothing."""
     before = sandbox.list_resource_keys()
     for _ in range(2):
         for problem in sandbox.ask("preflight", sandbox.request):
@@ -81,24 +84,25 @@ def preflight(sandbox: Sandbox) -> str:
 
 
 def offers(sandbox: Sandbox) -> str:
+    """`offers` gives priced offers for all nodes, and makes nothing."""
     before, core = sandbox.list_resource_keys(), sandbox.core
     nodes = {1, sandbox.request.nodes} if has_capability(core, "multinode") else {1}
-    found = []
+    offers = []
     for count in sorted(nodes):
         request = dataclasses.replace(sandbox.request, nodes=count)
         for _ in range(2):
-            found = sandbox.ask("offers", request)
-            if not found and request == sandbox.request:
+            offers = sandbox.ask("offers", request)
+            if not offers and request == sandbox.request:
                 raise ContractBroken("it offers nothing for this very request")
-            _check_offers(sandbox, request, found)
+            _check_offers(sandbox, request, offers)
     _nothing_new(sandbox, before, "offers")
-    prices = [offer.per_hour for offer in found]
+    prices = [offer.per_hour for offer in offers]
     price = f"{money(prices[0])}/h" if sandbox.rented and prices else "free"
-    return f"{len(found)} for {sandbox.request.nodes}, the first {price}; nothing was made"
+    return f"{len(offers)} for {sandbox.request.nodes}, the first {price}; nothing was made"
 
 
-def _check_offers(sandbox: Sandbox, request: Request, found: list[Any]) -> None:
-    for offer in found:
+def _check_offers(sandbox: Sandbox, request: Request, offers: Sequence[Any]) -> None:
+    for offer in offers:
         if offer.nodes != request.nodes:
             raise ContractBroken(f"asked for {request.nodes} nodes it offers {offer.nodes}: '{offer.say}'")
         if offer.provider != request.provider or not offer.id or not offer.say:
@@ -106,9 +110,9 @@ def _check_offers(sandbox: Sandbox, request: Request, found: list[Any]) -> None:
         if any(not 0 <= price.per_hour < math.inf for price in offer.prices) or (offer.per_hour > 0) != sandbox.rented:
             want = "a price, since it is rented" if sandbox.rented else "no price, since nothing is rented"
             raise ContractBroken(f"'{offer.say}' at {offer.per_hour!r} $/h: {want}")
-    if len({offer.id for offer in found}) != len(found):
+    if len({offer.id for offer in offers}) != len(offers):
         raise ContractBroken("two offers have one id")
-    if found and found[0].per_hour > min(offer.per_hour for offer in found) == found[-1].per_hour:
+    if offers and offers[0].per_hour > min(offer.per_hour for offer in offers) == offers[-1].per_hour:
         raise ContractBroken("the dearest offer comes first and the cheapest last: best first is promised")
 
 
