@@ -206,7 +206,7 @@ def _take_over_machines(
         ctx.progress.waits("bringing the agent", f"node{index}")
         if not host_key_handover.needs_handover(machine):
             return machine
-        return host_key_handover.complete_handover(provisioner, row, ctx.owner, agent, index, machine)
+        return host_key_handover.complete_handover(ctx, provisioner, row, agent, index, machine)
 
     try:
         known = on_each(log_in, range(len(machines)))

@@ -8,13 +8,14 @@ replaced in the first session that was verified with it, so that its private hal
 from __future__ import annotations
 
 import dataclasses
-import time
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
+from gpuops.core.context import Context
 from gpuops.core.errors import ConnectionLost, NodeError
 from gpuops.core.models import Resource
+from gpuops.core.polling import Clock, Poller
 from gpuops.core.provider import Provisioner, is_rented
 from gpuops.ledger.store import ClusterRow
 from gpuops.nodes import bootstrap
@@ -23,7 +24,8 @@ from gpuops.transport.connection import Connection
 from gpuops.transport.dial import connect
 
 STEP_SILENCE_S = 55.0
-"""How long each step may be silent, in seconds."""
+"""How long each step may be silent, and how long sshd may take to restart with its new key, in seconds."""
+RESTART_POLL_INTERVAL_S = 0.5
 
 MAKE_KEY_SCRIPT = r"""
 exec 2>&1
@@ -104,13 +106,13 @@ def prepare_handover(machine: Resource, index: int) -> Resource:
 
 
 def complete_handover(
-    provisioner: Provisioner, row: ClusterRow, owner: str, agent: Path, index: int, machine: Resource
+    ctx: Context, provisioner: Provisioner, row: ClusterRow, agent: Path, index: int, machine: Resource
 ) -> Resource:
     """Make a machine, after `prepare_handover`, a node whose agent answers. Raises NodeError, ConnectionLost."""
     data = machine.data
     if data.get("throwaway_key"):
-        machine = _switch_host_key(machine, index)
-    root = str(data.get("root") or f"{data['home']}/.gpuops-{owner}")
+        machine = _switch_host_key(ctx.clock, machine, index)
+    root = str(data.get("root") or f"{data['home']}/.gpuops-{ctx.owner}")
     token = f"{data.get('token') or f'{row.token}-{index}'}"
     machine = _add_data(machine, {"root": root, "artefact": agent.stem, "token": token})
     connection = connect(machine, index)
@@ -121,7 +123,7 @@ def complete_handover(
         rented = is_rented(provisioner)
         node = {
             "cluster": row.name,
-            "owner": owner,
+            "owner": ctx.owner,
             "index": index,
             "mark": machine.name,
             "token": token,
@@ -134,7 +136,7 @@ def complete_handover(
             "scratch": data.get("scratch") if rented else None,
             "rented": rented,
         }
-        boot_in = max(1.0, row.boot_deadline - time.time())
+        boot_in = max(1.0, row.boot_deadline - ctx.clock.now())
         bootstrap.init(connection, str(data["python"]), path, folder, {"node": node, "lease": {"boot_in": boot_in}})
         if watch:
             argv = [str(data["python"]), "-I", path, "init", "--node", folder, "--revive"]
@@ -199,7 +201,7 @@ def _make_host_key(connection: Connection, as_root: list[str]) -> str:
         ) from None
 
 
-def _switch_host_key(machine: Resource, index: int) -> Resource:
+def _switch_host_key(clock: Clock, machine: Resource, index: int) -> Resource:
     """Replace the throwaway host key, which anybody can read who sees the account or its environment.
 
     Returns the machine with its own key alone, once it was logged in to with that.
@@ -218,18 +220,17 @@ def _switch_host_key(machine: Resource, index: int) -> Resource:
             "choose another image: gpuops needs an ordinary OpenSSH server there",
         )
     own_only = _add_data(machine, {"keys": [own], "throwaway_key": False})
-    end = time.monotonic() + STEP_SILENCE_S
-    while True:
+    for attempt in Poller.every(clock, RESTART_POLL_INTERVAL_S, clock.monotonic() + STEP_SILENCE_S):
         connection = connect(own_only, index)
         try:
             _read_last_line(connection, ["true"])
-            return own_only
-        except (ssh.HostKeyChanged, ConnectionLost):  # sshd starts itself again
-            if time.monotonic() > end:
+            break
+        except (ssh.HostKeyChanged, ConnectionLost):  # sshd is restarting
+            if attempt.is_last:
                 raise
-            time.sleep(0.5)
         finally:
             connection.close()
+    return own_only
 
 
 def _register_with_boot_watch(connection: Connection, machine: Resource, watch: str, argv: list[str]) -> bool:
