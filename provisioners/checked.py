@@ -96,12 +96,12 @@ class CheckedProvisioner:
         if tell is None:
             return None
         try:
-            found = call_with_timeout(
+            payer = call_with_timeout(
                 lambda: tell(request, patience_s), patience_s + PAYER_EXTRA_S, f"payer at {self.name}"
             )
         except Exception:
-            found = None
-        return found if isinstance(found, Payer) else Payer("", "")
+            payer = None
+        return payer if isinstance(payer, Payer) else Payer("", "")
 
     def last_words(self, resource: Resource) -> str:
         """The end of a machine's own log, as its provider shows it; empty where it shows none."""
@@ -158,33 +158,34 @@ class CallTimeout(Exception):
 
 def call_with_timeout(call: Callable[[], T], limit_s: float, name: str) -> T:
     """Run a call in a thread; return or raise what it does. Raises CallTimeout at the limit; the thread goes on."""
-    box: list[T | BaseException] = []
+    outcome: list[T | BaseException] = []
     done = threading.Event()
 
     def work() -> None:
         try:
-            box.append(call())
+            outcome.append(call())
         except BaseException as error:
-            box.append(error)
+            outcome.append(error)
         done.set()
 
     threading.Thread(target=work, daemon=True, name=name).start()
     if not done.wait(limit_s):
         raise CallTimeout
-    value = box[0]
+    value = outcome[0]
     if isinstance(value, BaseException):
         raise value
     return value
 
 
 def _owned_resources(owner: str, listed: Sequence[Resource]) -> list[Resource]:
-    ours = {(one.kind, one.id): _with_known_state(one) for one in listed if one.name.startswith(f"gpuops-{owner}-")}
-    return list(ours.values())
+    prefix = f"gpuops-{owner}-"
+    owned = [_with_known_state(resource) for resource in listed if resource.name.startswith(prefix)]
+    return list({(resource.kind, resource.id): resource for resource in owned}.values())
 
 
-def _finite_numbers(told: Mapping[str, float | None]) -> dict[str, float]:
+def _finite_numbers(reported: Mapping[str, float | None]) -> dict[str, float]:
     """The finite numbers alone; a provider may report more, such as its account's name."""
-    numbers = {name: value for name, value in told.items() if isinstance(value, int | float)}
+    numbers = {name: value for name, value in reported.items() if isinstance(value, int | float)}
     return {name: float(value) for name, value in numbers.items() if math.isfinite(value)}
 
 

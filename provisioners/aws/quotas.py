@@ -87,7 +87,7 @@ def count_usage(
 ) -> dict[str, float | None]:
     """vCPUs in use by code. None where a type's vCPUs are not known. `vcpus`: by type."""
     counted: set[str] = set()
-    used: dict[str, float | None] = {one.code: 0.0 for one in ALL_CLASSES}
+    used: dict[str, float | None] = {quota_class.code: 0.0 for quota_class in ALL_CLASSES}
 
     def count(type: str, market: str, number: int | None) -> None:
         against = quota_class_of(type, market)
@@ -98,8 +98,8 @@ def count_usage(
     for instance in instances:
         market = instance.lifecycle or ON_DEMAND
         if instance.state in COUNTED_STATES and market in MARKETS:
-            own = vcpus.get(instance.type) if instance.vcpus is None else instance.vcpus
-            count(instance.type, market, own)
+            number = vcpus.get(instance.type) if instance.vcpus is None else instance.vcpus
+            count(instance.type, market, number)
             counted.add(instance.id)
     for request in requests:
         ended = request.state is SpotRequestState.ACTIVE and request.instance and request.instance not in counted
@@ -204,20 +204,20 @@ def read_account_quotas(
     history: bool,
 ) -> AccountQuotas:
     """The account's quotas in a region. `history`: whether requests for increases are read as well."""
-    codes = [one.code for one in classes if one.code]
-    calls: dict[str, Callable[[], Any]] = {one: partial(read_limit, account, region, one) for one in codes}
-    spot = any(one.market == SPOT for one in classes)
+    codes = [quota_class.code for quota_class in classes if quota_class.code]
+    calls: dict[str, Callable[[], Any]] = {code: partial(read_limit, account, region, code) for code in codes}
+    spot = any(quota_class.market == SPOT for quota_class in classes)
     calls["used"] = partial(_read_usage, account, region, vcpus, spot=spot)
     if history:
         calls["history"] = partial(read_increases, account, region)
-    found = ask_all(calls)
-    known: dict[str, Any] = {name: value for name, value in found.items() if not is_unreadable(value)}
+    answers = ask_all(calls)
+    known: dict[str, Any] = {name: answer for name, answer in answers.items() if not is_unreadable(answer)}
     return AccountQuotas(
-        limits={one: float(known[one]) for one in codes if one in known},
+        limits={code: float(known[code]) for code in codes if code in known},
         used=known.get("used", {}),
-        why={name: value.say for name, value in found.items() if isinstance(value, ProviderError)},
+        why={name: answer.say for name, answer in answers.items() if isinstance(answer, ProviderError)},
         increases=select_increases(known["history"], open=True) if "history" in known else None if history else {},
-        closed={one: found[0] for one, found in select_increases(known.get("history", {}), open=False).items()},
+        closed={code: last[0] for code, last in select_increases(known.get("history", {}), open=False).items()},
     )
 
 
@@ -228,16 +228,16 @@ def is_unreadable(answer: Any) -> bool:
     return isinstance(answer, ProviderError)
 
 
-def read_limit(account: Account, region: str, of: str) -> float:
+def read_limit(account: Account, region: str, quota_code: str) -> float:
     """The quota as it is now: the one applied, else the default. Raises ProviderError."""
     client = account.client("service-quotas", region)
     try:
-        told = ask(READ_QUOTAS, client.get_service_quota, ServiceCode=SERVICE, QuotaCode=of)
+        answer = ask(READ_QUOTAS, client.get_service_quota, ServiceCode=SERVICE, QuotaCode=quota_code)
     except ProviderError as error:
         if code(error) != NO_SUCH_RESOURCE:  # which means: never changed, so that the default holds
             raise
-        told = ask(READ_QUOTAS, client.get_aws_default_service_quota, ServiceCode=SERVICE, QuotaCode=of)
-    return float(told["Quota"]["Value"])
+        answer = ask(READ_QUOTAS, client.get_aws_default_service_quota, ServiceCode=SERVICE, QuotaCode=quota_code)
+    return float(answer["Quota"]["Value"])
 
 
 def _read_usage(
@@ -254,17 +254,17 @@ def _read_usage(
 
 def select_increases(history: Mapping[str, Sequence[QuotaIncrease]], *, open: bool) -> dict[str, list[QuotaIncrease]]:
     """By code the open requests, of which AWS takes one at a time; or the last one, if it is closed and not granted."""
-    found = {
-        code: [one for one in listed if one.open] if open else [one for one in listed[:1] if not one.open]
+    selected = {
+        code: [increase for increase in (listed if open else listed[:1]) if increase.open == open]
         for code, listed in history.items()
     }
-    return {code: listed for code, listed in found.items() if listed and listed[0].granted is not True}
+    return {code: listed for code, listed in selected.items() if listed and listed[0].granted is not True}
 
 
 def read_increases(account: Account, region: str) -> dict[str, list[QuotaIncrease]]:
     """The requests for more of the last 90 days, by code, the last one first. Raises ProviderError."""
     client = account.client("service-quotas", region)
-    told = pages(
+    documents = pages(
         "list requests for more quota",
         client,
         "list_requested_service_quota_change_history",
@@ -272,6 +272,6 @@ def read_increases(account: Account, region: str) -> dict[str, list[QuotaIncreas
         ServiceCode=SERVICE,
     )
     found: dict[str, list[QuotaIncrease]] = {}
-    for one in told:
-        found.setdefault(str(one.get("QuotaCode")), []).append(parse_increase(one))
-    return {of: sorted(listed, key=lambda one: -(one.created or 0.0)) for of, listed in found.items()}
+    for document in documents:
+        found.setdefault(str(document.get("QuotaCode")), []).append(parse_increase(document))
+    return {code: sorted(listed, key=lambda increase: -(increase.created or 0.0)) for code, listed in found.items()}
