@@ -10,17 +10,15 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING
 
+from gpuops.clusters.leftovers import clear_leftovers_once, describe_leftovers, is_leftover_of
 from gpuops.clusters.recovery import LostCluster, cluster_token
 from gpuops.clusters.teardown import (
     POLL_S,
     POLL_SLOW_S,
-    clear_leftovers_once,
-    describe_leftovers,
     describe_shutdown,
     find_auth_failure,
     forget_cluster,
     is_costless,
-    is_leftover_of,
     list_remaining,
     select_resources,
     still_billing_error,

@@ -341,9 +341,9 @@ def run_attempt(home: Path, cluster: int, job: Job, failures: int) -> int:
 
 def _run_job(ctx: Context, row: ClusterRow, job: Job) -> None:
     if job is Job.CLEAR:
-        from gpuops.clusters import teardown
+        from gpuops.clusters import leftovers
 
-        teardown.clear_leftovers(ctx, row)
+        leftovers.clear_leftovers(ctx, row)
     else:
         from gpuops.guard import cleanup
 

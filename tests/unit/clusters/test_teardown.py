@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 
-from gpuops.clusters import orphans, teardown
+from gpuops.clusters import leftovers, orphans
 from gpuops.clusters.teardown import (
     PERMANENT_ERRORS_MAX,
     Destroy,
@@ -95,10 +95,10 @@ def test_its_name_is_free_and_a_newer_one_is_left_alone(there: tuple[Cloud, Cont
     old = cluster(world)
     tear_down(world, old.id, "its end")
     new = cluster(world)
-    assert [one.state for one in teardown.clear_leftovers_once(world, old)] == ["leaving"]
+    assert [one.state for one in leftovers.clear_leftovers_once(world, old)] == ["leaving"]
     cloud.play()
-    teardown.clear_leftovers_once(world, old)
-    assert list(teardown.clear_leftovers_once(world, old)) == world.ledger.list_gone_with_leftovers() == []
+    leftovers.clear_leftovers_once(world, old)
+    assert list(leftovers.clear_leftovers_once(world, old)) == world.ledger.list_gone_with_leftovers() == []
     assert len(cloud.machines()) == 1
     assert world.provisioner(NAME).describe(world.ledger.resources(new.id)[0]).state == "running"
 
@@ -126,14 +126,14 @@ def test_the_guard_sees_it_off(there: tuple[Cloud, Context], monkeypatch: pytest
     assert [*(world.home / heartbeat.FOLDER).iterdir()] == [], "it forgets what it wrote down"
     assert cloud.machines() == []
     assert world.ledger.list_gone_with_leftovers() == []
-    assert looks[0] == pytest.approx(teardown.LEFTOVER_PAUSE_MIN_S, rel=0.5)
+    assert looks[0] == pytest.approx(leftovers.LEFTOVER_PAUSE_MIN_S, rel=0.5)
     assert looks[-1] > 2 * looks[0], "ever more seldom"
     assert world.ledger.take_notices() == []
 
 
 @pytest.mark.parametrize(
     ("list_owned", "looks"),
-    [([], teardown.LEFTOVER_CHECKS_MAX), ([Fault(error="AuthFailed")], teardown.LEFTOVER_FAILURES_MAX)],
+    [([], leftovers.LEFTOVER_CHECKS_MAX), ([Fault(error="AuthFailed")], leftovers.LEFTOVER_FAILURES_MAX)],
 )
 def test_nobody_looks_for_ever(
     there: tuple[Cloud, Context], monkeypatch: pytest.MonkeyPatch, list_owned: list[Fault], looks: int
@@ -206,7 +206,7 @@ def test_a_refusal_is_the_last_word(there: tuple[Cloud, Context], monkeypatch: p
     cloud.play(leaves=True, destroy_always=[Fault(error="AuthFailed")])
     monkeypatch.setattr(Clock, "sleep", lambda *_: None)
     with pytest.raises(AuthFailed):
-        teardown.clear_leftovers(world, row)
+        leftovers.clear_leftovers(world, row)
     assert left(world, row) == [f"gpuops-{OWNER}-lab-0"]
 
 

@@ -8,7 +8,7 @@ import pytest
 
 from gpuops.cli.terminal.output import Output
 from gpuops.clusters import up as clusters
-from gpuops.clusters.teardown import clear_leftovers_once
+from gpuops.clusters.leftovers import clear_leftovers_once
 from gpuops.core.context import Context
 from gpuops.core.errors import NoCapacity, NodeError, QuotaExceeded
 from gpuops.core.models import Request
