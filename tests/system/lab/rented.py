@@ -5,7 +5,7 @@
         (machine,) = cloud.machines(tenant)
 
 `RentedCloud` is a fake provider whose machines are machines of a lab, `RentedMachine` one of them. rented_aws.py and
-rented_runpod.py say what is different there; test_deadmen.py, test_secrets.py and test_crash_rented.py play.
+rented_runpod.py say what is different there. test_deadmen, test_secrets, test_crash_rented and test_crash_replaced play.
 """
 
 from __future__ import annotations
