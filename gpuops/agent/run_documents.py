@@ -1,4 +1,4 @@
-"""The JSON documents of a run, parsed: its launch spec, the records of its ranks, and why it ended.
+"""The JSON documents of a run, parsed: launch spec, records of ranks, why it ended, what its sink has stored.
 
 A client sends the launch spec with verb `start`; the files in the run's folder hold the rest (docs/protocol.md names
 every field). Fields that are absent or null have the defaults below, and unknown ones are ignored.

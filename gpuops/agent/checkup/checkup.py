@@ -51,20 +51,20 @@ def probes(site: Site, options: argparse.Namespace) -> dict[str, Probe]:
     """All probes, by the name of their part of the document."""
     node = Node(options.node) if options.node else None
     return {
-        "machine": lambda: host.machine(site),
-        "pythons": lambda: host.pythons(site, options.python, options.first, node),
-        "nvidia": lambda: gpu.nvidia(site),
-        "nvcc": lambda: gpu.nvcc(site),
-        "disks": lambda: host.disks(site, node),
-        "limits": host.limits,
-        "name": host.name,
-        "scheduler": lambda: host.scheduler(site),
-        "logind": lambda: host.logind(site),
-        "login": lambda: host.login(site) if options.login else None,
-        "variables": lambda: host.variables(site.environ),
+        "machine": lambda: host.describe_machine(site),
+        "pythons": lambda: host.find_pythons(site, options.python, options.first, node),
+        "nvidia": lambda: gpu.describe_nvidia(site),
+        "nvcc": lambda: gpu.find_nvcc_version(site),
+        "disks": lambda: host.describe_disks(site, node),
+        "limits": host.read_limits,
+        "name": host.resolve_own_name,
+        "scheduler": lambda: host.find_scheduler(site),
+        "logind": lambda: host.describe_logind(site),
+        "login": lambda: host.probe_login_shell(site) if options.login else None,
+        "variables": lambda: host.describe_variables(site.environ),
         "infiniband": lambda: site.names("/sys/class/infiniband"),
-        "misspelt": lambda: host.misspelt(site.home),
-        "busy": lambda: host.busy(node),
+        "misspelt": lambda: host.find_misspelt_key_files(site.home),
+        "busy": lambda: host.find_live_run(node),
     }
 
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 import re
 from typing import Any, Sequence
 
-from gpuops.agent.checkup.site import Ran, Site
+from gpuops.agent.checkup.site import ProgramResult, Site
 
 BASIC = ("index", "name", "memory.total", "driver_version")
 USEFUL = (*BASIC, "compute_cap", "memory.used", "ecc.errors.uncorrected.volatile.total", "mig.mode.current")
@@ -16,7 +16,7 @@ MESSAGE_CHARACTERS = 2000
 """How much of a failing program's output is kept."""
 
 
-def nvidia(site: Site) -> dict[str, Any]:
+def describe_nvidia(site: Site) -> dict[str, Any]:
     """What nvidia-smi prints (`smi`: None where it is not installed), and what can be seen without it."""
     program = site.which("nvidia-smi")
     ran = _query(site, program, USEFUL) if program else None
@@ -27,7 +27,7 @@ def nvidia(site: Site) -> dict[str, Any]:
         "smi": None
         if ran is None
         else {"code": ran.code, "said": (ran.err or ran.out)[-MESSAGE_CHARACTERS:], "slow": ran.slow},
-        "gpus": rows(ran.out, columns) if ran is not None and ran.code == 0 else [],
+        "gpus": parse_rows(ran.out, columns) if ran is not None and ran.code == 0 else [],
         "files": [name for name in site.names("/dev") if re.fullmatch(r"nvidia\d+", name)],
         "wsl": "dxg" in site.names("/dev"),
         "loaded": bool(site.read("/proc/driver/nvidia/version")),
@@ -41,11 +41,11 @@ def nvidia(site: Site) -> dict[str, Any]:
     }
 
 
-def _query(site: Site, program: str, columns: Sequence[str]) -> Ran:
+def _query(site: Site, program: str, columns: Sequence[str]) -> ProgramResult:
     return site.run([program, "--query-gpu=" + ",".join(columns), "--format=csv,noheader,nounits"])
 
 
-def rows(text: str, columns: Sequence[str]) -> list[dict[str, str]]:
+def parse_rows(text: str, columns: Sequence[str]) -> list[dict[str, str]]:
     """nvidia-smi's CSV, its values as text; lines of another shape are skipped."""
     split = ([field.strip() for field in line.split(",")] for line in text.splitlines())
     return [dict(zip(columns, fields)) for fields in split if len(fields) == len(columns)]
@@ -61,7 +61,7 @@ def _cards(site: Site) -> int:
     )
 
 
-def nvcc(site: Site) -> str | None:
+def find_nvcc_version(site: Site) -> str | None:
     """The CUDA version of the compiler; None where it is not installed."""
     program = site.which("nvcc")
     release = re.search(r"release (\d+\.\d+)", site.run([program, "--version"]).out) if program else None

@@ -38,12 +38,12 @@ LOGIND = ("/etc", "/run", "/usr/local/lib", "/usr/lib", "/lib")
 """Where systemd looks for logind's configuration, in order of precedence (logind.conf(5))."""
 
 
-def machine(site: Site) -> dict[str, Any]:
+def describe_machine(site: Site) -> dict[str, Any]:
     return {
         "system": platform.system(),
         "machine": platform.machine(),
         "hostname": socket.gethostname(),
-        "user": user(),
+        "user": user_name(),
         "root": os.getuid() == 0,
         "home": site.home,
         "container": any(os.path.exists(site.path(path)) for path in ("/.dockerenv", "/run/.containerenv")),
@@ -52,7 +52,7 @@ def machine(site: Site) -> dict[str, Any]:
     }
 
 
-def user() -> str:
+def user_name() -> str:
     """The user's name, or their number in a container that has no name for it."""
     try:
         return pwd.getpwuid(os.getuid()).pw_name
@@ -60,7 +60,7 @@ def user() -> str:
         return str(os.getuid())
 
 
-def pythons(site: Site, asked: str, first: Sequence[str], node: Node | None) -> dict[str, Any]:
+def find_pythons(site: Site, asked: str, first: Sequence[str], node: Node | None) -> dict[str, Any]:
     """The Pythons that a run would choose from, best first, or the one in `asked`.
 
     An environment made here belongs to a project: the newest is most probably the one to be used.
@@ -73,7 +73,7 @@ def pythons(site: Site, asked: str, first: Sequence[str], node: Node | None) -> 
     if asked:
         path = os.path.expanduser(asked) if os.sep in asked else site.which(asked)
         interpreter = probe_interpreter(path) if path else None
-        described = [_interpreter(interpreter, "asked for")] if interpreter else []
+        described = [_describe_interpreter(interpreter, "asked for")] if interpreter else []
         return {"agent": agents, "asked": asked, "found": described}
     newest = environments.list_environments(node)[:1] if node else []
     made = [environments.environment_python(environments.environment_folder(node, name)) for name in newest if node]
@@ -85,15 +85,15 @@ def pythons(site: Site, asked: str, first: Sequence[str], node: Node | None) -> 
         ]
     )
     pairs = [(probe_interpreter(candidate.path), candidate.why) for candidate in candidates]
-    described = [_interpreter(interpreter, why) for interpreter, why in pairs if interpreter]
+    described = [_describe_interpreter(interpreter, why) for interpreter, why in pairs if interpreter]
     return {"agent": agents, "asked": "", "found": described}
 
 
-def _interpreter(interpreter: Interpreter, why: str) -> dict[str, Any]:
+def _describe_interpreter(interpreter: Interpreter, why: str) -> dict[str, Any]:
     return {**interpreter._asdict(), "version": list(interpreter.version), "why": why}
 
 
-def disks(site: Site, node: Node | None) -> list[dict[str, Any]]:
+def describe_disks(site: Site, node: Node | None) -> list[dict[str, Any]]:
     """Space and inodes of the file systems that a run uses.
 
     `df` is a program, so that a dead file system hangs it and not us. Each has a thread, so that several dead ones
@@ -102,20 +102,21 @@ def disks(site: Site, node: Node | None) -> list[dict[str, Any]]:
     places = {"home": site.home, "root": "/", "tmp": site.environ.get("TMPDIR") or "/tmp", "shm": "/dev/shm"}
     if node is not None:
         places["node"] = node.dir
-    mounts = _mounts(site)
+    mounts = _read_mounts(site)
     rows: dict[str, dict[str, Any]] = {}
-    threads = [
-        threading.Thread(target=lambda of, path: rows.update({of: _disk(site, path, mounts)}), args=pair, daemon=True)
-        for pair in places.items()
-    ]
+
+    def describe(use: str, path: str) -> None:
+        rows[use] = _describe_disk(site, path, mounts)
+
+    threads = [threading.Thread(target=describe, args=place, daemon=True) for place in places.items()]
     for thread in threads:
         thread.start()
     for thread in threads:
         thread.join()
-    return [{"of": of, "path": path, **rows[of]} for of, path in places.items()]
+    return [{"of": use, "path": path, **rows[use]} for use, path in places.items()]
 
 
-def _disk(site: Site, path: str, mounts: Mapping[str, str]) -> dict[str, Any]:
+def _describe_disk(site: Site, path: str, mounts: Mapping[str, str]) -> dict[str, Any]:
     space = site.run(["df", "-Pk", path], DF_LIMIT_S)
     size = _last_row(space.out)
     if size is None:
@@ -141,13 +142,13 @@ def _last_row(printed: str) -> list[str] | None:
     return fields if len(fields) == 6 and fields[1].isdigit() and fields[3].lstrip("-").isdigit() else None
 
 
-def _mounts(site: Site) -> dict[str, str]:
+def _read_mounts(site: Site) -> dict[str, str]:
     """File system types by mount point."""
     lines = (line.split() for line in site.read("/proc/mounts").splitlines())
     return {fields[1].replace("\\040", " "): fields[2] for fields in lines if len(fields) > 2}
 
 
-def limits() -> dict[str, Any]:
+def read_limits() -> dict[str, Any]:
     """Soft limits of open files and of locked memory (bytes); None: no limit."""
 
     def soft(what: int) -> int | None:
@@ -157,7 +158,7 @@ def limits() -> dict[str, Any]:
     return {"files": soft(resource.RLIMIT_NOFILE), "locked": soft(resource.RLIMIT_MEMLOCK)}
 
 
-def name() -> dict[str, Any]:
+def resolve_own_name() -> dict[str, Any]:
     """The machine's name, and the addresses that it resolves to; none where it does not."""
     own = socket.gethostname()
     try:
@@ -166,26 +167,27 @@ def name() -> dict[str, Any]:
         return {"name": own, "addresses": []}
 
 
-def scheduler(site: Site) -> dict[str, Any]:
+def find_scheduler(site: Site) -> dict[str, Any]:
     return {
         "programs": [program for program in SCHEDULERS if site.which(program)],
         "job": next((variable for variable in JOBS if site.environ.get(variable)), None),
     }
 
 
-def logind(site: Site) -> dict[str, Any]:
+def describe_logind(site: Site) -> dict[str, Any]:
     """Whether a user's processes are killed at the end of their last login, and whether this user is exempt."""
-    settings = _logind(site)
+    settings = _read_logind_settings(site)
     only = settings.get("KillOnlyUsers", "").split()
     return {
         "runs": os.path.isdir(site.path("/run/systemd/system")),
         "kills": settings.get("KillUserProcesses", "no").lower() in ("yes", "true", "1", "on"),
-        "spared": user() in settings.get("KillExcludeUsers", "root").split() or bool(only and user() not in only),
-        "lingers": os.path.exists(site.path(f"/var/lib/systemd/linger/{user()}")),
+        "spared": user_name() in settings.get("KillExcludeUsers", "root").split()
+        or bool(only and user_name() not in only),
+        "lingers": os.path.exists(site.path(f"/var/lib/systemd/linger/{user_name()}")),
     }
 
 
-def _logind(site: Site) -> dict[str, str]:
+def _read_logind_settings(site: Site) -> dict[str, str]:
     """The settings in force: of the first main file, then of the drop-ins by name, where the first of a name counts."""
     texts = [text for folder in LOGIND if (text := site.read(f"{folder}/systemd/logind.conf"))][:1]
     drop_ins: dict[str, str] = {}
@@ -197,7 +199,7 @@ def _logind(site: Site) -> dict[str, str]:
     return {key: value.strip("\"'") for key, value in lines}
 
 
-def login(site: Site) -> dict[str, Any]:
+def probe_login_shell(site: Site) -> dict[str, Any]:
     """The login shell, and what its start-up files print before a program's own output.
 
     Bash reads `.bashrc` if its input is a socket, as sshd's programs have it.
@@ -210,7 +212,7 @@ def login(site: Site) -> dict[str, Any]:
     return {"shell": shell, "said": (ran.out + ran.err)[:GREETING_CHARACTERS], "slow": ran.slow}
 
 
-def variables(environ: Mapping[str, str]) -> dict[str, Any]:
+def describe_variables(environ: Mapping[str, str]) -> dict[str, Any]:
     """Variables that torchrun and CUDA obey, and that an image may have set."""
     return {
         "torchrun": sorted(variable for variable in environ if OF_TORCHRUN.fullmatch(variable)),
@@ -218,7 +220,7 @@ def variables(environ: Mapping[str, str]) -> dict[str, Any]:
     }
 
 
-def misspelt(home: str) -> list[str]:
+def find_misspelt_key_files(home: str) -> list[str]:
     """Files in ~/.ssh whose names are probably misspellings of authorized_keys."""
     try:
         files = os.listdir(os.path.join(home, ".ssh"))
@@ -228,7 +230,7 @@ def misspelt(home: str) -> list[str]:
     return sorted(file for file in near if file not in ("authorized_keys", "authorized_keys2"))
 
 
-def busy(node: Node | None) -> str | None:
+def find_live_run(node: Node | None) -> str | None:
     """The name of the run that is on; None without one."""
     live = read_json(node.path("live.json")) if node else None
     return str(live["run"]) if isinstance(live, dict) and live.get("run") else None

@@ -17,7 +17,7 @@ EXTRA_PATH = "/usr/local/sbin:/usr/sbin:/sbin:/usr/local/cuda/bin"
 """Folders searched for programs after those of PATH."""
 
 
-class Ran(NamedTuple):
+class ProgramResult(NamedTuple):
     """How a program ended; `code` is None where it does not exist, or did not end in time (`slow`)."""
 
     code: int | None
@@ -62,7 +62,7 @@ class Site:
         limit_s: float | None = None,
         stdin: Any = subprocess.DEVNULL,
         env: Mapping[str, str] | None = None,
-    ) -> Ran:
+    ) -> ProgramResult:
         """Run a program and capture its output. One that even SIGKILL does not end is left behind."""
         try:
             process = subprocess.Popen(
@@ -75,9 +75,9 @@ class Site:
                 env=env,
             )
         except OSError as error:
-            return Ran(None, "", error.strerror or str(error))
+            return ProgramResult(None, "", error.strerror or str(error))
         output = processes.read_output(process, self.limit_s if limit_s is None else min(limit_s, self.limit_s))
         if output is None:
-            return Ran(None, "", "", slow=True)
+            return ProgramResult(None, "", "", slow=True)
         out, err = (text.decode("utf-8", "replace") for text in output)
-        return Ran(process.returncode, out, err)
+        return ProgramResult(process.returncode, out, err)

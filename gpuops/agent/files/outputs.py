@@ -205,7 +205,7 @@ def _hash_file(path: bytes, emit: Emit) -> tuple[str, int] | None:
 
 
 def left(node: Node, arguments: Sequence[str], stdin: BinaryIO, stdout: BinaryIO) -> int:  # noqa: ARG001 (a mode's signature)
-    """Mode: arguments as JSON on stdin (read to its end), the answer of `unnamed` as one line of JSON on stdout."""
+    """Mode: arguments as JSON on stdin (read to its end), the answer of `list_unnamed` as a line of JSON on stdout."""
     stdout.write(json.dumps(list_unnamed(node, json.loads(stdin.read()))).encode() + b"\n")
     stdout.flush()
     return 0

@@ -39,8 +39,8 @@ def route(_node: Node, args: dict[str, Any], _emit: Emit) -> dict[str, Any]:
     to = str(args["to"]).strip("[]")
     try:
         family, _, _, _, target = socket.getaddrinfo(to, DISCARD_PORT, type=socket.SOCK_DGRAM)[0]
-        own = source_address(family, target)
-        return {"interface": find_interface(family, str(target[0])), "address": own}
+        source = source_address(family, target)
+        return {"interface": find_interface(family, str(target[0])), "address": source}
     except OSError as error:
         raise Refusal("no-route", f"this node has no way to {to}: {error}", "check its network") from error
 
@@ -54,10 +54,12 @@ def source_address(family: int, target: Any) -> str:
 
 def find_interface(family: int, address: str) -> str:
     """The interface towards an address. Raises OSError."""
-    return _ask_kernel(family, address) if sys.platform.startswith("linux") else _ask_route(address)
+    return (
+        _interface_from_netlink(family, address) if sys.platform.startswith("linux") else _interface_from_route(address)
+    )
 
 
-def _ask_kernel(family: int, address: str) -> str:
+def _interface_from_netlink(family: int, address: str) -> str:
     packed = socket.inet_pton(family, address.partition("%")[0])
     attribute = struct.pack("=HH", 4 + len(packed), RTA_DST) + packed
     request = struct.pack("=BBBBBBBBI", family, 8 * len(packed), 0, 0, 0, 0, 0, 0, 0) + attribute
@@ -83,8 +85,8 @@ def parse_attributes(data: bytes) -> Iterator[tuple[int, bytes]]:
         data = data[max(4, (length + 3) & ~3) :]
 
 
-def _ask_route(address: str) -> str:
-    """From macOS's `route`."""
+def _interface_from_route(address: str) -> str:
+    """The interface that macOS's program `route` names. Raises OSError."""
     process = processes.start_helper(["route", "-n", "get", address], stdout=subprocess.PIPE, stderr=subprocess.DEVNULL)
     output = processes.read_output(process, ROUTE_LIMIT_S) or (b"", b"")
     for line in output[0].decode(errors="replace").splitlines():
@@ -98,15 +100,15 @@ def port(_node: Node, args: dict[str, Any], _emit: Emit) -> dict[str, Any]:
     """Verb: a TCP port that is free on `address`. Raises Refusal(`no-port`)."""
     address = str(args["address"]).strip("[]")
     family = socket.AF_INET6 if ":" in address else socket.AF_INET
-    problem = ""
+    last_error = ""
     for number in port_candidates():
         with socket.socket(family, socket.SOCK_STREAM) as probe:
             try:
                 probe.bind((address, number))
                 return {"port": number}
             except OSError as error:
-                problem = str(error)
-    raise Refusal("no-port", f"no port could be opened on {address}: {problem}", "check the node's address")
+                last_error = str(error)
+    raise Refusal("no-port", f"no port could be opened on {address}: {last_error}", "check the node's address")
 
 
 def port_candidates() -> list[int]:
@@ -153,7 +155,7 @@ def addresses(_node: Node, _args: dict[str, Any], _emit: Emit) -> dict[str, Any]
     `speed`: the interface's in Mbit/s, 0 where unknown.
     """
     try:
-        known = list(_from_kernel())
+        known = list(_read_addresses())
     except (OSError, AttributeError, struct.error):
         known = []  # not Linux, or netlink is not permitted
     entries = [entry for address in known for entry in _describe_usable(address)]
@@ -169,7 +171,7 @@ def machine_id() -> str:
         return boot or f"{platform.node()}-{uuid.getnode()}"
 
 
-def _from_kernel() -> Iterator[Address]:
+def _read_addresses() -> Iterator[Address]:
     request = struct.pack("=IHHIIBBBBI", 24, RTM_GETADDR, NLM_F_REQUEST_DUMP, 1, 0, 0, 0, 0, 0, 0)
     with socket.socket(socket.AF_NETLINK, socket.SOCK_RAW, socket.NETLINK_ROUTE) as kernel:
         kernel.settimeout(KERNEL_LIMIT_S)
@@ -239,8 +241,8 @@ def _default_routes() -> Iterator[dict[str, Any]]:
     """The addresses that the kernel uses towards the internet, for systems that do not list all addresses."""
     for family, target in UNASSIGNED:
         try:
-            own, name = source_address(family, (target, DISCARD_PORT)), find_interface(family, target)
+            source, name = source_address(family, (target, DISCARD_PORT)), find_interface(family, target)
         except OSError:
             continue
-        if is_reachable(own):
-            yield _describe(name, own, 8 * len(socket.inet_pton(family, own)), int(family))
+        if is_reachable(source):
+            yield _describe(name, source, 8 * len(socket.inet_pton(family, source)), int(family))
