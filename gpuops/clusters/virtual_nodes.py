@@ -21,7 +21,7 @@ from gpuops.nodes.gpu_shares import MOST_NODES
 from gpuops.nodes.session import ClusterSession, contact_node, machines_of
 from gpuops.sync.edits import save_node_edits
 from gpuops.transport.dial import connect
-from gpuops.transport.rpc import Absent, NodePaths
+from gpuops.transport.rpc import NodePaths, UnreachableAgent
 
 
 def add_virtual_nodes(ctx: Context, live: ClusterSession, request: RunRequest) -> None:
@@ -45,7 +45,7 @@ def add_virtual_nodes(ctx: Context, live: ClusterSession, request: RunRequest) -
 
 
 def _is_missing(live: ClusterSession, index: int) -> bool:
-    return index >= len(live.clients) or isinstance(live.clients[index], Absent)
+    return index >= len(live.clients) or isinstance(live.clients[index], UnreachableAgent)
 
 
 def _create_nodes(ctx: Context, live: ClusterSession, wanted: list[Resource], missing: list[int]) -> None:

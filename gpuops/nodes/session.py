@@ -18,7 +18,7 @@ from gpuops.ledger.store import ClusterRow
 from gpuops.nodes.bootstrap import revive
 from gpuops.nodes.gpu_shares import is_virtual, with_virtual
 from gpuops.transport.dial import connect
-from gpuops.transport.rpc import Absent, AgentClient, NodePaths, Programs
+from gpuops.transport.rpc import AgentClient, NodePaths, Programs, UnreachableAgent
 
 if TYPE_CHECKING:
     from gpuops.transport.schemas import NodeHello, OtherHello, Pong
@@ -54,7 +54,7 @@ class ClusterSession:
 
     def present(self) -> list[AgentClient]:
         """Without nodes that do not answer."""
-        return [client for client in self.clients if not isinstance(client, Absent)]
+        return [client for client in self.clients if not isinstance(client, UnreachableAgent)]
 
     def hello(self, index: int) -> NodeHello:
         """What one node says of itself. Raises NodeError where it does not answer."""
@@ -101,7 +101,7 @@ def contact_cluster(
             return contact_node(row, machines[index], index)
         except NodeError as error:
             failed[index] = error
-            return Absent(f"node{index}", _paths(row.name, machines[index], index), error), None, 0.0
+            return UnreachableAgent(f"node{index}", _paths(row.name, machines[index], index), error), None, 0.0
         finally:
             display.waits("", f"node{index}")
 
@@ -199,7 +199,10 @@ def _with_cluster_hint(row: ClusterRow, error: NodeError) -> NodeError:
 
 def absent_session(row: ClusterRow, machines: Sequence[Resource], error: NodeError) -> ClusterSession:
     """A session with a cluster none of whose nodes answers: every request raises `error`."""
-    nodes = [Absent(f"node{index}", _paths(row.name, machine, index), error) for index, machine in enumerate(machines)]
+    nodes = [
+        UnreachableAgent(f"node{index}", _paths(row.name, machine, index), error)
+        for index, machine in enumerate(machines)
+    ]
     return ClusterSession(row, list(machines), [*nodes], [None for _ in nodes], [0.0 for _ in nodes])
 
 
@@ -310,7 +313,7 @@ def send_lease(live: ClusterSession, lease: Lease, now: float) -> None:
 
     def tell(index: int, client: AgentClient) -> None:
         virtual = is_virtual(live.machines[index])
-        if not (virtual and isinstance(client, Absent)):
+        if not (virtual and isinstance(client, UnreachableAgent)):
             client.call("lease", ends_in=ends_in, idle_s=None if virtual else lease.idle_s)
 
     live.each(tell)

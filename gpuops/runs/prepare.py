@@ -31,7 +31,7 @@ from gpuops.offers.billing_account import refuse_tracked
 from gpuops.sync import DEFAULT_OUTS, RunHome, inputs, upload
 from gpuops.sync.push_record import PushRecord
 from gpuops.sync.restore import restore_files
-from gpuops.transport.rpc import Absent, AgentClient
+from gpuops.transport.rpc import AgentClient, UnreachableAgent
 
 if TYPE_CHECKING:
     from gpuops.transport.schemas import NodeHello
@@ -264,7 +264,7 @@ def _find_earlier_run(ctx: Context, live: ClusterSession, row: RunRow | None) ->
 
 def _ask_node(client: AgentClient) -> NodeHello | None:
     """What a node says of itself now; None for one that has ended and that no run needs."""
-    return None if isinstance(client, Absent) else client.call("hello")
+    return None if isinstance(client, UnreachableAgent) else client.call("hello")
 
 
 def _check_script(request: RunRequest, tree: sync.Tree) -> None:

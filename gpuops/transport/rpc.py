@@ -5,8 +5,8 @@
     <- {"id": 7, "ok": {…}}              or  {"id": 7, "error": {"kind", "say", "hint", "data"}}
     -> {"id": 7, "verb": "cancel"}       the stream ends with an error of kind `cancelled`
 
-A shell's start-up file may talk before the agent does: everything up to the magic line is noise. What a node says
-after it has a shape (`transport.schemas`), or the request fails at once: nothing that has none gets past this module.
+A shell's start-up file may print before the agent does: everything up to the magic line is noise. Every message after
+it is converted to a shape of `transport.schemas`; one of another shape fails its request at once.
 """
 
 from __future__ import annotations
@@ -28,26 +28,26 @@ from gpuops.core.format import span
 from gpuops.core.models import Resource
 from gpuops.transport.connection import WORDS_S, Channel, Connection
 
-NOISE_LIMIT = 1 << 20
-LINE_LIMIT = 64 << 20
-"""The longest message borne, in bytes: a plan for half a million files fits."""
-GREETING_S = 60.0
-"""How long the magic line may take: a login, then up to 30 s for an agent that is being started anew."""
-SHOWN = 200
-"""How much of a stranger's words goes into a message, in characters."""
-ANSWER_S = 60.0
-"""How long an agent may take to answer, and be silent between the items of a stream, in seconds. And how long what has
-come may lie here before nobody is believed to want it any more."""
-BORNE = 8 << 20
-"""So many bytes that nobody has taken yet stop the reading: the node waits then, and nothing is lost."""
-MOST = LINE_LIMIT
-"""So many are borne where somebody waits for another answer, which lies behind them."""
-HEAD = re.compile(rb'\s*\{\s*"id"\s*:\s*(\d{1,15})\s*[,}]')
-"""How each message begins: whose it is can be told of one that cannot be read, too."""
+MAX_NOISE_BYTES = 1 << 20
+MAX_LINE_BYTES = 64 << 20
+"""The longest message that is read: a plan for half a million files fits."""
+GREETING_TIMEOUT_S = 60.0
+"""Time limit for the magic line: a login, then up to 30 s for an agent that is being restarted."""
+MAX_SHOWN_CHARS = 200
+"""An error message quotes at most this much of the output of a program that is no agent."""
+ANSWER_TIMEOUT_S = 60.0
+"""Time limit for an agent's answer, and for the silence between the items of a stream. Messages that no caller takes
+for this long end the connection."""
+MAX_UNREAD_BYTES = 8 << 20
+"""Reading stops while callers have this much to take: the node waits, and nothing is lost."""
+MAX_UNREAD_BYTES_WHILE_WAITING = MAX_LINE_BYTES
+"""The same while a caller waits for an answer that lies behind what others have not taken."""
+MESSAGE_ID = re.compile(rb'\s*\{\s*"id"\s*:\s*(\d{1,15})\s*[,}]')
+"""The beginning of each message: the request that it answers is known even where the rest cannot be parsed."""
 
 
 class NodePaths:
-    """Where things lie on a node, as far as a client must know to start programs there."""
+    """The paths on a node that a client needs to start programs there."""
 
     def __init__(self, machine: Resource, cluster: str, index: int, artefact: str) -> None:
         """Raises NodeError where the provisioner left out how the machine is reached."""
@@ -69,11 +69,11 @@ class NodePaths:
 
 
 Items = Generator[Any, None, Any]
-"""The items of a request; what the generator returns is the last word."""
+"""The items of a request; the generator returns the last message."""
 
 
 class Stream(Iterator[Any]):
-    """A request under way. `answer` is its last word once the items have ended, empty before."""
+    """A request under way. `answer` is its last message once the items have ended, empty before."""
 
     def __init__(self, items: Items) -> None:
         self._items = items
@@ -91,7 +91,7 @@ class Stream(Iterator[Any]):
 
 
 class Programs:
-    """Starting the agent's bulk modes on a node, as programs of their own: they need no agent that lives."""
+    """Starts the agent's bulk modes on a node, as programs of their own: they need no running agent."""
 
     def __init__(self, connection: Connection, paths: NodePaths) -> None:
         self.label = connection.label
@@ -103,11 +103,11 @@ class Programs:
         return self.connection.open(self.paths.argv(mode, *arguments))
 
     def close(self) -> None:
-        """Nothing is open but what `bulk` gave; the connection stays."""
+        """Nothing to close: the caller closes the channels of `bulk`; the connection stays open."""
 
 
 class _Inbox:
-    """What has come for one request and was not taken yet."""
+    """The messages of one request that its caller has not taken yet."""
 
     def __init__(self) -> None:
         self.lines: deque[bytes] = deque()
@@ -120,11 +120,11 @@ class _Inbox:
 class AgentClient(Programs):
     """One conversation with one agent. Thread-safe; ends for good when the channel does.
 
-    Whatever is at the other end: nothing here waits without a limit, nothing grows without one, and nothing but
-    NodeError is raised. One thread reads and one writes, so that a node that takes nothing blocks nobody else.
+    Every wait and every buffer has a limit whatever is at the other end, and only NodeError is raised. One thread reads
+    and one writes, so that a node that stops reading blocks no other.
     """
 
-    def __init__(self, connection: Connection, paths: NodePaths, greeting_s: float = GREETING_S) -> None:
+    def __init__(self, connection: Connection, paths: NodePaths, greeting_s: float = GREETING_TIMEOUT_S) -> None:
         super().__init__(connection, paths)
         self._channel: Channel = connection.open(paths.argv("connect"))
         self._ids = itertools.count(1)
@@ -152,13 +152,13 @@ class AgentClient(Programs):
                     "see `gpuops status`; `gpuops down` cleans up",
                 )
             if not self._is_agent:
-                raise self._no_answer(bytes(self._noise))
+                raise self._explain_no_greeting(bytes(self._noise))
         except BaseException:
             self.close()
             raise
 
-    def _no_answer(self, seen: bytes) -> NodeError:
-        """Why the magic line never came: the agent's own refusal, or the last thing anybody said."""
+    def _explain_no_greeting(self, seen: bytes) -> NodeError:
+        """Why the magic line never came: the agent's own refusal, or the last line of any output."""
         from gpuops.transport import validation
 
         try:
@@ -168,7 +168,7 @@ class AgentClient(Programs):
         complaint = (self._channel.errors().strip() or seen.decode(errors="replace").strip()).splitlines()
         last = complaint[-1] if complaint else "nothing was said"
         return validation.parse_refusal_line(self.label, last) or ConnectionLost(
-            f"the agent on {self.label} does not answer ({_shown(last)})",
+            f"the agent on {self.label} does not answer ({_printable(last)})",
             "see `gpuops status`; `gpuops down` cleans up",
         )
 
@@ -180,7 +180,7 @@ class AgentClient(Programs):
                 self._greeted.set()
                 self._read_lines(rest)
         except (OSError, ValueError):
-            pass  # the stream is gone: said to every waiter below
+            pass  # the stream has ended: every waiter is told below
         finally:
             with self._changed:
                 self._lost = True
@@ -188,14 +188,14 @@ class AgentClient(Programs):
             self._greeted.set()
 
     def _skip_noise(self) -> bytes | None:
-        """Read up to the magic line; what came after it, or None where it did not come."""
+        """Read up to the magic line. Returns what came after it, or None where it did not come."""
         while chunk := self._channel.stdout.read(65536):
             searched = max(0, len(self._noise) - len(MAGIC))
             self._noise += chunk
-            at = self._noise.find(MAGIC, searched)
-            if at >= 0:
-                return bytes(self._noise[at + len(MAGIC) :])
-            if len(self._noise) > NOISE_LIMIT:
+            start = self._noise.find(MAGIC, searched)
+            if start >= 0:
+                return bytes(self._noise[start + len(MAGIC) :])
+            if len(self._noise) > MAX_NOISE_BYTES:
                 break
         return None
 
@@ -205,22 +205,22 @@ class AgentClient(Programs):
         while True:
             *lines, tail = parts[-1].split(b"\n")
             if lines:
-                self._deliver(b"".join(parts[:-1]) + lines[0])
+                self._deliver_line(b"".join(parts[:-1]) + lines[0])
                 for line in lines[1:]:
-                    self._deliver(line)
+                    self._deliver_line(line)
                 parts, size = [tail], 0
             size += len(tail)
             chunk = self._channel.stdout.read(65536)
-            if not chunk or size > LINE_LIMIT:
+            if not chunk or size > MAX_LINE_BYTES:
                 return
             parts.append(chunk)
 
-    def _deliver(self, line: bytes) -> None:
-        """Hand a message to whoever asked, and go on reading once there is room. What nobody waits for is dropped.
+    def _deliver_line(self, line: bytes) -> None:
+        """Put a message into its request's inbox, and return once there is room. Messages of no request are dropped.
 
-        Raises OSError where nobody takes anything.
+        Raises OSError where no caller takes anything for ANSWER_TIMEOUT_S.
         """
-        head = HEAD.match(line)
+        head = MESSAGE_ID.match(line)
         with self._changed:
             inbox = self._inboxes.get(int(head[1])) if head else None
             if inbox is None:
@@ -230,14 +230,14 @@ class AgentClient(Programs):
             self._changed.notify_all()
             while not self._has_room():
                 held = self._held
-                if not self._changed.wait_for(lambda: self._held < held or self._has_room(), ANSWER_S):  # noqa: B023
+                if not self._changed.wait_for(lambda: self._held < held or self._has_room(), ANSWER_TIMEOUT_S):  # noqa: B023
                     raise OSError(f"{held} bytes that nobody takes")
 
     def _has_room(self) -> bool:
-        """Who waits for another answer may be the one who is to take what lies here, and would never come to it."""
-        return self._lost or self._held <= (MOST if self._starving else BORNE)
+        """The limit is higher while a caller waits: it may be the one to take what fills the inboxes."""
+        return self._lost or self._held <= (MAX_UNREAD_BYTES_WHILE_WAITING if self._starving else MAX_UNREAD_BYTES)
 
-    def _take(self, inbox: _Inbox, verb: str, limit_s: float) -> bytes:
+    def _take_line(self, inbox: _Inbox, verb: str, limit_s: float) -> bytes:
         """The next message. Raises ConnectionLost."""
         with self._changed:
             if not inbox.lines:
@@ -251,7 +251,7 @@ class AgentClient(Programs):
                 self._changed.notify_all()
                 return line
             if self._lost:
-                raise self._gone()
+                raise self._connection_ended()
         raise ConnectionLost(
             f"{self.label} has not answered '{verb}' for {span(limit_s)}",
             "check the node and the network; `gpuops status` looks again",
@@ -265,25 +265,27 @@ class AgentClient(Programs):
         except (OSError, ValueError):
             pass  # the reader sees the same end, and tells every waiter
 
-    def _ask(self, verb: str, args: dict[str, Any]) -> tuple[int, _Inbox]:
+    def _send_request(self, verb: str, args: dict[str, Any]) -> tuple[int, _Inbox]:
         inbox = _Inbox()
         line_id = next(self._ids)
         with self._changed:
             if self._lost:
-                raise self._gone()
+                raise self._connection_ended()
             self._inboxes[line_id] = inbox
         self._outgoing.put(json.dumps({"id": line_id, "verb": verb, "args": args}).encode() + b"\n")
         return line_id, inbox
 
-    def call(self, verb: str, timeout: float = ANSWER_S, **args: Any) -> Any:
-        """One question, one answer, of the shape that `answers` has for it. Raises NodeRefused, ConnectionLost,
-        MalformedAnswer."""
+    def call(self, verb: str, timeout: float = ANSWER_TIMEOUT_S, **args: Any) -> Any:
+        """One request, one answer, of the shape that `schemas.VERB_SHAPES` has for the verb.
+
+        Raises NodeRefused, ConnectionLost, MalformedAnswer.
+        """
         stream = self.stream(verb, timeout=timeout, **args)
         for _ in stream:
             pass
         return stream.answer
 
-    def stream(self, verb: str, timeout: float = ANSWER_S, within: float = inf, **args: Any) -> Stream:
+    def stream(self, verb: str, timeout: float = ANSWER_TIMEOUT_S, within: float = inf, **args: Any) -> Stream:
         """A streaming verb: iterate over its items, then look at `.answer`.
 
         `timeout` is the longest silence in seconds that is borne, `within` how long all of it may take: a node
@@ -293,37 +295,37 @@ class AgentClient(Programs):
         return Stream(self._items(verb, timeout, args, within))
 
     def _items(self, verb: str, timeout: float, args: dict[str, Any], within: float = inf) -> Items:
-        from gpuops.transport import validation  # and msgspec: not before a node is talked to
+        from gpuops.transport import validation  # and with it msgspec, only once a node is talked to
 
-        line_id, inbox = self._ask(verb, args)
-        finished, end = False, time.monotonic() + within
+        line_id, inbox = self._send_request(verb, args)
+        finished, deadline = False, time.monotonic() + within
         try:
             while True:
-                line = self._take(inbox, verb, timeout)
-                if time.monotonic() > end:
+                line = self._take_line(inbox, verb, timeout)
+                if time.monotonic() > deadline:
                     raise MalformedAnswer(self.label, f"to '{verb}': no end after {span(within)}")
                 try:
-                    kind, said = validation.parse_message(self.label, verb, line)
+                    kind, value = validation.parse_message(self.label, verb, line)
                 except NodeRefused:
                     finished = True
                     raise
                 if kind == "item":
-                    yield said
+                    yield value
                 elif kind == "ok":
                     finished = True
-                    return said
+                    return value
         finally:
-            self._forget(line_id, inbox)
+            self._close_request(line_id, inbox)
             if not finished:
                 self._outgoing.put(json.dumps({"id": line_id, "verb": "cancel"}).encode() + b"\n")
 
-    def _forget(self, line_id: int, inbox: _Inbox) -> None:
+    def _close_request(self, line_id: int, inbox: _Inbox) -> None:
         with self._changed:
             self._inboxes.pop(line_id, None)
             self._held -= inbox.size
             self._changed.notify_all()
 
-    def _gone(self) -> ConnectionLost:
+    def _connection_ended(self) -> ConnectionLost:
         return ConnectionLost(
             f"the connection to {self.label} ended",
             "the node may be well: `gpuops logs -f` and `gpuops status` look again",
@@ -337,8 +339,8 @@ class AgentClient(Programs):
         self._channel.close()
 
 
-class Nowhere:
-    """The connection to a node that does not answer, among others that do."""
+class UnreachableConnection:
+    """The connection to a node that does not answer, beside those of nodes that do."""
 
     def __init__(self, label: str, error: NodeError) -> None:
         self.label = label
@@ -351,11 +353,11 @@ class Nowhere:
         """Nothing is open."""
 
 
-class Absent(AgentClient):
-    """The conversation with such a node: whatever is asked of it fails as the first question did."""
+class UnreachableAgent(AgentClient):
+    """The conversation with a node that does not answer: every request fails with the first one's error."""
 
     def __init__(self, label: str, paths: NodePaths, error: NodeError) -> None:
-        Programs.__init__(self, Nowhere(label, error), paths)
+        Programs.__init__(self, UnreachableConnection(label, error), paths)
         self._error = error
 
     def _items(self, verb: str, timeout: float, args: dict[str, Any], within: float = inf) -> Items:  # noqa: ARG002
@@ -366,7 +368,7 @@ class Absent(AgentClient):
         """Nothing is open."""
 
 
-def _shown(text: str) -> str:
-    """What a stranger said, fit for a terminal: one short line without control characters."""
+def _printable(text: str) -> str:
+    """Foreign text as one short line without control characters."""
     clean = "".join(char if char.isprintable() else "?" for char in text)
-    return clean if len(clean) <= SHOWN else clean[:SHOWN] + "…"
+    return clean if len(clean) <= MAX_SHOWN_CHARS else clean[:MAX_SHOWN_CHARS] + "…"

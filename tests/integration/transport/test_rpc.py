@@ -139,7 +139,7 @@ def test_half_lines_are_put_together(dial: Dial) -> None:
 
 
 def test_a_line_without_an_end_ends_the_conversation(dial: Dial, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(rpc, "LINE_LIMIT", 1 << 20)
+    monkeypatch.setattr(rpc, "MAX_LINE_BYTES", 1 << 20)
     client = dial(ECHO + "while True: say(b'x' * 65536)")
     with pytest.raises(ConnectionLost, match="the connection to node0 ended"):
         client.call("hello", timeout=HANG_S)
@@ -180,7 +180,7 @@ def flood(times: int, after: str = "pass") -> str:
 
 def test_what_nobody_takes_is_not_gathered(dial: Dial, monkeypatch: pytest.MonkeyPatch) -> None:
     """The node waits meanwhile; once it is taken, all of it comes."""
-    monkeypatch.setattr(rpc, "BORNE", 1 << 20)
+    monkeypatch.setattr(rpc, "MAX_UNREAD_BYTES", 1 << 20)
     client = dial(flood(400, f"say(b'{LAST}')"))
     stream = client.stream("python")
     assert next(stream).say == "x" * 2000, "a sentence is not longer"
@@ -193,7 +193,7 @@ def test_what_nobody_takes_is_not_gathered(dial: Dial, monkeypatch: pytest.Monke
 
 def test_who_takes_one_answer_may_wait_for_another(dial: Dial, monkeypatch: pytest.MonkeyPatch) -> None:
     """It lies behind what is taken only then."""
-    monkeypatch.setattr(rpc, "BORNE", 1 << 16)
+    monkeypatch.setattr(rpc, "MAX_UNREAD_BYTES", 1 << 16)
     client = dial(flood(100, f"say(b'{LAST}')"))
     stream = client.stream("python")
     next(stream)
@@ -202,7 +202,7 @@ def test_who_takes_one_answer_may_wait_for_another(dial: Dial, monkeypatch: pyte
 
 
 def test_who_left_keeps_nobody_waiting(dial: Dial, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(rpc, "BORNE", 1 << 16)
+    monkeypatch.setattr(rpc, "MAX_UNREAD_BYTES", 1 << 16)
     client = dial(flood(300))
     stream = client.stream("python")
     next(stream)
@@ -213,8 +213,8 @@ def test_who_left_keeps_nobody_waiting(dial: Dial, monkeypatch: pytest.MonkeyPat
 
 def test_who_takes_nothing_loses_the_connection(dial: Dial, monkeypatch: pytest.MonkeyPatch) -> None:
     """What had come is there all the same."""
-    monkeypatch.setattr(rpc, "BORNE", 1 << 16)
-    monkeypatch.setattr(rpc, "ANSWER_S", 0.5)
+    monkeypatch.setattr(rpc, "MAX_UNREAD_BYTES", 1 << 16)
+    monkeypatch.setattr(rpc, "ANSWER_TIMEOUT_S", 0.5)
     client = dial(flood(300))
     stream = client.stream("python")
     next(stream)
