@@ -5,7 +5,7 @@
         (machine,) = cloud.machines(tenant)
 
 `RentedCloud` is a fake provider whose machines are machines of a lab, `RentedMachine` one of them. rented_aws.py and
-rented_runpod.py say what is different there. test_deadmen, test_secrets, test_crash_rented and test_crash_replaced play.
+rented_runpod.py say what is different there; test_deadmen, test_secrets and test_crash_{rented,replaced} use them.
 """
 
 from __future__ import annotations
