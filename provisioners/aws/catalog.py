@@ -100,8 +100,8 @@ def select_instance_types(
     """
     whole = sorted((kind for kind in kinds if kind.gpus), key=lambda kind: kind.type)
     if types:
-        there = [item.type for item in kinds if types == CPU and item.type in split_names(types)]
-        named = [_find_type(kinds, item, where) for item in there or split_names(types)]
+        available = [kind.type for kind in kinds if types == CPU and kind.type in split_names(types)]
+        named = [_find_type(kinds, name, where) for name in available or split_names(types)]
     else:
         named = (
             _match_gpu_types(kinds, whole, gpu_type, where)
@@ -222,8 +222,8 @@ def _match_gpu(whole: Sequence[InstanceType], name: str, where: str) -> list[Ins
     if not found:
         known = {kind.gpu for kind in whole}
         near = did_you_mean(name, known, 2, 0.7)
-        there = f"it has {_join_names(known)}" if known else "there is none"
-        raise UsageError(f"AWS has no GPU called '{name}' {where}" + (f": {there}" if near else ""), near or there)
+        names = f"it has {_join_names(known)}" if known else "there is none"
+        raise UsageError(f"AWS has no GPU called '{name}' {where}" + (f": {names}" if near else ""), near or names)
     return found
 
 

@@ -98,7 +98,7 @@ def _list_region(account: Account, home: Path, owner: str, region: str) -> list[
     found = [
         *(machines.machine_resource(instance, region, home, data) for instance in instances),
         *(machines.group_resource(group, region, data) for group in list_security_groups(client, where, owner)),
-        *(machines.request_resource(one, region, data) for one in requests if one.instance not in alive),
+        *(machines.request_resource(request, region, data) for request in requests if request.instance not in alive),
         *(machines.volume_resource(volume, region, data) for volume in volumes),
         *(machines.interface_resource(interface, region, data) for interface in interfaces),
     ]

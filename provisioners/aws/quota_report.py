@@ -120,10 +120,10 @@ def build_rows(place: RegionSurvey, asked: Demand, *, names_machines: bool) -> l
 def _select_classes(place: RegionSurvey, market: str, *, names_machines: bool) -> list[QuotaClass]:
     """Without a request every quota; with one those of the kinds that it means."""
     if not names_machines or not place.kinds:
-        return [one for one in GPU_CLASSES if one.market == market]
+        return [quota_class for quota_class in GPU_CLASSES if quota_class.market == market]
     meant = {quota_class_of(kind.type, market) for kind in place.chosen.get(market, ())}
-    known = [one for one in ALL_CLASSES if one in meant]
-    return [*known, *sorted(meant.difference(known), key=lambda one: one.name)]
+    known = [quota_class for quota_class in ALL_CLASSES if quota_class in meant]
+    return [*known, *sorted(meant.difference(known), key=lambda quota_class: quota_class.name)]
 
 
 def _group_by_reason(whys: Sequence[tuple[str, str]], what: str) -> list[str]:

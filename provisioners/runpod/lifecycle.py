@@ -1,4 +1,4 @@
-"""Pods and clusters that are there: finding ours, one look at one of them, its log, and its end."""
+"""Finding what is ours at RunPod, describing one pod or cluster of it, reading its log, and ending it."""
 
 from __future__ import annotations
 
@@ -150,7 +150,7 @@ class Lifecycle:
 
     def destroy(self, resources: Sequence[Resource]) -> None:
         """Clusters first: a member cannot go while its cluster is there, and one that is left behind can."""
-        clusters = dict.fromkeys(one.id if one.kind == CLUSTER else one.parent for one in resources)
+        clusters = dict.fromkeys(resource.id if resource.kind == CLUSTER else resource.parent for resource in resources)
         ends: list[Callable[[], None]] = [partial(self._end_cluster, cluster) for cluster in clusters if cluster]
         ends += [partial(self._end_pod, resource) for resource in resources if resource.kind != CLUSTER]
         errors: list[ProviderError] = []

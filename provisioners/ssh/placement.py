@@ -44,7 +44,7 @@ class Host:
 
     name: str
     target: Target
-    found: MachineProbe
+    probe: MachineProbe
 
 
 class UnconfirmedKey(NodeError):
@@ -90,8 +90,8 @@ class Logins:
         target = ssh.resolve(typed, identity=_identity_path(request))
         name = host_name(target)
         target = dataclasses.replace(target, host_keys=self._trusted(name, target, request))
-        found = bootstrap.probe_machine(self.connection(name, target))
-        host = Host(name, target, found)
+        probe = bootstrap.probe_machine(self.connection(name, target))
+        host = Host(name, target, probe)
         self._logged_in[typed] = host
         return host
 
@@ -205,7 +205,7 @@ def place_nodes(hosts: Sequence[Host], nodes: int, gpus: int | None) -> tuple[li
     notes: list[str] = []
     for position, host in enumerate(hosts):
         count = base + (position < more)
-        gpu_ids = [str(index) for index in range(host.found.gpus)]
+        gpu_ids = [str(index) for index in range(host.probe.gpus)]
         shares, note = divide(gpu_ids, count, gpus, host.name)
         if note:
             notes.append(note)
@@ -214,9 +214,9 @@ def place_nodes(hosts: Sequence[Host], nodes: int, gpus: int | None) -> tuple[li
                 NodePlace(
                     host=host.name,
                     target=host.target,
-                    home=host.found.home,
-                    python=host.found.python,
-                    all_gpus=host.found.gpus,
+                    home=host.probe.home,
+                    python=host.probe.python,
+                    all_gpus=host.probe.gpus,
                     gpus=None if count == 1 and gpus is None else share,
                     cores_share=1 / count,
                 )

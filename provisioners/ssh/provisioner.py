@@ -138,7 +138,7 @@ class SshProvisioner:
         typed = typed_hosts(request)
         if not typed:
             raise UsageError("no host was named", "add --host user@address, once for each host")
-        return [problem for problem in on_each(lambda one: self._logins.problem(one, request), typed) if problem]
+        return [problem for problem in on_each(lambda name: self._logins.problem(name, request), typed) if problem]
 
     def offers(self, request: Request) -> Sequence[Offer]:
         """One offer: these hosts. More nodes than hosts are virtual ones, each with its share of the GPUs."""
@@ -157,7 +157,7 @@ class SshProvisioner:
     def standing(self, request: Request) -> Sequence[Resource]:
         """The named hosts that were logged in to; without any name, all hosts in the file of hosts."""
         typed = typed_hosts(request)
-        named = {host.name: KnownHost(host.target, self._root(host.found.home), host.found.python)
+        named = {host.name: KnownHost(host.target, self._root(host.probe.home), host.probe.python)
                for host in self._logins.logged_in(typed)}  # fmt: skip
         known = {} if typed else {name: self._book.require(name) for name in self._book.names()}
         return [
@@ -364,7 +364,7 @@ def _refuse_doubles(hosts: Sequence[Host], nodes: int) -> None:
         raise UsageError(f"{doubled[0]} is named twice", f"name it once; --nodes {nodes} makes virtual nodes on it")
     name_by_machine: dict[str, str] = {}
     for host in hosts:
-        twin = name_by_machine.setdefault(host.found.machine, host.name) if host.found.machine else host.name
+        twin = name_by_machine.setdefault(host.probe.machine, host.name) if host.probe.machine else host.name
         if twin != host.name:
             raise UsageError(
                 f"{twin} and {host.name} are one machine", f"name it once; --nodes {nodes} makes virtual nodes"
