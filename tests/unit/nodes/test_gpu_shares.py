@@ -203,12 +203,12 @@ def test_what_it_holds_holds_its_machine(tmp_path: Path, monkeypatch: pytest.Mon
     assert [one._hold_s() for one in (own, beside, another)] == [60.0, 60.0, None]
     (run / "home.json").write_text("{}")
     assert own._hold_s() is None
-    assert not own._goes_with_host()
-    assert not beside._goes_with_host()
+    assert not own._has_host_ended()
+    assert not beside._has_host_ended()
     write_json(nodes[0].path("ended.json"), {"why": "x"})
-    assert beside._goes_with_host()
+    assert beside._has_host_ended()
     shutil.rmtree(tmp_path / "lab")
-    assert beside._goes_with_host() is False, "it is not there itself, which is said elsewhere"
+    assert beside._has_host_ended() is False, "it is not there itself, which is said elsewhere"
     assert own._hold_s() is None
 
 
