@@ -107,27 +107,27 @@ def prepare_pythons(
     their GPUs."""
 
     shared = has_capability(ctx.provisioner(live.row.provider), "shares_disk")
-    given, _ = lots(live.machines[: request.nodes], live.gpus(), request.gpus)
+    shares, _ = lots(live.machines[: request.nodes], live.gpus(), request.gpus)
 
     def prepare(index: int) -> PreparedNode:
-        client, hello, lot = live.clients[index], live.hello(index), given[index]
-        found = _choose_python(ctx, settings, client, hello, request, folder, shared, progress)
+        client, hello, share = live.clients[index], live.hello(index), shares[index]
+        chosen = _choose_python(ctx, settings, client, hello, request, folder, shared, progress)
         facts = NodeFacts(
             index=index,
-            python=found.python,
+            python=chosen.python,
             cores=hello.cores,
-            cores_share=lot.cores_share,
-            ranks=ranks_for(request, lot.count),
-            gpus=lot.gpus,
+            cores_share=share.cores_share,
+            ranks=ranks_for(request, share.count),
+            gpus=share.gpus,
             interface=endpoints[index].interface,
             address=endpoints[index].address,
             env=dict(live.machines[index].data.get("env") or {}),
         )
-        own = [gpu for gpu in hello.gpus if lot.gpus is None or str(gpu.index) in lot.gpus]
+        own = [gpu for gpu in hello.gpus if share.gpus is None or str(gpu.index) in share.gpus]
         used = own[: facts.ranks]
-        if note := check_torch(client, found.python, found.torch, found.cuda, used, request):
+        if note := check_torch(client, chosen.python, chosen.torch, chosen.cuda, used, request):
             ctx.out.say(f"note: {note}")
-        return PreparedNode(facts, found.torch, found.why, found.version, lot.count)
+        return PreparedNode(facts, chosen.torch, chosen.why, chosen.version, share.count)
 
     nodes = on_each(prepare, range(request.nodes))
     first = nodes[0]
@@ -146,18 +146,18 @@ def prepare_pythons(
 
 def describe_differences(nodes: Sequence[PreparedNode]) -> list[str]:
     """Notes on nodes that differ; they do not stop the run."""
-    found = []
+    notes = []
     minors = [".".join(node.version.split(".")[:2]) for node in nodes]
     if other := next((index for index, minor in enumerate(minors) if minor != minors[0]), 0):
-        found.append(
+        notes.append(
             f"node{other} has Python {minors[other]}, node0 {minors[0]}; what one pickles the other may not read"
         )
     if other := next((index for index, node in enumerate(nodes) if node.gpus != nodes[0].gpus), 0):
-        unlike = [(0, nodes[0]), (other, nodes[other])]
-        has = ", ".join(f"node{index} has {plural(node.gpus, 'GPU')}" for index, node in unlike)
-        run = " and ".join(str(node.facts.ranks) for _, node in unlike)
-        found.append(f"{has}: they run {run} ranks; a script that takes all nodes for alike may fail")
-    return found
+        differing = [(0, nodes[0]), (other, nodes[other])]
+        has = ", ".join(f"node{index} has {plural(node.gpus, 'GPU')}" for index, node in differing)
+        run = " and ".join(str(node.facts.ranks) for _, node in differing)
+        notes.append(f"{has}: they run {run} ranks; a script that takes all nodes for alike may fail")
+    return notes
 
 
 def _choose_python(
@@ -195,8 +195,8 @@ def _stream_python(client: AgentClient, progress: Progress, arguments: dict[str,
     for item in stream:
         progress.waits(f"making an environment: {item.say}", client.label)
     progress.waits("", client.label)
-    found: NodePython = stream.answer
-    return found
+    python: NodePython = stream.answer
+    return python
 
 
 def own_pythons(ctx: Context) -> list[str]:
