@@ -1,11 +1,11 @@
 """Provisioners: one package per provider, all behind the contract in `base`.
 
-    base          the contract as provider modules import it, ours and those of other wheels
-    registry      from a provider's name to its provisioner, lazily; entry points of other wheels
-    checked       a provisioner held to its contract: it answers in time, in our errors, each resource once
-    keys          SSH key pairs: our login, and a machine's first host key
-    endpoint      addresses of APIs that a key may be sent to
-    error_table   the one table form for a provider's failed answers
+    base             the contract as provider modules import it, ours and those of other wheels
+    registry         from a provider's name to its provisioner, lazily; entry points of other wheels
+    contract_checks  a provisioner held to its contract: it answers in time, in our errors, each resource once
+    keys             SSH key pairs: our login, and a machine's first host key
+    api_endpoint     addresses of APIs that a key may be sent to
+    error_table      the one table form for a provider's failed answers
 
 Where two providers have the same story to tell, its file has the same name in both:
 
@@ -17,7 +17,7 @@ Where two providers have the same story to tell, its file has the same name in b
     one request, one answer or one of our errors           api                           x      x
     what failed answers mean                               errors                        x      x
     which machines there are, and which a request means    catalog                       x      x
-    what of them can be had now, and for how much          stock                         x      x
+    what of them can be had now, and for how much          capacity                      x      x
     offers, in the order in which they are tried           offers                        x      x
     the request that creates                               launch                        x      x
     what a machine runs first: dead-man, host key, login   boot_script                   x      x
@@ -35,7 +35,7 @@ Where two providers have the same story to tell, its file has the same name in b
     subnets, security groups, this computer's address      network                              x
     reserved capacity                                      reservations                         x
     quotas: counted; shown and requested; advice on them   quotas, quota_report, quota_advice   x
-    other machines that a request could have               alternatives                         x
+    other machines that a request could have               instance_alternatives                x
     the least permissions that will do                     policy                               x
     a node's processes, seen from outside                  processes         x
     logging in once, and which node is on which host       placement               x

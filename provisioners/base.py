@@ -2,8 +2,9 @@
 
 `Provisioner` is what every provider has; the `Tells…`, `AdmitsCaller` and `KnowsMachines` Protocols are what it may
 have besides. `Context` is what its factory is called with, `CONTRACT` the version to state as `contract`. The nouns
-(`Offer`, `Resource`, …) are in `gpuops.core.models`, the errors in `gpuops.core.errors`. The definitions themselves
-stand in `gpuops.core.provider`, since the core calls provisioners and imports none.
+(`Offer`, `Resource`, …) are in `gpuops.core.models`, `Quota` in `gpuops.core.quota`, the errors in
+`gpuops.core.errors`. The definitions themselves stand in `gpuops.core.provider`, since the core calls provisioners and
+imports none.
 """
 
 from gpuops.core.provider import (

@@ -1,24 +1,24 @@
-"""The program on a node: watchdog and agent. Standard library only, Python 3.8; the client imports `wire` alone
-(and `retain.object_requests`, to try a bucket).
+"""The program on a node: watchdog and agent. Standard library only, Python 3.8; the client imports `wire_format` alone
+(and `result_storage.presigned_requests`, to try a bucket).
 
 Each of these may import only what stands below it:
 
-daemon         lives as long as the node: watchdog, agent, `init`, `end`
-checkup        raw facts about a place, for `gpuops doctor`
-rpc            answers a client's requests
-run            one run on this node: start, watch, stop, result
-gang           the nodes of one run talk to each other
-network        addresses of this node, and whether others can be reached
-retain         results that must outlive the node, and how long the node lives for them
-python         the Pythons of this node
-files          pushed trees, outputs, transfers
-run_files      the files of a run's folder
-run_documents  what they say: launch spec, records, reasons
-presence       clients that are connected, people at work on the machine
-sockets        TCP connections of the machine
-processes      processes: who lives, whose they are, ending all of them
-lease          until when the node may live
-machine        its boot, cores and memory
-wire           what client and node must agree on byte for byte
-node           the node's folder, its files, and refusals
+daemon             lives as long as the node: watchdog, agent, `init`, `end`
+checkup            raw facts about a place, for `gpuops doctor`
+rpc                answers a client's requests
+run                one run on this node: start, watch, stop, result
+peers              the nodes of one run talk to each other
+network            addresses of this node, and whether others can be reached
+result_storage     results that must outlive the node, and how long the node lives for them
+python             the Pythons of this node
+files              pushed trees, outputs, transfers
+run_files          the files of a run's folder
+run_documents      what they say: launch spec, records, reasons
+client_activity    clients that are connected, people at work on the machine
+sockets            TCP connections of the machine
+processes          processes: who lives, whose they are, ending all of them
+lease              until when the node may live
+machine_resources  its boot, cores and memory
+wire_format        what client and node must agree on byte for byte
+node               the node's folder, its files, and refusals
 """

@@ -6,16 +6,16 @@ Python 2.7 and 3.6 must be able to read this file as far as the version check.
 import sys
 
 MODES = {
-    "init": "daemon.init",
+    "init": "daemon.start_node",
     "watchdog": "daemon.watchdog",
     "agent": "daemon.main",
     "connect": "rpc.connect",
-    "receive": "files.transfer",
-    "send": "files.transfer",
-    "restore": "files.transfer",
-    "left": "files.transfer",
-    "end": "daemon.end",
-    "nodes": "daemon.end",
+    "receive": "files.transfer_modes",
+    "send": "files.transfer_modes",
+    "restore": "files.transfer_modes",
+    "left": "files.transfer_modes",
+    "end": "daemon.end_node",
+    "nodes": "daemon.end_node",
     "rank": "run.rank",
     "checkup": "checkup.checkup",
 }

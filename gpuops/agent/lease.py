@@ -11,7 +11,7 @@ import os
 import time
 from typing import Any, NamedTuple
 
-from gpuops.agent.machine import boot_id
+from gpuops.agent.machine_resources import boot_id
 from gpuops.agent.node import Emit, Node, log, modified_at, read_json, write_json, write_text
 
 BOOT_MARGIN_S = 120.0

@@ -48,7 +48,7 @@ def providers(incomplete: str) -> list[str]:
 
 
 def workloads(incomplete: str) -> list[tuple[str, str]]:
-    from gpuops.sync.inputs import WORKLOADS
+    from gpuops.sync.workloads_and_data import WORKLOADS
 
     return [(name, known.line) for name, known in WORKLOADS.items() if name.startswith(incomplete)]
 

@@ -33,7 +33,7 @@ from gpuops.core.errors import UsageError
 from gpuops.core.provider import is_rented
 from gpuops.core.run_models import RunRequest
 from gpuops.core.settings import Settings
-from gpuops.sync import inputs, sinks
+from gpuops.sync import sinks, workloads_and_data
 
 if TYPE_CHECKING:
     from gpuops.commands.plan import Job
@@ -171,9 +171,9 @@ def complete_request(ctx: Context, request: RunRequest, flags: LaunchFlags) -> R
 def find_workload_script(workload: str, data: str | None) -> str:
     """A workload's script. Raises UsageError for an unknown workload, and for one that reads no data where --data is
     given."""
-    path = inputs.workload_script(workload)
-    if data and not inputs.WORKLOADS[workload].reads:
-        readers = [name for name, known in inputs.WORKLOADS.items() if known.reads]
+    path = workloads_and_data.workload_script(workload)
+    if data and not workloads_and_data.WORKLOADS[workload].reads:
+        readers = [name for name, known in workloads_and_data.WORKLOADS.items() if known.reads]
         raise UsageError(
             f"the workload {workload} reads no --data, since it brings what it needs",
             f"leave out --data; these read some: {', '.join(readers)}",
@@ -207,7 +207,7 @@ def _check_resume(ctx: Context, request: RunRequest) -> RunRequest:
     UsageError."""
     from gpuops.runs.finish import finish_before_resume, is_awaited
     from gpuops.runs.prepare import choose_tree, find_run
-    from gpuops.sync.restore import check_resumable
+    from gpuops.sync.restore_snapshots import check_resumable
 
     row = find_run(ctx, str(request.resume))
     if is_awaited(row):

@@ -27,7 +27,7 @@ def lease(
     ] = None,
     as_json: Json = False,
 ) -> None:
-    from gpuops.clusters import select
+    from gpuops.clusters import selection
     from gpuops.core.errors import NodeError
     from gpuops.core.models import Lease
     from gpuops.nodes.session import open_session, send_lease
@@ -37,7 +37,7 @@ def lease(
     by_s = leases.parse_span(extend) if extend is not None else None
     ctx, _ = make_context(as_json=as_json)
     report_news(ctx)
-    row = select.find_by_name(ctx.ledger.clusters(), name)
+    row = selection.find_by_name(ctx.ledger.clusters(), name)
     now = ctx.clock.now()
     ours = row.lease
     if by_s is not None:

@@ -46,7 +46,7 @@ def prove(
     as_json: Json = False,
 ) -> None:
     from gpuops.cli.request import count_named_machines, machine_request, parse_provider_options
-    from gpuops.commands.prove import record as records
+    from gpuops.commands.prove import proof_record as records
     from gpuops.commands.prove.prove import prove as run_proof
 
     if not 0 < spend < float("inf"):

@@ -14,8 +14,8 @@ from gpuops.core.errors import GpuopsError, StillBilling, UsageError
 from gpuops.core.format import plural
 
 if TYPE_CHECKING:
+    from gpuops.clusters.adoption import LostCluster
     from gpuops.clusters.orphans import UncheckedProvider
-    from gpuops.clusters.recovery import LostCluster
     from gpuops.core.context import Context
 
 HELP = example_help(
@@ -46,7 +46,7 @@ def reap(
     as_json: Json = False,
 ) -> None:
     from gpuops.clusters import orphans
-    from gpuops.clusters.recovery import adopt_all, adoption_document
+    from gpuops.clusters.adoption import adopt_all, adoption_document
     from gpuops.ledger.store import LedgerTooNew
 
     if yes + adopt + (forget is not None) > 1:
@@ -99,7 +99,7 @@ def reap(
 
 def _asked(ctx: Context, clusters: Sequence[LostCluster], unasked: Sequence[UncheckedProvider]) -> list[str]:
     """What is to become of each; `leave` is what nothing is typed for. Raises UsageError where nobody can be asked."""
-    from gpuops.clusters.recovery import find_live_run
+    from gpuops.clusters.adoption import find_live_run
 
     for one in unasked if clusters else ():
         ctx.out.say(f"note: {one}")

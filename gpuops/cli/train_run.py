@@ -12,13 +12,13 @@ from gpuops.cli.help import WORDS, TakesArguments, TakesCommand, example_help, p
 from gpuops.cli.launch import CommandLine, launch
 from gpuops.core.errors import UsageError
 from gpuops.core.run_models import RunRequest
-from gpuops.sync import inputs
+from gpuops.sync import workloads_and_data
 
 TRAIN_HELP = example_help(
     "Train through torchrun on one GPU, one node or several.\n\n"
     "SCRIPT is your own file, run as it is; its arguments stand behind `--`. Without SCRIPT: the workload `digits`.\n\n"
     "\b\nWorkloads, each a program to read and to copy:\n"
-    + "\n".join(f"  {name:9}  {known.line}" for name, known in inputs.WORKLOADS.items()),
+    + "\n".join(f"  {name:9}  {known.line}" for name, known in workloads_and_data.WORKLOADS.items()),
     "gpuops train multinode --nodes 2",
     "gpuops train multigpu train.py -- 50 10 --batch_size 32",
     "gpuops train multinode --workload toy -- 50 10",
@@ -79,7 +79,7 @@ def train(
     if len(given) > 1:
         raise UsageError(f"{' and '.join(given)} exclude each other", "name one thing to train")
     if not given:
-        workload = inputs.DEFAULT_WORKLOAD
+        workload = workloads_and_data.DEFAULT_WORKLOAD
 
     def make_request(machine: MachineFlags) -> RunRequest:
         check_size(checked, machine, script)

@@ -13,11 +13,11 @@ import typer
 from gpuops.cli.context import make_context, tables
 from gpuops.cli.flags import Free, Json, LaunchFlags, MachineFlags, flag_freedom, untyped_options
 from gpuops.cli.help import example_help
-from gpuops.core import trust as words
+from gpuops.core import config_trust as words
 from gpuops.core.context import Context
 from gpuops.core.errors import UsageError
 from gpuops.core.settings import Toml, read_toml
-from gpuops.sync.project import is_in_project, printable_path
+from gpuops.sync.project_files import is_in_project, printable_path
 
 NAME = "gpuops.toml"
 TRUST_HELP = example_help(

@@ -59,7 +59,7 @@ def up(
         parse_provider_options,
     )
     from gpuops.clusters import up as cluster
-    from gpuops.offers import table
+    from gpuops.offers import offer_table
 
     if provider.startswith("-"):
         raise UsageError(f"there is no option {provider}", "the provider comes first: gpuops up local")
@@ -77,7 +77,7 @@ def up(
         documents = [dataclasses.asdict(offer) | {"per_hour": offer.per_hour} for offer in offers]
         width = ctx.out.columns(ctx.out.out)
         paid = dataclasses.asdict(payer) if payer else None
-        lines = table.format_dry_run(offers, payer, width)
+        lines = offer_table.format_dry_run(offers, payer, width)
         ctx.out.result("offers", {"offers": documents, "payer": paid}, lines)
         return
     with ctx.signals:

@@ -1,11 +1,11 @@
 """Create machines, wait for them, tear them down, find orphans.
 
-select         which cluster a command means: a pure decision
+selection      which cluster a command means: a pure decision
 up             offers are tried until machines exist and answer; what was half made is undone
-wait           one loop with one deadline until created machines are nodes that answer
+readiness      one loop with one deadline until created machines are nodes that answer
 virtual_nodes  several nodes on one machine
 teardown       destroy and list repeatedly, until nothing of a cluster costs money
 leftovers      costless resources of a cluster that is gone are destroyed later
 orphans        what providers list with our tag and the ledger does not know
-recovery       a cluster that the ledger lost becomes rows again, from what `node_traces` reads on its nodes
+adoption       a cluster that the ledger lost becomes rows again, from what `run_files_on_nodes` reads on its nodes
 """

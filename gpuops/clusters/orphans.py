@@ -10,8 +10,8 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING
 
+from gpuops.clusters.adoption import LostCluster, cluster_token
 from gpuops.clusters.leftovers import clear_leftovers_once, describe_leftovers, is_leftover_of
-from gpuops.clusters.recovery import LostCluster, cluster_token
 from gpuops.clusters.teardown import (
     POLL_S,
     POLL_SLOW_S,
@@ -39,7 +39,7 @@ from gpuops.core.errors import (
 from gpuops.core.models import Resource
 from gpuops.core.polling import Poller
 from provisioners import registry
-from provisioners.checked import CheckedProvisioner
+from provisioners.contract_checks import CheckedProvisioner
 
 if TYPE_CHECKING:
     from gpuops.core.provider import Provisioner

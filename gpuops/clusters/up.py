@@ -12,8 +12,8 @@ from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 
 from gpuops.clusters.orphans import record_rented
+from gpuops.clusters.readiness import wait_ready
 from gpuops.clusters.teardown import POLL_SLOW_S, describe_shutdown, destroy_cluster, list_resources, tear_down
-from gpuops.clusters.wait import wait_ready
 from gpuops.core.context import Context
 from gpuops.core.errors import (
     GpuopsError,
@@ -33,12 +33,12 @@ from gpuops.core.provider import Provisioner, is_rented
 from gpuops.ledger.store import ClusterRow, LedgerJournal
 from gpuops.nodes import bootstrap
 from gpuops.nodes.session import ClusterSession, machines_of, send_lease
-from gpuops.offers import table
-from gpuops.offers.approval import PRICE_ROUNDING, PriceApproval
+from gpuops.offers import offer_table
 from gpuops.offers.billing_account import payer_record
 from gpuops.offers.lease import MIN_LEASE_S, LeaseLimits, until_offer_ends
+from gpuops.offers.price_approval import PRICE_ROUNDING, PriceApproval
+from gpuops.offers.price_terms import Terms
 from gpuops.offers.search import OfferSearch, OfferSource, Refusals
-from gpuops.offers.terms import Terms
 
 CREATE_ATTEMPTS_MAX = 4
 
@@ -230,7 +230,9 @@ def preview_offers(ctx: Context, request: Request, wish: LeaseLimits) -> tuple[S
 
 
 def _offer_source(ctx: Context, avoided: Sequence[str] = ()) -> OfferSource:
-    return lambda request, known_notes: table.order_avoided_last(find_offers(ctx, request, known_notes)[1], avoided)
+    return lambda request, known_notes: offer_table.order_avoided_last(
+        find_offers(ctx, request, known_notes)[1], avoided
+    )
 
 
 def bring_up(
@@ -262,7 +264,7 @@ def bring_up(
     )
     offers = search.offers()
     if rented:
-        table.show_offers(ctx, offers)
+        offer_table.show_offers(ctx, offers)
     if sentence := foreword(offers[0]):
         ctx.out.say(sentence)
     terms = Terms(ctx, request, until_offer_ends(wish, offers[0]), rented, search, approval)

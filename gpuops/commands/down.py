@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 
-from gpuops.clusters import select
+from gpuops.clusters import selection
 from gpuops.clusters.orphans import find_unrecorded_clusters
 from gpuops.clusters.teardown import describe_shutdown, tear_down
 from gpuops.core.context import Context
@@ -16,7 +16,7 @@ from gpuops.runs.finish import Policy, RunOutcome, finish
 from gpuops.runs.graceful_stop import stop_and_wait
 from gpuops.runs.results.collect import Agents, Disks
 from gpuops.sync import archive
-from gpuops.sync.edits import save_cluster_edits
+from gpuops.sync.node_edits import save_cluster_edits
 
 DeferredFetch = Callable[[], RunOutcome]
 """Downloads what a run kept in a bucket; called once no machine bills any more."""
@@ -29,8 +29,8 @@ def pick_clusters(ctx: Context, names: Sequence[str], everything: bool) -> list[
     if everything:
         return live
     if names:
-        return [select.find_to_end(history, name) for name in names]
-    return [select.find_only_cluster(live, ctx.folder, "gpuops down")] if live else []
+        return [selection.find_to_end(history, name) for name in names]
+    return [selection.find_only_cluster(live, ctx.folder, "gpuops down")] if live else []
 
 
 def find_orphans(ctx: Context, names: Sequence[str]) -> list[str]:

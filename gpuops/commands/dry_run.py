@@ -23,10 +23,10 @@ from gpuops.core.settings import secret_origins
 from gpuops.ledger.store import ClusterRow
 from gpuops.nodes.gpu_shares import lots, ranks_for, sentence, with_virtual
 from gpuops.nodes.session import machines_of
-from gpuops.offers import table
+from gpuops.offers import offer_table
 from gpuops.runs.prepare import choose_tree, describe_secrets
 from gpuops.runs.spec import node_specs
-from gpuops.sync import inputs
+from gpuops.sync import workloads_and_data
 
 TOKEN = re.compile(r"\{(python|agent|run)\}")
 PLAIN = re.compile(r"[\w@%+=:,./-]*<[a-z0-9]+>[\w/-]*")
@@ -56,7 +56,7 @@ class ClusterPreview:
     def lines(self, width: int | None) -> list[str]:
         if self.use is not None:
             return [f"would use {self.use}", *self.notes]
-        return table.format_dry_run(self.offers, self.payer, width)
+        return offer_table.format_dry_run(self.offers, self.payer, width)
 
 
 @dataclass(frozen=True)
@@ -151,17 +151,17 @@ def _preview_cluster(ctx: Context, plan: Plan) -> ClusterPreview:
 def _preview_upload(ctx: Context, plan: Plan) -> UploadPreview:
     request, allowed = plan.job.request, plan.job.sending.send_anyway
     name, folder = choose_tree(request, ctx.folder)
-    tree = inputs.scan_project(ctx, folder, allowed)
+    tree = workloads_and_data.scan_project(ctx, folder, allowed)
     shared = has_capability(ctx.provisioner(plan.provider), "shares_disk")
     if request.data and not request.workload:
-        tree = inputs.link_data(tree, ctx.folder, Path(request.data), shared=shared)
+        tree = workloads_and_data.link_data(tree, ctx.folder, Path(request.data), shared=shared)
     sent_data = request.data if request.data and not shared else None
     return UploadPreview(
         name=name,
         tree=tree,
         data_path=sent_data,
-        data=inputs.scan_data(ctx, sent_data, allowed) if sent_data else None,
-        data_origin=inputs.describe_origin(ctx, sent_data, allowed) if sent_data else "",
+        data=workloads_and_data.scan_data(ctx, sent_data, allowed) if sent_data else None,
+        data_origin=workloads_and_data.describe_origin(ctx, sent_data, allowed) if sent_data else "",
         secrets=secret_origins(request.secrets, ctx.folder, ctx.env),
         secrets_line=describe_secrets(ctx, request),
     )

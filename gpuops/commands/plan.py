@@ -9,7 +9,7 @@ from __future__ import annotations
 import dataclasses
 from dataclasses import dataclass, field
 
-from gpuops.clusters import select
+from gpuops.clusters import selection
 from gpuops.core.context import Context
 from gpuops.core.models import Request
 from gpuops.core.run_models import RunRequest
@@ -50,7 +50,7 @@ class Size:
 class Plan:
     """A job whose cluster and size are decided."""
 
-    choice: select.Choice
+    choice: selection.Choice
     size: Size
     job: Job
     """Its request and its machines have the plan's size and provider."""
@@ -70,7 +70,7 @@ def resolve_size(asked: RunRequest, available: int) -> Size:
 
 def make_plan(ctx: Context, job: Job) -> Plan:
     """Decide where a job runs and how far it spreads. Nothing is created. Raises UsageError for what cannot work."""
-    choice = select.choose_for_run(ctx.ledger.clusters(live=False), ctx.folder, cluster=job.cluster, on=job.on)
+    choice = selection.choose_for_run(ctx.ledger.clusters(live=False), ctx.folder, cluster=job.cluster, on=job.on)
     available = job.machines.nodes
     if choice.row:
         available = sum(resource.kind == "machine" for resource in ctx.ledger.resources(choice.row.id))

@@ -6,7 +6,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 
-from gpuops.clusters import select
+from gpuops.clusters import selection
 from gpuops.commands.stop import pick_run
 from gpuops.core.context import Context
 from gpuops.core.errors import NodeError, UsageError
@@ -19,9 +19,9 @@ from gpuops.runs.outcome.node_report import NodeReport, parse_report
 from gpuops.runs.results.collect import Agents, fetch_bucket, fetch_now
 from gpuops.runs.spec import request_of
 from gpuops.sync import RunHome, archive, mirror
-from gpuops.sync.edits import PulledEdit, pull_edits
+from gpuops.sync.node_edits import PulledEdit, pull_edits
 from gpuops.sync.push_record import PushRecord
-from gpuops.sync.restore import list_outputs
+from gpuops.sync.restore_snapshots import list_outputs
 
 
 @contextmanager
@@ -76,7 +76,7 @@ class PulledResults:
 def pull_project_edits(ctx: Context, cluster: str | None) -> PulledEdits:
     """Download the project's files that were edited on the nodes; where the file here was changed as well, the node's
     is put beside it. Raises UsageError, and NodeError where some of it is missing."""
-    row = select.pick_cluster(ctx.ledger.clusters(), ctx.folder, cluster, "gpuops pull --edits --cluster")
+    row = selection.pick_cluster(ctx.ledger.clusters(), ctx.folder, cluster, "gpuops pull --edits --cluster")
     live = open_session(ctx, row, some=True)
     record = PushRecord(ctx.home, row.token, "project")
     brought: list[PulledEdit] = []

@@ -7,13 +7,13 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 
 from gpuops import sync
-from gpuops.clusters import select
+from gpuops.clusters import selection
 from gpuops.core.context import Context
 from gpuops.core.format import plural
 from gpuops.core.reporting import Progress
 from gpuops.nodes.session import open_session
-from gpuops.sync import inputs
-from gpuops.sync.project import printable_path
+from gpuops.sync import workloads_and_data
+from gpuops.sync.project_files import printable_path
 from gpuops.sync.push_record import PushRecord
 
 
@@ -49,10 +49,10 @@ def push_project(
 
     Raises UsageError and NodeError.
     """
-    tree = inputs.scan_project(ctx, ctx.folder, allow)
+    tree = workloads_and_data.scan_project(ctx, ctx.folder, allow)
     if dry_run:
         return PushOutcome(tree, None)
-    row = select.pick_cluster(ctx.ledger.clusters(), ctx.folder, cluster, "gpuops push --cluster")
+    row = selection.pick_cluster(ctx.ledger.clusters(), ctx.folder, cluster, "gpuops push --cluster")
     live = open_session(ctx, row)
     try:
         first, *more = sync.summary(tree)

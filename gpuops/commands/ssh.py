@@ -13,7 +13,7 @@ from enum import Enum
 from fnmatch import fnmatch
 from pathlib import Path
 
-from gpuops.clusters import select
+from gpuops.clusters import selection
 from gpuops.core.context import Context
 from gpuops.core.errors import ConnectionLost, UsageError
 from gpuops.core.format import plural
@@ -23,7 +23,7 @@ from gpuops.core.polling import Clock, Poller
 from gpuops.ledger.store import ClusterRow
 from gpuops.nodes.gpu_shares import owner
 from gpuops.nodes.session import explain_connection_loss, nodes_of, readmit_this_computer
-from gpuops.transport.dial import connect
+from gpuops.transport.connect import connect
 
 PORT_TIMEOUT_S = 2.0
 """Seconds of silence after which a port counts as served: web servers wait for the client to speak first."""
@@ -99,7 +99,7 @@ SSH_FAILED = 255
 def pick_node(ctx: Context, name: str | None, node: int, verb: str) -> tuple[ClusterRow, Resource]:
     """The cluster and the machine of one node, which may be virtual. Raises UsageError."""
     live = ctx.ledger.clusters()
-    row = select.pick_cluster(live, ctx.folder, name, f"gpuops {verb}")
+    row = selection.pick_cluster(live, ctx.folder, name, f"gpuops {verb}")
     machines = nodes_of(ctx, row)
     if not 0 <= node < len(machines):
         raise UsageError(

@@ -26,8 +26,8 @@ from gpuops.core.sink import BucketSink
 from gpuops.ledger.store import RunRow
 from gpuops.nodes.session import ClusterSession, open_session
 from gpuops.offers import lease as leases
-from gpuops.offers.approval import PriceApproval
 from gpuops.offers.lease import LeaseLimits
+from gpuops.offers.price_approval import PriceApproval
 from gpuops.runs import retries
 from gpuops.runs.finish import Policy, RunOutcome, finish
 from gpuops.runs.launch import launch
@@ -40,7 +40,7 @@ from gpuops.runs.receipt import format_receipt
 from gpuops.runs.results import retention
 from gpuops.runs.results.collect import Agents, release
 from gpuops.runs.retries import JobOutcome, RetryState
-from gpuops.sync import RunHome, archive, bucket, inputs, sinks, upload
+from gpuops.sync import RunHome, archive, bucket, sinks, upload, workloads_and_data
 
 TRACEBACK_HOLD_S = 5.0
 """How long a traceback waits to be shown: by then it is known whether a rank failed."""
@@ -166,9 +166,9 @@ def estimate_upload(ctx: Context, job: Job, offer: Offer) -> str:
     """What is to be sent, how long that will take and cost: said before anything is rented. Raises UsageError."""
     if not is_rented(ctx.provisioner(offer.provider)):
         return ""
-    tree = inputs.scan_project(ctx, choose_tree(job.request, ctx.folder)[1], job.sending.send_anyway)
+    tree = workloads_and_data.scan_project(ctx, choose_tree(job.request, ctx.folder)[1], job.sending.send_anyway)
     size = tree.size + (
-        inputs.scan_data(ctx, job.request.data, job.sending.send_anyway).size if job.request.data else 0
+        workloads_and_data.scan_data(ctx, job.request.data, job.sending.send_anyway).size if job.request.data else 0
     )
     return upload.describe_estimate(size, offer.nodes, offer.per_hour, upload.read_upload_rate(ctx.home / "cache"))
 

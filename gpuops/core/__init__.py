@@ -1,23 +1,23 @@
 """What every other room stands on; it imports no other room.
 
-models       requests, offers, resources and leases as values
-run_models   a run's request, the facts about its nodes and its outcome as values
-quota        an account's quotas as values
-sink         where results are kept besides this computer, as values
-errors       every error that gpuops raises, with its exit code
-provider     the contract that a provisioner fulfils
-context      what a command is given: settings, ledger, clock, signals, reporter
-reporting    protocols of what a command prints and how it shows progress
-settings     flags, gpuops.toml, environment and .env, and what each may say
-trust        which gpuops.toml the user trusts
-platform     what differs between Linux, macOS and Windows
-processes    processes on this computer: identity, start, end
-signals      Ctrl-C, SIGTERM and SIGHUP as one command sees them
-parallel     the same work on several nodes at once
-polling      the clock, and waits with a deadline
-files        small files of gpuops' own, written whole
-safe_folder  files whose paths a node has named, written without following links
-git          questions to git that run nothing a repository names
-names        names that a user types, matched with known ones
-format       numbers, times, lists and tables as text for people
+models        requests, offers, resources and leases as values
+run_models    a run's request, the facts about its nodes and its outcome as values
+quota         an account's quotas as values
+sink          where results are kept besides this computer, as values
+errors        every error that gpuops raises, with its exit code
+provider      the contract that a provisioner fulfils
+context       what a command is given: settings, ledger, clock, signals, reporter
+reporting     protocols of what a command prints and how it shows progress
+settings      flags, gpuops.toml, environment and .env, and what each may say
+config_trust  which gpuops.toml the user trusts
+platform      what differs between Linux, macOS and Windows
+processes     processes on this computer: identity, start, end
+signals       Ctrl-C, SIGTERM and SIGHUP as one command sees them
+parallel      the same work on several nodes at once
+polling       the clock, and waits with a deadline
+files         small files of gpuops' own, written whole
+safe_folder   files whose paths a node has named, written without following links
+git           questions to git that run nothing a repository names
+names         names that a user types, matched with known ones
+format        numbers, times, lists and tables as text for people
 """

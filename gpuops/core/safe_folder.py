@@ -22,7 +22,7 @@ from io import BufferedReader
 from pathlib import Path
 from typing import Any, Protocol
 
-from gpuops.agent.wire import Whole
+from gpuops.agent.wire_format import Whole
 from gpuops.core.errors import LocalDisk, NodeError
 from gpuops.core.platform import HERE, System, replace
 

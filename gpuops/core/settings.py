@@ -6,7 +6,7 @@ Keys to providers are not settings: those of `.env` are kept apart, and used whe
 A project is often a repository of another author. So its `.env` and `gpuops.toml` may choose sizes and versions, but
 not where keys are sent or what runs on this computer: endpoints, identities, proxies and gpuops' own folder come from
 the real environment and from flags alone, and other options of `gpuops.toml` that reach beyond the project count once
-the user trusts the file (`gpuops.core.trust`). Nothing read here is put into `os.environ`.
+the user trusts the file (`gpuops.core.config_trust`). Nothing read here is put into `os.environ`.
 """
 
 from __future__ import annotations

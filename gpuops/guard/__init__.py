@@ -1,7 +1,7 @@
 """The background process that finishes what a dead command left, one for each cluster.
 
 services   what a command's Context is built with: ledger, provisioners, guard
-ensure     starts a cluster's guard unless one works
+start      starts a cluster's guard unless one works
 daemon     the guard itself: it supervises its attempts, which are child processes, and keeps their deadlines
 heartbeat  proof that a guard works, with which keys, and what its provider refused
 cleanup    one attempt: undo, tear down, follow a run to its end, bring results home

@@ -23,7 +23,7 @@ from gpuops.runs.outcome.node_report import NodeReport, ReasonKind, lost_report
 from gpuops.runs.results.collect import Agents, Disks
 from gpuops.runs.results.url_renewal import UrlRenewal
 from gpuops.runs.spec import request_of
-from gpuops.sync.edits import save_cluster_edits
+from gpuops.sync.node_edits import save_cluster_edits
 
 POLL_INTERVAL_S = 1.0
 NONSENSE_ATTEMPTS_MAX = 3

@@ -28,7 +28,7 @@ from gpuops.core.errors import AuthFailed, GpuopsError
 from gpuops.core.platform import HERE
 from gpuops.core.polling import Clock, Poller
 from gpuops.guard import heartbeat
-from gpuops.guard.ensure import command, ensure
+from gpuops.guard.start import command, ensure
 
 if TYPE_CHECKING:
     from gpuops.core.context import Context

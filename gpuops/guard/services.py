@@ -25,9 +25,9 @@ def _load_provisioner(name: str, surroundings: provider.Context) -> provider.Pro
 
 
 def _ensure_guard(home: Path, row: ClusterRow) -> None:
-    from gpuops.guard import ensure
+    from gpuops.guard import start
 
-    ensure.ensure(home, row)
+    start.ensure(home, row)
 
 
 SERVICES = Services(_open_ledger, _load_provisioner, _ensure_guard)

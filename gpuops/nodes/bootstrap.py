@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING, Any
 
 from gpuops.core.errors import ConnectionLost, NodeError
 from gpuops.core.files import write_atomic
-from gpuops.transport.bulk import exchange
+from gpuops.transport.bulk_transfer import exchange
 from gpuops.transport.connection import Connection
 
 if TYPE_CHECKING:

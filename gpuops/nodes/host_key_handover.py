@@ -19,9 +19,9 @@ from gpuops.core.polling import Clock, Poller
 from gpuops.core.provider import Provisioner, is_rented
 from gpuops.ledger.store import ClusterRow
 from gpuops.nodes import bootstrap
-from gpuops.transport.bulk import exchange
+from gpuops.transport.bulk_transfer import exchange
+from gpuops.transport.connect import connect
 from gpuops.transport.connection import Connection
-from gpuops.transport.dial import connect
 
 STEP_SILENCE_S = 55.0
 """How long each step may be silent, and how long sshd may take to restart with its new key, in seconds."""

@@ -27,7 +27,7 @@ from gpuops.nodes import environment
 from gpuops.nodes.gpu_shares import lots, ranks_for
 from gpuops.nodes.rendezvous import Endpoint
 from gpuops.nodes.session import ClusterSession
-from gpuops.transport.bulk import exchange
+from gpuops.transport.bulk_transfer import exchange
 from gpuops.transport.rpc import AgentClient
 
 if TYPE_CHECKING:

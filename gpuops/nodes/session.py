@@ -7,7 +7,7 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any, TypeVar, cast
 
-from gpuops.agent.wire import PROTOCOL
+from gpuops.agent.wire_format import PROTOCOL
 from gpuops.core.context import Context
 from gpuops.core.errors import ConnectionLost, GpuopsError, MalformedAnswer, NodeError, NodeRefused
 from gpuops.core.models import Lease, MachineStatus, Resource
@@ -17,7 +17,7 @@ from gpuops.core.reporting import Progress, Silent
 from gpuops.ledger.store import ClusterRow
 from gpuops.nodes.bootstrap import revive
 from gpuops.nodes.gpu_shares import is_virtual, with_virtual
-from gpuops.transport.dial import connect
+from gpuops.transport.connect import connect
 from gpuops.transport.rpc import AgentClient, NodePaths, Programs, UnreachableAgent
 
 if TYPE_CHECKING:

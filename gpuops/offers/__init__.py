@@ -1,10 +1,10 @@
 """What to rent, for how much, and for how long.
 
 search           rounds of offers, what the account may spend, why no offer could be had
-table            offers as people read them
-approval         the question before money is spent, and the price limits that follow from it
+offer_table      offers as people read them
+price_approval   the question before money is spent, and the price limits that follow from it
 lease            until when a cluster may live, from flags and balance
-terms            price and lease of one cluster
+price_terms      price and lease of one cluster
 billing_account  whose account pays, and keys that may not be used
 quota            what an account may have at once, and requests for more
 quota_report     quotas and requests as text, JSON and exit code

@@ -25,7 +25,7 @@ from gpuops.offers.quota_report import (
     describe_start,
     region_name,
 )
-from provisioners.checked import CheckedProvisioner
+from provisioners.contract_checks import CheckedProvisioner
 
 FIRST_WATCH_PAUSE_S = 15.0
 LONGEST_WATCH_PAUSE_S = 120.0

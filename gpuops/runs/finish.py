@@ -19,7 +19,8 @@ from gpuops.core.reporting import Progress
 from gpuops.core.run_models import Verdict
 from gpuops.core.sink import SinkProgress
 from gpuops.ledger.store import RunRow
-from gpuops.runs.outcome.judgement import (
+from gpuops.runs.outcome.node_report import NodeReport
+from gpuops.runs.outcome.run_outcome import (
     BucketFetch,
     Evidence,
     Judgement,
@@ -29,13 +30,12 @@ from gpuops.runs.outcome.judgement import (
     judge_run,
     may_defer,
 )
-from gpuops.runs.outcome.node_report import NodeReport
 from gpuops.runs.outcome.verdict import read_progress
 from gpuops.runs.results.collect import EarlierReports, Source, fetch_bucket
 from gpuops.runs.spec import request_of
 from gpuops.sync import RunHome, archive, bucket, sinks
 from gpuops.sync.merged_outputs import inherit
-from gpuops.sync.restore import list_outputs
+from gpuops.sync.restore_snapshots import list_outputs
 from gpuops.sync.run_folder import read_json
 
 

@@ -28,9 +28,9 @@ from gpuops.nodes.network import find_rendezvous
 from gpuops.nodes.python import prepare_pythons, run_setup, run_versions, setup_command
 from gpuops.nodes.session import ClusterSession
 from gpuops.offers.billing_account import refuse_tracked
-from gpuops.sync import DEFAULT_OUTS, RunHome, inputs, upload
+from gpuops.sync import DEFAULT_OUTS, RunHome, upload, workloads_and_data
 from gpuops.sync.push_record import PushRecord
-from gpuops.sync.restore import restore_files
+from gpuops.sync.restore_snapshots import restore_files
 from gpuops.transport.rpc import AgentClient, UnreachableAgent
 
 if TYPE_CHECKING:
@@ -86,7 +86,7 @@ def output_patterns(outs: Sequence[str]) -> Sequence[str]:
 
 def choose_tree(request: RunRequest, folder: Path) -> tuple[str, Path]:
     """Which tree a run works in, and where it comes from: our workloads' or the user's project."""
-    return ("train", inputs.workloads_folder()) if request.workload else ("project", folder)
+    return ("train", workloads_and_data.workloads_folder()) if request.workload else ("project", folder)
 
 
 def check_request(ctx: Context, request: RunRequest, sending: Sending) -> None:
@@ -94,7 +94,7 @@ def check_request(ctx: Context, request: RunRequest, sending: Sending) -> None:
     secret_values(request.secrets, ctx.folder, ctx.env)
     refuse_tracked(ctx.folder, [name for name in request.secrets if not ctx.env.get(name)])
     _, folder = choose_tree(request, ctx.folder)
-    _check_script(request, inputs.scan_project(ctx, folder, _send_anyway(request, sending)))
+    _check_script(request, workloads_and_data.scan_project(ctx, folder, _send_anyway(request, sending)))
 
 
 def describe_secrets(ctx: Context, request: RunRequest) -> str:
@@ -188,7 +188,7 @@ def _prepare_nodes(
         took_s = ctx.clock.monotonic() - started
         upload.record_upload_rate(ctx.home / "cache", sum(one.bytes_sent for one in reports), took_s)
     _report_kept_edits(ctx, reports)
-    places = inputs.push_data(ctx, live, request, allow=sending.send_anyway, overwrite=sending.overwrite)
+    places = workloads_and_data.push_data(ctx, live, request, allow=sending.send_anyway, overwrite=sending.overwrite)
     if request.resume:
         with progress.during(f"putting back what {request.resume} made"):
             count = restore_files(clients, name, find_run(ctx, request.resume))
@@ -211,13 +211,13 @@ def _prepare_nodes(
 
 def _scan_tree(ctx: Context, request: RunRequest, sending: Sending, folder: Path, shared: bool) -> sync.Tree:
     """What is sent, as it is now, and said. Raises UsageError."""
-    tree = inputs.scan_project(ctx, folder, _send_anyway(request, sending))
+    tree = workloads_and_data.scan_project(ctx, folder, _send_anyway(request, sending))
     first, *more = sync.summary(tree)
     for sentence in (f"code: {first}", *more):
         ctx.out.say(sentence)
     _check_script(request, tree)
     if request.data and not request.workload:
-        tree = inputs.link_data(tree, ctx.folder, Path(request.data), shared=shared)
+        tree = workloads_and_data.link_data(tree, ctx.folder, Path(request.data), shared=shared)
     return tree
 
 

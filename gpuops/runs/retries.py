@@ -18,12 +18,12 @@ from gpuops.core.polling import Poller
 from gpuops.ledger.store import ClusterRow, RunRow
 from gpuops.nodes.session import ClusterSession
 from gpuops.offers import lease as leases
-from gpuops.offers.approval import PriceApproval
 from gpuops.offers.lease import MIN_LEASE_S, LeaseLimits
+from gpuops.offers.price_approval import PriceApproval
 from gpuops.runs import receipt
 from gpuops.runs.finish import RunOutcome
 from gpuops.sync import RunHome
-from gpuops.sync.restore import list_outputs
+from gpuops.sync.restore_snapshots import list_outputs
 
 if TYPE_CHECKING:
     from gpuops.transport.schemas import JournalEvent

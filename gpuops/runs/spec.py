@@ -17,7 +17,7 @@ from gpuops.core.models import DATA
 from gpuops.core.run_models import NodeFacts, RunRequest
 from gpuops.ledger.store import RowGone, RunRow
 from gpuops.sync import sinks
-from gpuops.sync.inputs import WORKLOADS
+from gpuops.sync.workloads_and_data import WORKLOADS
 
 JOIN_TIMEOUT_S = 300
 """How long torchrun waits for the other nodes: a cold import of torch from a network file system takes minutes."""

@@ -1,12 +1,12 @@
 """What travels between this computer and the nodes: code and data go out, logs and results come back.
 
-project                which files a project sends, by the rules of git and of .gpuopsignore
+project_files          which files a project sends, by the rules of git and of .gpuopsignore
 secret_scan            which of them hold keys and stay here
-inputs                 the workloads that come with gpuops, and the data that `--data` names
+workloads_and_data     the workloads that come with gpuops, and the data that `--data` names
 upload                 compares a tree with what nodes have, and sends the difference
 push_record            what this computer has pushed to each node
-edits                  files that were edited or made on a node come back into the project
-restore                an earlier run's snapshots go back onto every node (`--resume`)
+node_edits             files that were edited or made on a node come back into the project
+restore_snapshots      an earlier run's snapshots go back onto every node (`--resume`)
 run_folder             `runs/<run>/` on this computer
 download               mirrors logs, fetches and verifies results
 download_plan          which file of which node travels, and in which order

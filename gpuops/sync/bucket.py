@@ -125,14 +125,14 @@ def _probe_presigned_url(ctx: Context, s3: Any, sink: BucketSink, part: Mapping[
 
     Another error is only noted: a node's network and certificates may differ from this computer's.
     """
-    from gpuops.agent.retain import object_requests  # brings http and ssl, which most commands do without
+    from gpuops.agent.result_storage import presigned_requests  # brings http and ssl, which most commands do without
 
     url = s3.generate_presigned_url("upload_part", Params={"Bucket": sink.bucket, **part}, ExpiresIn=600)
     try:
-        object_requests.with_retries(
-            lambda: object_requests.send_request("PUT", url, [b"."], 1), ctx.clock.now() + URL_PROBE_TIMEOUT_S
+        presigned_requests.with_retries(
+            lambda: presigned_requests.send_request("PUT", url, [b"."], 1), ctx.clock.now() + URL_PROBE_TIMEOUT_S
         )
-    except object_requests.RequestDenied as error:
+    except presigned_requests.RequestDenied as error:
         say = f"the bucket {sink.bucket} takes nothing from its nodes: it refuses their presigned URLs"
         raise Denied(f"{say} ({error.code})", "try again later, or name another bucket with --sink") from error
     except OSError as error:

@@ -29,9 +29,9 @@ from gpuops.sync.download_plan import (
 )
 from gpuops.sync.merged_outputs import OutFolder
 from gpuops.sync.merged_outputs_record import Arrival, Stamp
-from gpuops.sync.project import printable_path
+from gpuops.sync.project_files import printable_path
 from gpuops.sync.run_folder import RunHome
-from gpuops.transport.bulk import finish, read_files, transfer
+from gpuops.transport.bulk_transfer import finish, read_files, transfer
 from gpuops.transport.rpc import AgentClient
 
 if TYPE_CHECKING:

@@ -20,7 +20,7 @@ from filelock import FileLock
 
 from gpuops.core.errors import LocalDisk
 from gpuops.core.safe_folder import SafeFolder
-from gpuops.sync.project import FileEntry
+from gpuops.sync.project_files import FileEntry
 
 RECORD_FOLDER = "pushed"
 

@@ -23,7 +23,7 @@ from typing import TYPE_CHECKING, BinaryIO
 
 from gpuops.core.errors import UsageError
 from gpuops.core.files import write_atomic
-from gpuops.sync.project import FileEntry
+from gpuops.sync.project_files import FileEntry
 
 if TYPE_CHECKING:
     from kingfisher_sdk import Scanner

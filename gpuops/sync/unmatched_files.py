@@ -16,8 +16,8 @@ from gpuops.core.format import amount, first_few
 from gpuops.core.parallel import on_each
 from gpuops.core.platform import HERE, System
 from gpuops.core.safe_folder import Readable, SafeFolder, local_errors, may_come
-from gpuops.sync.project import printable_path
-from gpuops.transport.bulk import exchange, finish, read_files, transfer
+from gpuops.sync.project_files import printable_path
+from gpuops.transport.bulk_transfer import exchange, finish, read_files, transfer
 from gpuops.transport.rpc import Programs
 
 if TYPE_CHECKING:

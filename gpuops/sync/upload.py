@@ -26,7 +26,7 @@ from gpuops.core.format import amount, money, plural, span
 from gpuops.core.git import commit_of, lies_here
 from gpuops.core.parallel import on_each
 from gpuops.core.reporting import Progress
-from gpuops.sync.project import (
+from gpuops.sync.project_files import (
     IGNORE_FILE,
     FileEntry,
     file_entry,
@@ -39,7 +39,7 @@ from gpuops.sync.project import (
 )
 from gpuops.sync.push_record import PushRecord
 from gpuops.sync.secret_scan import MAX_WHOLE_BYTES, find_keys
-from gpuops.transport.bulk import finish, transfer, write_files
+from gpuops.transport.bulk_transfer import finish, transfer, write_files
 from gpuops.transport.rpc import AgentClient
 
 if TYPE_CHECKING:

@@ -22,7 +22,7 @@ from collections.abc import Generator, Iterator, Sequence
 from math import inf
 from typing import Any
 
-from gpuops.agent.wire import MAGIC, Whole
+from gpuops.agent.wire_format import MAGIC, Whole
 from gpuops.core.errors import ConnectionLost, MalformedAnswer, NodeError, NodeRefused
 from gpuops.core.format import span
 from gpuops.core.models import Resource

@@ -16,7 +16,7 @@ from typing import Any, Literal
 
 import msgspec
 
-from gpuops.agent.wire import PROTOCOL
+from gpuops.agent.wire_format import PROTOCOL
 from gpuops.core.errors import MalformedAnswer, NodeRefused
 from gpuops.transport.schemas import (
     VERB_SHAPES,

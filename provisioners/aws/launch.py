@@ -15,9 +15,9 @@ from gpuops.core.errors import ProviderError, QuotaExceeded, RateLimited, Unknow
 from gpuops.core.models import Intent, Offer
 from gpuops.core.polling import Clock
 from provisioners.aws import errors, quota_advice
-from provisioners.aws.alternatives import Demand
 from provisioners.aws.api import Document, ask, split_region
 from provisioners.aws.ec2 import Instance, parse_instances
+from provisioners.aws.instance_alternatives import Demand
 from provisioners.aws.network import backoff_s, is_not_propagated
 from provisioners.aws.options import Wishes
 from provisioners.aws.quotas import SPOT, format_calculation

@@ -16,7 +16,9 @@ from dataclasses import dataclass
 from gpuops.core.errors import QuotaExceeded
 from gpuops.core.format import plural
 from gpuops.core.quota import Quota, QuotaIncrease
-from provisioners.aws.alternatives import (
+from provisioners.aws.api import split_region
+from provisioners.aws.catalog import is_legacy
+from provisioners.aws.instance_alternatives import (
     Alternative,
     Demand,
     RegionSurvey,
@@ -27,8 +29,6 @@ from provisioners.aws.alternatives import (
     requested_alternatives,
     same_gpu_count,
 )
-from provisioners.aws.api import split_region
-from provisioners.aws.catalog import is_legacy
 from provisioners.aws.options import CPU
 from provisioners.aws.quotas import MARKETS, ON_DEMAND, SPOT, UNIT, case_link, format_calculation, quota_class_of
 

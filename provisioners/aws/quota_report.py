@@ -13,10 +13,10 @@ from gpuops.core.models import Request
 from gpuops.core.quota import Quota, QuotaIncrease, QuotaReport
 from provisioners.aws import catalog, quota_advice
 from provisioners.aws.account import Account, Plan
-from provisioners.aws.alternatives import Demand, RegionSurvey
 from provisioners.aws.api import ask, ask_all, split_region
 from provisioners.aws.catalog import InstanceType
 from provisioners.aws.errors import FREE_PLAN, code
+from provisioners.aws.instance_alternatives import Demand, RegionSurvey
 from provisioners.aws.options import Wishes, wishes
 from provisioners.aws.quotas import (
     ALL_CLASSES,

@@ -17,13 +17,13 @@ from provisioners.base import CONTRACT, Context
 from provisioners.runpod import catalog, launch, machines, offers, options
 from provisioners.runpod.account import BALANCE_VALID_S, Account
 from provisioners.runpod.api import Api
+from provisioners.runpod.capacity import Stock
 from provisioners.runpod.launch import PodSpec
 from provisioners.runpod.lifecycle import Lifecycle
 from provisioners.runpod.options import Wishes
 from provisioners.runpod.pods import MARK, parse_cluster, parse_pod
 from provisioners.runpod.regions import REGION
 from provisioners.runpod.self_destruct import SOURCE
-from provisioners.runpod.stock import Stock
 
 
 class RunpodProvisioner:

@@ -9,7 +9,7 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
-from gpuops.agent.files import tree
+from gpuops.agent.files import push_steps
 from gpuops.agent.node import Node, Refusal
 from gpuops.core.errors import NodeRefused
 from gpuops.transport import validation
@@ -22,18 +22,18 @@ AGENT_PYTHON = os.environ.get("GPUOPS_TEST_AGENT_PYTHON", sys.executable)
 PROGRAM = f"""
 import sys
 sys.path.insert(0, {SOURCE!r})
-from gpuops.agent.files import outputs, tree
+from gpuops.agent.files import output_files, push_steps
 from gpuops.agent.__main__ import refuse
 from gpuops.agent.node import Node, Refusal
 try:
-    mode = getattr(outputs if sys.argv[1] == "left" else tree, sys.argv[1])
+    mode = getattr(output_files if sys.argv[1] == "left" else push_steps, sys.argv[1])
     sys.exit(mode(Node(sys.argv[3]), sys.argv[4:], sys.stdin.buffer, sys.stdout.buffer))
 except Refusal as refusal:
     sys.exit(refuse(refusal.kind, refusal.say, refusal.hint, 1))
 """
 
 Verb = Callable[[Node, dict[str, Any], Callable[[dict[str, Any]], None]], dict[str, Any]]
-VERBS: dict[str, Verb] = {"plan": tree.plan, "commit": tree.commit, "edits": tree.edits}
+VERBS: dict[str, Verb] = {"plan": push_steps.plan, "commit": push_steps.commit, "edits": push_steps.edits}
 
 
 def heard(label: str, verb: str, kind: str, said: Any) -> Any:

@@ -119,7 +119,7 @@ def test_imports_of_the_client_form_no_circle() -> None:
 def test_a_provisioner_is_reached_through_the_registry_only() -> None:
     for name, path in CLIENT.items():
         used = {used for used in imports(path, lazily=True) if used.startswith("provisioners")}
-        assert used <= {"provisioners.checked", "provisioners.registry"}, name
+        assert used <= {"provisioners.contract_checks", "provisioners.registry"}, name
 
 
 def test_nothing_heavy_is_imported_before_it_is_needed() -> None:

@@ -14,7 +14,7 @@ import threading
 from typing import Any, Mapping, Sequence
 
 from gpuops.agent.checkup.site import Site
-from gpuops.agent.machine import count_cores, memory_bytes
+from gpuops.agent.machine_resources import count_cores, memory_bytes
 from gpuops.agent.node import Node, read_json
 from gpuops.agent.python import environments
 from gpuops.agent.python.interpreters import (

@@ -1,8 +1,8 @@
 """What lives on a node as long as the node does.
 
-watchdog           outermost process: keeps the lease, restarts the agent, ends the machine
-main               the agent: serves clients, supervises runs
-init               starts a node: its folder, its files, its watchdog
-end                ends and removes a node; lists the nodes of a root
-image_environment  the environment that a rented machine's image brings
+watchdog         outermost process: keeps the lease, restarts the agent, ends the machine
+main             the agent: serves clients, supervises runs
+start_node       starts a node: its folder, its files, its watchdog
+end_node         ends and removes a node; lists the nodes of a root
+image_variables  the environment that a rented machine's image brings
 """

@@ -9,11 +9,11 @@ import time
 from typing import Sequence
 
 from gpuops.agent import processes, run_files
-from gpuops.agent.daemon import image_environment
-from gpuops.agent.daemon.init import start_watchdog
+from gpuops.agent.daemon import image_variables
+from gpuops.agent.daemon.start_node import start_watchdog
 from gpuops.agent.daemon.watchdog import Wake, record_process
 from gpuops.agent.node import Node, log, parse_node
-from gpuops.agent.retain import end_once_stored, sink
+from gpuops.agent.result_storage import end_after_upload, sink
 from gpuops.agent.rpc.server import Server
 from gpuops.agent.run import preemption, registry
 from gpuops.agent.run.result import settle_lost_runs
@@ -33,7 +33,7 @@ def main(_mode: str, arguments: Sequence[str]) -> int:
     wake = Wake([WATCHDOG_DIED, signal.SIGTERM, signal.SIGINT, signal.SIGHUP, signal.SIGCHLD])
     processes.die_with_parent(WATCHDOG_DIED)
     record_process(node, "agent.json")
-    image_environment.adopt(node)
+    image_variables.adopt(node)
     settle_lost_runs(node)
     sink.announce_resume()
     threading.Thread(target=finish_sinks, args=(node,), name="sink", daemon=True).start()
@@ -58,7 +58,7 @@ def finish_sinks(node: Node) -> None:
         sink.resume_storing(node)
     done.set()
     for name in node.runs()[-1:]:
-        end_once_stored.start_watch(node, name)
+        end_after_upload.start_watch(node, name)
 
 
 def hurry(notice: preemption.Notice) -> None:

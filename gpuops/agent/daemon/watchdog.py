@@ -15,11 +15,11 @@ import subprocess
 import time
 from typing import Any, Iterable, Sequence
 
-from gpuops.agent import lease, presence, processes
+from gpuops.agent import client_activity, lease, processes
 from gpuops.agent.node import Node, log, open_append, parse_node, program_argv, write_json
 from gpuops.agent.processes import find_process
-from gpuops.agent.retain import end_once_stored
-from gpuops.agent.retain.await_download import HeldRuns
+from gpuops.agent.result_storage import end_after_upload
+from gpuops.agent.result_storage.wait_for_download import HeldRuns
 from gpuops.agent.rpc.connect import ask
 from gpuops.agent.run_files import run_markers
 
@@ -92,7 +92,7 @@ class Watchdog:
         self._quiet = lease.IdleTimer()
         self._held: dict[str, HeldRuns] = {}
         """By folder: for this node and for those that share its machine."""
-        self._work_schedule = presence.WorkSchedule()
+        self._work_schedule = client_activity.WorkSchedule()
         self._agent: subprocess.Popen[bytes] | None = None
         self._agent_started = 0.0
         self._restart_pause_s = 0.0
@@ -128,11 +128,11 @@ class Watchdog:
         if (
             limit_s is not None
             and self._work_schedule.is_due(now.mono, limit_s)
-            and presence.is_person_at_work(self._node)
+            and client_activity.is_person_at_work(self._node)
         ):
             self._node.touch()
         quiet_s = self._quiet.seconds(lease.last_used_at(self._node), now)
-        return lease.next_end(current, now, quiet_s, live, hold_s, end_once_stored.end_reason(self._node))
+        return lease.next_end(current, now, quiet_s, live, hold_s, end_after_upload.end_reason(self._node))
 
     def _hold_s(self) -> float | None:
         """How long results that would be lost with this machine are held for a client; None: nothing is held."""

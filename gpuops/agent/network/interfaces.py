@@ -17,7 +17,7 @@ import uuid
 from typing import Any, Iterator, NamedTuple
 
 from gpuops.agent import processes
-from gpuops.agent.machine import boot_id
+from gpuops.agent.machine_resources import boot_id
 from gpuops.agent.node import Emit, Node, Refusal, read_text
 
 LOWEST_PORT = 20000

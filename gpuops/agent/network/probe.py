@@ -18,7 +18,7 @@ from enum import Enum
 from typing import Any, NamedTuple, Sequence
 
 from gpuops.agent.network.interfaces import DISCARD_PORT, port_candidates, source_address
-from gpuops.agent.network.unauthenticated import ACCEPT_PAUSE_S, BACKLOG, Strangers, proof, read_line
+from gpuops.agent.network.unauthenticated_connections import ACCEPT_PAUSE_S, BACKLOG, Strangers, proof, read_line
 from gpuops.agent.node import Emit, Node, Refusal
 
 HELLO = b"gpuops-probe"

@@ -16,7 +16,7 @@ from typing import Any, Sequence
 
 from gpuops.agent.node import Node, Refusal, parse_node, read_json
 from gpuops.agent.processes import is_living
-from gpuops.agent.wire import MAGIC, Whole
+from gpuops.agent.wire_format import MAGIC, Whole
 
 SOCKET = "agent.sock"
 """Relative on purpose: the path of a Unix socket may have 107 bytes, and a node's folder may have more."""

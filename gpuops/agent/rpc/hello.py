@@ -10,11 +10,11 @@ import subprocess
 import time
 from typing import Any, Sequence
 
-from gpuops.agent import lease, machine, processes
+from gpuops.agent import lease, machine_resources, processes
 from gpuops.agent.files import folder, local_disk
 from gpuops.agent.node import Emit, Node, program_argv
 from gpuops.agent.run import registry
-from gpuops.agent.wire import PROTOCOL
+from gpuops.agent.wire_format import PROTOCOL
 
 GPU_COLUMNS = ("index", "name", "memory.total", "driver_version", "compute_cap")
 """An nvidia-smi from before 2021 does not know the last one, and then prints none of them."""
@@ -33,13 +33,13 @@ def hello(node: Node, _args: dict[str, Any], _emit: Emit) -> dict[str, Any]:
         "protocol": PROTOCOL,
         "artefact": os.path.splitext(os.path.basename(program_argv()[-1]))[0],
         "time": time.time(),
-        "boot_id": machine.boot_id(),
+        "boot_id": machine_resources.boot_id(),
         "python": platform.python_version(),
         "system": platform.system(),
         "machine": platform.machine(),
         "hostname": socket.gethostname(),
-        "cores": machine.count_cores(),
-        "memory": machine.memory_bytes(),
+        "cores": machine_resources.count_cores(),
+        "memory": machine_resources.memory_bytes(),
         "disk_free": folder.free_bytes(node.dir),
         "scratch": local_disk.describe(node),
         "gpus": gpus(),

@@ -16,8 +16,8 @@ import threading
 import traceback
 from typing import Any, Callable, Dict
 
+from gpuops.agent.client_activity import connected, note_heard
 from gpuops.agent.node import Cancelled, Emit, Node, Refusal, log
-from gpuops.agent.presence import connected, note_heard
 from gpuops.agent.rpc.connect import SOCKET
 
 Verb = Callable[[Node, Dict[str, Any], Emit], Dict[str, Any]]
@@ -33,18 +33,18 @@ VERBS = {
     "reach": "network.probe:reach",
     "python": "python.setup:python",
     "setup": "python.setup:setup",
-    "plan": "files.tree:plan",
-    "commit": "files.tree:commit",
-    "edits": "files.tree:edits",
+    "plan": "files.push_steps:plan",
+    "commit": "files.push_steps:commit",
+    "edits": "files.push_steps:edits",
     "start": "run.registry:start",
     "run": "run.registry:run",
     "stop": "run.registry:stop",
-    "urls": "retain.bucket_sink:renew",
+    "urls": "result_storage.bucket_sink:renew",
     "leave": "run.registry:leave",
-    "home": "retain.await_download:home",
+    "home": "result_storage.wait_for_download:home",
     "tail": "run.logs:tail",
-    "outs": "files.outputs:outs",
-    "sums": "files.outputs:sums",
+    "outs": "files.output_files:outs",
+    "sums": "files.output_files:sums",
     "lease": "lease:lease",
 }
 """Module and function of each verb, imported with its first request."""

@@ -8,18 +8,18 @@ import threading
 import time
 from typing import Any
 
-from gpuops.agent import presence, run_files
-from gpuops.agent.files import outputs
-from gpuops.agent.gang import handover, link
+from gpuops.agent import client_activity, run_files
+from gpuops.agent.files import output_files
 from gpuops.agent.node import Emit, Node, Refusal, remove_file, write_json
-from gpuops.agent.retain import sink
+from gpuops.agent.peers import link, result_handover
+from gpuops.agent.result_storage import sink
 from gpuops.agent.run.supervisor import Supervisor
 from gpuops.agent.run_documents import LaunchSpec, Outcome, Reason, StopMode
 
 FAREWELL_POLL_INTERVAL_S = 0.2
 OF_AN_ATTEMPT = (
     "result.json", "home.json", sink.STATE, "stop", "agent_error.json", run_files.PROGRESS, run_files.SNAPSHOT,
-    handover.STATE,
+    result_handover.STATE,
 )  # fmt: skip
 """Files of an earlier attempt that are removed before the next, beside the ranks' records."""
 START_HINT = "check that it is there and may be executed (chmod +x); a shell line needs: -- bash -c '…'"
@@ -99,7 +99,7 @@ def _reserve_node(supervisor: Supervisor) -> None:
 def _prepare_folder(node: Node, spec: LaunchSpec, document: dict[str, Any], urls: dict[str, Any] | None) -> None:
     """Make the run's folder, with all files that its first process needs.
 
-    `document`: the spec as it was sent, for spec.json; `urls`: see retain.bucket_sink.
+    `document`: the spec as it was sent, for spec.json; `urls`: see result_storage.bucket_sink.
     """
     tree = node.tree(spec.tree)
     if not os.path.isdir(tree):
@@ -117,7 +117,7 @@ def _prepare_folder(node: Node, spec: LaunchSpec, document: dict[str, Any], urls
     try:
         sink.wait_until_stored()
         sink.claim_place(node, spec, urls)
-        inventory = outputs.list_outputs(node, spec.tree, spec.outs)
+        inventory = output_files.list_outputs(node, spec.tree, spec.outs)
         write_json(os.path.join(folder, "inventory.json"), inventory)
         write_json(
             os.path.join(folder, "spec.json"), document
@@ -159,7 +159,7 @@ def _open_link(spec: LaunchSpec, secret: str, supervisor: Supervisor) -> link.Li
 def run(node: Node, args: dict[str, Any], _emit: Emit) -> dict[str, Any]:
     """Verb: a run's state, its result once it has ended, the state of its sink, and files handed over to this node."""
     name = args["run"]
-    handed, stored = handover.handed_files(node.run(name)), sink.read_state(node, name)
+    handed, stored = result_handover.handed_files(node.run(name)), sink.read_state(node, name)
     return {
         "state": run_state(node, name),
         "result": run_result(node, name),
@@ -190,7 +190,9 @@ def leave(_node: Node, args: dict[str, Any], _emit: Emit) -> dict[str, Any]:
         sink.set_deadline(time.time() + args["within_s"])
     was_stopped = end_runs(Reason(args["kind"], args["say"]), StopMode(args["how"]))
     deadline = time.monotonic() + (args.get("farewell_s") or 0.0)
-    while was_stopped and presence.count_clients() > 1 and time.monotonic() < deadline:  # the watchdog counts as one
+    while (
+        was_stopped and client_activity.count_clients() > 1 and time.monotonic() < deadline
+    ):  # the watchdog counts as one
         time.sleep(FAREWELL_POLL_INTERVAL_S)
     sink.wait_until_stored()  # for results of runs before, which a killed agent left unfinished
     return {}

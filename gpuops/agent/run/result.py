@@ -11,7 +11,7 @@ import signal
 import time
 from typing import Any, Callable, Iterable, NamedTuple
 
-from gpuops.agent import machine, processes, run_files
+from gpuops.agent import machine_resources, processes, run_files
 from gpuops.agent.files.folder import free_bytes
 from gpuops.agent.node import Node, log, read_json, remove_file, write_json
 from gpuops.agent.run.stopping import StopRequest
@@ -159,6 +159,6 @@ def settle_lost_runs(node: Node) -> None:
 
 def _describe_loss(node: Node) -> str:
     booted = (read_json(node.path("live.json")) or {}).get("boot_id")
-    if booted is not None and booted != machine.boot_id():
+    if booted is not None and booted != machine_resources.boot_id():
         return "the machine was restarted while the run was on"
     return "gpuops' agent on this node was killed while the run was on"

@@ -13,8 +13,8 @@ import time
 from typing import Callable, NamedTuple
 
 from gpuops.agent import lease, run_files
-from gpuops.agent.gang.events import SnapshotRequested
 from gpuops.agent.node import Node, log, write_json
+from gpuops.agent.peers.events import SnapshotRequested
 from gpuops.agent.run_documents import LaunchSpec, Reason
 
 LEAD_S = 600.0

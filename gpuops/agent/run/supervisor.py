@@ -15,12 +15,12 @@ import traceback
 from typing import Any, BinaryIO, Collection, Mapping
 
 from gpuops.agent import processes, run_files
-from gpuops.agent.gang import handover, link
-from gpuops.agent.gang.events import RunEnded, SnapshotRequested, StopRequested, parse_event
 from gpuops.agent.lease import read_clocks
-from gpuops.agent.machine import boot_id
+from gpuops.agent.machine_resources import boot_id
 from gpuops.agent.node import Node, log, open_append, program_argv, write_json
-from gpuops.agent.retain import end_once_stored, sink
+from gpuops.agent.peers import link, result_handover
+from gpuops.agent.peers.events import RunEnded, SnapshotRequested, StopRequested, parse_event
+from gpuops.agent.result_storage import end_after_upload, sink
 from gpuops.agent.run import launcher, preemption, snapshot_request
 from gpuops.agent.run.joined_ranks import Sampler
 from gpuops.agent.run.result import RunEnd, decide_outcome, first_failure, result_document
@@ -70,7 +70,7 @@ class Supervisor:
         self._output_times = run_files.OutputTimes(self.folder)
         self._has_told_end = False
         self.link: link.Link | None = None
-        self._handover: handover.Handover | None = None
+        self._handover: result_handover.Handover | None = None
         self._snapshots = snapshot_request.SnapshotRequests(node, spec, self._record, read_clocks)
         self.launched = threading.Event()
         self.failure: str | None = None
@@ -88,7 +88,7 @@ class Supervisor:
     def begin(self) -> None:
         """Start the launcher, in a thread of this run's own."""
         if self.link is not None:
-            self._handover = handover.Handover(self._node, self._spec, self.link, self.done, self._record)
+            self._handover = result_handover.Handover(self._node, self._spec, self.link, self.done, self._record)
             self.link.start()
         sink.start_heartbeat(self._node, self._spec, self.done)
         preemption.watch_notices(self._node, self.done, self.preempt)
@@ -107,7 +107,7 @@ class Supervisor:
             self.done.set()
             if self._handover is not None:
                 self._handover.begin()
-            end_once_stored.start_watch(self._node, self.name)
+            end_after_upload.start_watch(self._node, self.name)
 
     def _launch_and_watch(self) -> None:
         live = {"run": self.name, "started": self._started, "boot_id": boot_id()}

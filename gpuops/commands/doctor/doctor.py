@@ -7,7 +7,7 @@ import sys
 from collections.abc import Sequence
 from pathlib import Path
 
-from gpuops.commands.doctor.computer import computer_findings
+from gpuops.commands.doctor.checks_computer import computer_findings
 from gpuops.commands.doctor.examine import Place, examine_places, locate
 from gpuops.commands.doctor.report import SETUP, Finding, Report, error, note, warning
 from gpuops.core.context import Context
@@ -20,10 +20,10 @@ from gpuops.ledger.store import ClusterRow
 from gpuops.nodes.python import own_pythons
 from gpuops.nodes.session import nodes_of, open_programs
 from gpuops.offers.billing_account import KEY_ORDER, find_payer, refuse_tracked
+from gpuops.transport.connect import connect
 from gpuops.transport.connection import ProcessConnection
-from gpuops.transport.dial import connect
 from provisioners import registry
-from provisioners.checked import CheckedProvisioner
+from provisioners.contract_checks import CheckedProvisioner
 
 COMPUTER = "this computer"
 

@@ -11,9 +11,9 @@ from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from functools import partial
 
+from gpuops.commands.doctor.checks_differences import BETWEEN, differences
 from gpuops.commands.doctor.checks_gpu import gpu_findings
 from gpuops.commands.doctor.checks_host import host_findings
-from gpuops.commands.doctor.differences import BETWEEN, differences
 from gpuops.commands.doctor.facts import Checkup, parse_facts
 from gpuops.commands.doctor.report import Finding, error, summarize
 from gpuops.core.context import Context
@@ -22,7 +22,7 @@ from gpuops.core.parallel import on_each
 from gpuops.core.polling import Clock
 from gpuops.nodes import bootstrap
 from gpuops.transport import validation
-from gpuops.transport.bulk import exchange
+from gpuops.transport.bulk_transfer import exchange
 from gpuops.transport.connection import Connection
 
 CHECKUP_SILENCE_TIMEOUT_S = 60.0

@@ -4,10 +4,10 @@ They are used twice: `gpuops.testing` makes tests of them for authors of provisi
 them against the real provider and writes a record.
 
 - `prove`: cost, confirmation, the run of all scenarios, the end of everything that they made.
-- `scenarios`: the table of scenarios, whose code is in `scenarios_without_cost`, `_of_create` and `_of_failure`.
+- `scenarios`: the table of scenarios, whose code is in `free_scenarios`, `_of_create` and `_of_failure`.
 - `sandbox`: the provisioner under test, its clusters and what they cost.
 - `shared_clusters`: clusters that several scenarios act on.
-- `faults`: outcomes, and journals and provisioners that lose answers or kill the process.
+- `fault_injection`: outcomes, and journals and provisioners that lose answers or kill the process.
 - `killed_process`: the process that one scenario starts and kills.
-- `record`: the JSON document, and its row in docs/verified.md.
+- `proof_record`: the JSON document, and its row in docs/verified.md.
 """

@@ -9,7 +9,7 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
-from gpuops.commands.prove.faults import KillingJournal
+from gpuops.commands.prove.fault_injection import KillingJournal
 from gpuops.commands.prove.sandbox import Sandbox
 from gpuops.core.context import Context
 from gpuops.core.errors import GpuopsError

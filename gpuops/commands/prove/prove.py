@@ -7,16 +7,16 @@ from collections.abc import Sequence
 from dataclasses import dataclass, field
 
 from gpuops.clusters.up import find_offers
-from gpuops.commands.prove.record import BalanceRecord, ProofRecord, make_record
+from gpuops.commands.prove.proof_record import BalanceRecord, ProofRecord, make_record
 from gpuops.commands.prove.sandbox import Sandbox, dollars
 from gpuops.commands.prove.scenarios import SCENARIOS, Outcome, Result, Scenario, run_scenario
 from gpuops.core.context import Context
 from gpuops.core.errors import GpuopsError, Interrupted, ProviderError, UsageError, worst_exit_code
 from gpuops.core.format import span, table
 from gpuops.core.models import Offer, Request
-from gpuops.offers.approval import confirm_price
 from gpuops.offers.billing_account import find_payer, refuse_dotenv
-from gpuops.offers.table import format_payer as paid_by
+from gpuops.offers.offer_table import format_payer as paid_by
+from gpuops.offers.price_approval import confirm_price
 
 CLUSTER_LIFETIMES_S = {"made": 150.0, "adopted": 480.0, "killed": 150.0, "unattended": 210.0}
 """Seconds that the machines of each shared cluster usually live; a boot takes most of them."""

@@ -15,7 +15,7 @@ from gpuops.clusters import orphans
 from gpuops.clusters.leftovers import clear_leftovers_once
 from gpuops.clusters.orphans import record_rented
 from gpuops.clusters.teardown import POLL_S, POLL_SLOW_S, select_by_tag, tear_down
-from gpuops.commands.prove.faults import ContractBroken
+from gpuops.commands.prove.fault_injection import ContractBroken
 from gpuops.core.context import Context
 from gpuops.core.errors import GpuopsError, Interrupted, ProviderError, RateLimited, StillBilling, Unknown, UsageError
 from gpuops.core.format import money
@@ -25,9 +25,9 @@ from gpuops.core.provider import Provisioner, is_rented
 from gpuops.ledger.store import ClusterRow
 from gpuops.nodes import bootstrap
 from gpuops.offers.billing_account import find_payer, payer_record
-from gpuops.offers.terms import BOOT_MARGIN_S
-from provisioners import checked, registry
-from provisioners.checked import CallTimeout, CheckedProvisioner, call_with_timeout
+from gpuops.offers.price_terms import BOOT_MARGIN_S
+from provisioners import contract_checks, registry
+from provisioners.contract_checks import CallTimeout, CheckedProvisioner, call_with_timeout
 
 CALL_TIMEOUT_S = 60.0
 """How long one call of `describe` or `destroy` may take: the contract has it send one request and never wait."""
@@ -99,7 +99,7 @@ class Sandbox:
     def ask(self, call: str, *arguments: Any) -> Any:
         """Make one call other than `create`. Raises ContractBroken where it hangs, or raises or returns what the
         contract does not allow."""
-        limit_s = self.call_timeout_s if call in ("describe", "destroy") else checked.CALL_TIMEOUT_S
+        limit_s = self.call_timeout_s if call in ("describe", "destroy") else contract_checks.CALL_TIMEOUT_S
         poller = Poller.every(self.ctx.clock, POLL_SLOW_S)
         for attempt, _ in enumerate(poller, 1):
             try:

@@ -7,8 +7,8 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from enum import StrEnum
 
-from gpuops.commands.prove import scenarios_of_create, scenarios_of_failure, scenarios_without_cost
-from gpuops.commands.prove.faults import ContractBroken, NotGuaranteed, NotRunnable
+from gpuops.commands.prove import create_scenarios, failure_scenarios, free_scenarios
+from gpuops.commands.prove.fault_injection import ContractBroken, NotGuaranteed, NotRunnable
 from gpuops.commands.prove.sandbox import Sandbox
 from gpuops.core.errors import AuthFailed, GpuopsError, NoCapacity, QuotaExceeded
 
@@ -54,33 +54,33 @@ class Result:
 
 
 SCENARIOS = (
-    Scenario("declares", "what it cannot do it says, with the reason", scenarios_without_cost.declares),
-    Scenario("preflight", "looking for problems makes nothing", scenarios_without_cost.preflight),
-    Scenario("offers", "offers are priced, have all nodes, and make nothing", scenarios_without_cost.offers),
-    Scenario("bad-request", "what cannot be met is refused in words", scenarios_without_cost.bad_request),
-    Scenario("interrupted", "nothing is made once somebody ends the cluster", scenarios_without_cost.interrupted),
-    Scenario("create", "machines are marked, in node order, told before and after", scenarios_of_create.create, "made"),
-    Scenario("list", "all with our mark is listed, and nothing else", scenarios_of_create.listing, "made"),
-    Scenario("describe", "a look never waits and knows the contract's states", scenarios_of_create.describe, "made"),
-    Scenario("destroy", "ending may be asked for again and again", scenarios_of_create.destroy, "made"),
-    Scenario("gone", "what is gone is called ended", scenarios_of_create.gone, "made"),
+    Scenario("declares", "what it cannot do it says, with the reason", free_scenarios.declares),
+    Scenario("preflight", "looking for problems makes nothing", free_scenarios.preflight),
+    Scenario("offers", "offers are priced, have all nodes, and make nothing", free_scenarios.offers),
+    Scenario("bad-request", "what cannot be met is refused in words", free_scenarios.bad_request),
+    Scenario("interrupted", "nothing is made once somebody ends the cluster", free_scenarios.interrupted),
+    Scenario("create", "machines are marked, in node order, told before and after", create_scenarios.create, "made"),
+    Scenario("list", "all with our mark is listed, and nothing else", create_scenarios.listing, "made"),
+    Scenario("describe", "a look never waits and knows the contract's states", create_scenarios.describe, "made"),
+    Scenario("destroy", "ending may be asked for again and again", create_scenarios.destroy, "made"),
+    Scenario("gone", "what is gone is called ended", create_scenarios.gone, "made"),
     Scenario(
         "lost-answer",
         "a lost answer is found by its mark, nothing made twice",
-        scenarios_of_failure.lost_answer,
+        failure_scenarios.lost_answer,
         "adopted",
     ),
-    Scenario("ready", "nodes come to life and answer", scenarios_of_failure.ready, "adopted"),
-    Scenario("watchdog", "a node whose client is silent ends itself", scenarios_of_failure.watchdog, "adopted"),
-    Scenario("bill", "offer, machines and account agree on the price", scenarios_of_failure.bill, "adopted"),
-    Scenario("killed", "what a killed command has left is found and ended", scenarios_of_failure.killed, "killed"),
+    Scenario("ready", "nodes come to life and answer", failure_scenarios.ready, "adopted"),
+    Scenario("watchdog", "a node whose client is silent ends itself", failure_scenarios.watchdog, "adopted"),
+    Scenario("bill", "offer, machines and account agree on the price", failure_scenarios.bill, "adopted"),
+    Scenario("killed", "what a killed command has left is found and ended", failure_scenarios.killed, "killed"),
     Scenario(
         "boot-deadline",
         "a machine that nobody logs in to ends itself",
-        scenarios_of_failure.boot_deadline,
+        failure_scenarios.boot_deadline,
         "unattended",
     ),
-    Scenario("nothing-left", "at the end nothing is listed", scenarios_of_failure.nothing_left),
+    Scenario("nothing-left", "at the end nothing is listed", failure_scenarios.nothing_left),
 )
 
 

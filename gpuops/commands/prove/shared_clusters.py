@@ -11,7 +11,7 @@ from typing import Generic, TypeVar, cast
 
 from gpuops.clusters.teardown import destroy_cluster
 from gpuops.clusters.up import bring_up
-from gpuops.commands.prove.faults import AnswerLosingProvisioner, ContractBroken, NotRunnable, RecordingJournal
+from gpuops.commands.prove.fault_injection import AnswerLosingProvisioner, ContractBroken, NotRunnable, RecordingJournal
 from gpuops.commands.prove.sandbox import Closeable, Sandbox
 from gpuops.core.errors import NoCapacity, Unknown
 from gpuops.core.models import Intent, Offer, Resource
@@ -19,7 +19,7 @@ from gpuops.core.provider import Provisioner
 from gpuops.ledger.store import ClusterRow, LedgerJournal
 from gpuops.nodes.session import ClusterSession
 from gpuops.offers.lease import LeaseLimits
-from provisioners.checked import CheckedProvisioner
+from provisioners.contract_checks import CheckedProvisioner
 
 LEASE_HOURS_MAX = 2.0
 """Hours of the lease of a node that answered: it ends even if the proof is killed."""

@@ -11,8 +11,8 @@ import time
 from collections.abc import Iterable, Mapping, Sequence
 
 from gpuops.core.run_models import RunRequest, Verdict
-from gpuops.runs.outcome import remedies
-from gpuops.runs.outcome.diagnosis import (
+from gpuops.runs.outcome import suggested_fixes
+from gpuops.runs.outcome.failure_cause import (
     CULPRIT_WINDOW_S,
     OWN,
     PEER,
@@ -90,7 +90,9 @@ def is_port_clash(reports: Iterable[NodeReport]) -> bool:
     """
     known = list(reports)
     started = any(rank.started for report in known for rank in report.ranks)
-    return not started and any(report.outcome == "failed" and remedies.is_port_taken(report.tail) for report in known)
+    return not started and any(
+        report.outcome == "failed" and suggested_fixes.is_port_taken(report.tail) for report in known
+    )
 
 
 def _ended_from_outside(reports: Sequence[NodeReport], again: str) -> tuple[NodeReport, Verdict] | None:
@@ -171,10 +173,10 @@ def _explain_early_exit(death: Death, reports: Sequence[NodeReport]) -> str:
 
     One that leaves the world closes its connections before it ends, so its end may be the later one.
     """
-    joining = remedies.was_joining(extract_exception(death.tail))
+    joining = suggested_fixes.was_joining(extract_exception(death.tail))
     for rank in (rank for report in reports for rank in report.ranks):
         if joining and rank.code == 0 and rank.joined is not Joined.NO:
-            return f"rank {rank.rank} on node{rank.node} left while others still joined: {remedies.BARRIER}"
+            return f"rank {rank.rank} on node{rank.node} left while others still joined: {suggested_fixes.BARRIER}"
         if rank.code == 0 and rank.ended and death.ended and rank.ended <= death.ended:
             return (
                 f"rank {rank.rank} on node{rank.node} had ended before, with exit code 0: "
@@ -191,7 +193,7 @@ def _judge_world(request: RunRequest, world_size: int, reports: Sequence[NodeRep
     if world_size <= 1:
         return _judge_alone("the run ended well", [_last_line(rank) for rank in ranks])
     together = sum(rank.joined is Joined.YES for rank in ranks)
-    unwilling = not together and all(remedies.wants_gpus(_last_line(rank)) for rank in ranks)
+    unwilling = not together and all(suggested_fixes.wants_gpus(_last_line(rank)) for rank in ranks)
     well = f"all {world_size} ranks ended well"
     if unwilling or any(rank.joined is Joined.NO for rank in ranks):
         formed = f"only {together} of them joined" if together else "none of them joined"
@@ -201,7 +203,7 @@ def _judge_world(request: RunRequest, world_size: int, reports: Sequence[NodeRep
             "unformed",
             FAILED,
             f"{say}: {_describe_last_lines(apart)}",
-            remedies.GPUS if unwilling else SEPARATE_RANKS_HINT,
+            suggested_fixes.GPUS if unwilling else SEPARATE_RANKS_HINT,
         )
     if together < world_size:
         say = f"{well}, but too soon: gpuops could not tell whether they formed one world of {world_size}"
@@ -213,15 +215,15 @@ def _judge_world(request: RunRequest, world_size: int, reports: Sequence[NodeRep
 
 def _judge_alone(well: str, last: Sequence[str]) -> Verdict:
     """Of what ran alone nothing is known but its exit code, 0, and its last line."""
-    unwilling = next(filter(remedies.wants_gpus, last), "")
+    unwilling = next(filter(suggested_fixes.wants_gpus, last), "")
     if not unwilling:
         return Verdict("done", 0, well if any(last) else f"{well}, and printed nothing")
-    return Verdict("unclear", 0, f"{well}, but it says {_quote(unwilling)}", remedies.GPUS)
+    return Verdict("unclear", 0, f"{well}, but it says {_quote(unwilling)}", suggested_fixes.GPUS)
 
 
 def _last_line(report: RankReport | NodeReport) -> str:
     """The last line that it printed."""
-    return remedies.last_line(report.out) or remedies.last_line(report.tail)
+    return suggested_fixes.last_line(report.out) or suggested_fixes.last_line(report.tail)
 
 
 def _describe_last_lines(last: Mapping[int, str]) -> str:

@@ -25,8 +25,8 @@ from gpuops.core.reporting import Progress
 from gpuops.core.sink import BucketSink, SinkProgress, SinkStatus
 from gpuops.ledger.store import ClusterRow, RunRow
 from gpuops.nodes.session import ClusterSession, absent_session, end_reason, nodes_of
-from gpuops.runs.outcome.judgement import BucketFetch, Evidence, FinalFetch, classify_nodes, join_sentences
 from gpuops.runs.outcome.node_report import NodeReport, ReasonKind, lost_report, parse_report
+from gpuops.runs.outcome.run_outcome import BucketFetch, Evidence, FinalFetch, classify_nodes, join_sentences
 from gpuops.runs.results.dead_agents import salvage
 from gpuops.runs.spec import request_of
 from gpuops.sync import RunHome, archive, fetch

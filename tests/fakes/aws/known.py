@@ -9,8 +9,8 @@ from moto.ec2.models.instance_types import INSTANCE_TYPES
 
 from gpuops.core.quota import QuotaIncrease
 from provisioners.aws import quota_report
-from provisioners.aws.alternatives import Demand, RegionSurvey
 from provisioners.aws.catalog import InstanceType, parse_instance_type
+from provisioners.aws.instance_alternatives import Demand, RegionSurvey
 from provisioners.aws.quotas import GPU_CLASSES, SPOT, AccountQuotas
 
 G_SPOT, P4_SPOT, P5_SPOT, G, P = (one.code for one in GPU_CLASSES)

@@ -12,7 +12,7 @@ from typing import Any
 
 import pytest
 
-from gpuops.agent.network import interfaces, probe, unauthenticated
+from gpuops.agent.network import interfaces, probe, unauthenticated_connections
 from gpuops.agent.node import Node, Refusal
 
 HERE = Node("/nowhere")
@@ -118,9 +118,9 @@ def test_who_was_reached_is_waited_for_on_its_other_ports() -> None:
 
         def answer() -> None:
             connection, _ = busy.accept()
-            _, _, nonce, *_ = unauthenticated.read_line(connection, time.monotonic() + HANG_S).split()
+            _, _, nonce, *_ = unauthenticated_connections.read_line(connection, time.monotonic() + HANG_S).split()
             time.sleep(0.4)
-            connection.sendall(unauthenticated.proof(TOKEN, "listens", 0, nonce.decode()).encode() + b"\n")
+            connection.sendall(unauthenticated_connections.proof(TOKEN, "listens", 0, nonce.decode()).encode() + b"\n")
 
         threading.Thread(target=answer, daemon=True).start()
         assert states(("127.0.0.1", ports["fresh"][0]), busy.getsockname(), settle_s=0.05) == ["ok", "ok"]
@@ -139,9 +139,9 @@ def test_a_measurement_that_breaks_off_is_no_failure() -> None:
 
         def answer() -> None:
             connection, _ = server.accept()
-            _, _, nonce, _, count = unauthenticated.read_line(connection, time.monotonic() + HANG_S).split()
+            _, _, nonce, _, count = unauthenticated_connections.read_line(connection, time.monotonic() + HANG_S).split()
             assert int(count) == probe.BURST_BYTES
-            connection.sendall(unauthenticated.proof(TOKEN, "listens", 0, nonce.decode()).encode() + b"\n")
+            connection.sendall(unauthenticated_connections.proof(TOKEN, "listens", 0, nonce.decode()).encode() + b"\n")
             connection.close()
 
         threading.Thread(target=answer, daemon=True).start()

@@ -13,12 +13,12 @@ from typing import Any
 import pytest
 
 from gpuops import sync
-from gpuops.agent.daemon import end
+from gpuops.agent.daemon import end_node
 from gpuops.agent.files import local_disk
 from gpuops.core.errors import GpuopsError
 from gpuops.core.models import Resource
 from gpuops.core.reporting import Silent
-from gpuops.sync import inputs
+from gpuops.sync import workloads_and_data
 from tests.fakes.inprocess import InProcessClient
 from tests.unit.agent.test_local_disk import born
 
@@ -50,7 +50,9 @@ def sent(root: Path, here: Path) -> dict[int, str]:
     machines = [Resource("machine", "i-1", "there", "lab-0", bills=True, data=more) for more in ({}, {"on": 0})]
     world: Any = SimpleNamespace(progress=Silent())
     live: Any = SimpleNamespace(clients=clients, hello=hellos.__getitem__, machines=machines)
-    return inputs._push_to_machines(world, live, 2, here, sync.scan_data(here, here.parent / "cache"), overwrite=False)
+    return workloads_and_data._push_to_machines(
+        world, live, 2, here, sync.scan_data(here, here.parent / "cache"), overwrite=False
+    )
 
 
 def test_data_lie_there_for_all_nodes_of_the_machine(tmp_path: Path, another: Path) -> None:
@@ -58,7 +60,7 @@ def test_data_lie_there_for_all_nodes_of_the_machine(tmp_path: Path, another: Pa
     here = tmp_path / "set"
     here.mkdir()
     (here / "x").write_text("1")
-    name = inputs.tree_name(here)
+    name = workloads_and_data.tree_name(here)
     for text in ("1", "two"):
         (here / "x").write_text(text)
         places = sent(tmp_path / "root", here)
@@ -68,10 +70,10 @@ def test_data_lie_there_for_all_nodes_of_the_machine(tmp_path: Path, another: Pa
             assert os.path.realpath(f"{place}/x") == os.path.realpath(another / f"gpuops/lab/n0/{name}/set/x")
     assert os.listdir(another / "gpuops/lab/n0/incoming") == []
     assert first.tree("project") == first.path("project")
-    end.remove_node(second)
+    end_node.remove_node(second)
     assert os.listdir(another / "gpuops/lab") == ["n0"]
     assert (another / "gpuops/lab/n0" / name / "set/x").exists()
-    end.remove_node(first)
+    end_node.remove_node(first)
     assert os.listdir(another / "gpuops/lab") == []
 
 
@@ -80,7 +82,7 @@ def test_no_link_in_a_trees_place_is_written_through(tmp_path: Path, disk: Path)
     here, elsewhere = tmp_path / "set", tmp_path / "elsewhere"
     here.write_text("mine")
     elsewhere.mkdir()
-    name = inputs.tree_name(here)
+    name = workloads_and_data.tree_name(here)
     os.symlink(elsewhere, node.path(name))  # in the place of the agent's own link: nothing is written there
     sent(tmp_path / "root", here)
     assert os.listdir(elsewhere) == []

@@ -14,11 +14,11 @@ from typing import Any
 
 import pytest
 
-from gpuops.agent.retain import multipart_upload, object_requests, virtual_tar
-from gpuops.agent.retain.multipart_upload import SentPart, Stored, Upload
-from gpuops.agent.retain.object_requests import DeadlineExceeded, RequestDenied, with_retries
-from gpuops.agent.retain.presigned_urls import PresignedUrls
-from gpuops.agent.retain.virtual_tar import Archive, Item
+from gpuops.agent.result_storage import multipart_upload, presigned_requests, streamed_archive
+from gpuops.agent.result_storage.multipart_upload import SentPart, Stored, Upload
+from gpuops.agent.result_storage.presigned_requests import DeadlineExceeded, RequestDenied, with_retries
+from gpuops.agent.result_storage.presigned_urls import PresignedUrls
+from gpuops.agent.result_storage.streamed_archive import Archive, Item
 from gpuops.cli.terminal.output import Output
 from gpuops.core.context import Context
 from gpuops.core.signals import Signals
@@ -46,8 +46,8 @@ def fake(served: FakeBucket, monkeypatch: pytest.MonkeyPatch) -> FakeBucket:
     served.faults.clear()
     served.denied.clear()
     served.before = None
-    monkeypatch.setattr(object_requests, "MIN_RETRY_PAUSE_S", 0.01)
-    monkeypatch.setattr(object_requests, "RETRY_LIMIT_S", 2.0)
+    monkeypatch.setattr(presigned_requests, "MIN_RETRY_PAUSE_S", 0.01)
+    monkeypatch.setattr(presigned_requests, "RETRY_LIMIT_S", 2.0)
     monkeypatch.setattr(multipart_upload, "MIN_PART_BYTES", 5 * MB)
     return served
 
@@ -104,7 +104,7 @@ def send_for_as_long_as_the_first_part_takes(
 def unhurried(monkeypatch: pytest.MonkeyPatch) -> None:
     """Nothing is given up because this machine is busy."""
     monkeypatch.setattr(multipart_upload, "CLOSING_RESERVE_S", HANG_S)
-    monkeypatch.setattr(object_requests, "RETRY_LIMIT_S", HANG_S)
+    monkeypatch.setattr(presigned_requests, "RETRY_LIMIT_S", HANG_S)
 
 
 def members(data: bytes) -> dict[str, bytes]:
@@ -170,17 +170,17 @@ def test_a_file_that_changes_between_two_looks_is_sent_as_it_is(
             done.append(address)
             second.write_bytes(b"n" * second.stat().st_size)
 
-    original = object_requests.send_request
+    original = presigned_requests.send_request
 
-    def ask(method: str, url: str, *rest: Any) -> object_requests.Response:
+    def ask(method: str, url: str, *rest: Any) -> presigned_requests.Response:
         change(method, url)
         return original(method, url, *rest)
 
-    object_requests.send_request, undo = ask, original  # type: ignore[assignment]
+    presigned_requests.send_request, undo = ask, original  # type: ignore[assignment]
     try:
         found = send(archive, urls)
     finally:
-        object_requests.send_request = undo
+        presigned_requests.send_request = undo
     inside = members(fake.content(KEY))
     assert found.changed == ["out/1.pt"]
     assert len(inside["out/1.pt"]) == second.stat().st_size
@@ -195,15 +195,15 @@ def test_bytes_that_never_arrive_as_they_were_are_not_sent_for_ever(
 ) -> None:
     """Something on the way alters them, or a file is never at rest."""
     sent: list[str] = []
-    ask = object_requests.send_request
+    ask = presigned_requests.send_request
 
-    def altered(method: str, url: str, *rest: Any) -> object_requests.Response:
+    def altered(method: str, url: str, *rest: Any) -> presigned_requests.Response:
         if "partNumber=1&" not in url:
             return ask(method, url, *rest)
         sent.append(url)
-        return object_requests.Response(400, {}, b"<Error><Code>BadDigest</Code></Error>")
+        return presigned_requests.Response(400, {}, b"<Error><Code>BadDigest</Code></Error>")
 
-    monkeypatch.setattr(object_requests, "send_request", altered)
+    monkeypatch.setattr(presigned_requests, "send_request", altered)
     with pytest.raises(RequestDenied, match="BadDigest"):
         send(archive, urls)
     assert len(sent) == multipart_upload.MAX_PART_ATTEMPTS
@@ -213,9 +213,9 @@ def test_what_cannot_be_read_is_not_said_to_be_there(
     fake: FakeBucket, urls: PresignedUrls, archive: Archive, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Zeros stand in the archive for a file of another user, or on a disk that fails; and for one that has gone."""
-    there, (first, second, third, _) = virtual_tar._read, archive.items
+    there, (first, second, third, _) = streamed_archive._read, archive.items
     denied = lambda source, *rest: iter(()) if source == second.source else there(source, *rest)  # noqa: E731
-    monkeypatch.setattr(virtual_tar, "_read", denied)
+    monkeypatch.setattr(streamed_archive, "_read", denied)
     Path(os.fsdecode(first.source)).unlink()
     found = send(archive, urls)
     assert (found.missing, found.unread, found.changed) == (1, [second.name], [])
@@ -228,7 +228,7 @@ def test_what_cannot_be_read_is_not_said_to_be_there(
 def test_what_is_refused_is_not_asked_again(
     fake: FakeBucket, urls: PresignedUrls, archive: Archive, code: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(object_requests, "RETRY_LIMIT_S", 100.0)
+    monkeypatch.setattr(presigned_requests, "RETRY_LIMIT_S", 100.0)
     if code == "aborted":
         s3 = fake.client()
         for one in s3.list_multipart_uploads(Bucket=fake.name)["Uploads"]:
@@ -256,18 +256,18 @@ def test_a_successor_sends_only_what_is_missing(
     fake: FakeBucket, urls: PresignedUrls, archive: Archive, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     noted: dict[str, list[Any]] = {}
-    ask = object_requests.send_request
+    ask = presigned_requests.send_request
 
-    def comes_last(method: str, url: str, *rest: Any) -> object_requests.Response:
+    def comes_last(method: str, url: str, *rest: Any) -> presigned_requests.Response:
         if "partNumber=4&" not in url:
             return ask(method, url, *rest)
         until(lambda: set(noted) >= {"1", "2", "3"}, "the others are there")
         raise DeadlineExceeded("and this one comes not at all")
 
-    monkeypatch.setattr(object_requests, "send_request", comes_last)
+    monkeypatch.setattr(presigned_requests, "send_request", comes_last)
     with pytest.raises(DeadlineExceeded):
         send(archive, urls, record=lambda parts: noted.update(json.loads(json.dumps(parts))))
-    monkeypatch.setattr(object_requests, "send_request", ask)
+    monkeypatch.setattr(presigned_requests, "send_request", ask)
     fake.asked.clear()
     assert send(archive, urls, sent={number: SentPart(*fields) for number, fields in noted.items()}).missing == 0
     again = {one.query["partNumber"] for one in fake.of_nodes("PUT", "partNumber")}
@@ -308,9 +308,9 @@ def test_a_store_that_falls_silent_keeps_what_came_from_no_end(
     let_go, under_way = threading.Event(), threading.Event()
     told: list[int] = []
     before = set(threading.enumerate())
-    ask = object_requests.send_request
+    ask = presigned_requests.send_request
 
-    def unanswered(method: str, url: str, *rest: Any) -> object_requests.Response:
+    def unanswered(method: str, url: str, *rest: Any) -> presigned_requests.Response:
         if "partNumber=1&" in url:
             assert under_way.wait(HANG_S), "its end is the end of the time"
         answer = ask(method, url, *rest)
@@ -319,7 +319,7 @@ def test_a_store_that_falls_silent_keeps_what_came_from_no_end(
             let_go.wait(HANG_S)
         return answer
 
-    monkeypatch.setattr(object_requests, "send_request", unanswered)
+    monkeypatch.setattr(presigned_requests, "send_request", unanswered)
     try:
         found = send_for_as_long_as_the_first_part_takes(archive, urls, multipart_upload.NEVER, progress=told.append)
         late = [one for one in set(threading.enumerate()) - before if one.name.startswith("ThreadPool")]
@@ -346,12 +346,12 @@ def test_what_closes_it_is_asked_again_while_there_is_time(
         if how == method and name in address:
             asked.append(address)
             if len(asked) == 1:
-                monkeypatch.setattr(object_requests, "SILENCE_LIMIT_S", HANG_S)
+                monkeypatch.setattr(presigned_requests, "SILENCE_LIMIT_S", HANG_S)
                 let_go.wait(HANG_S)
 
     monkeypatch.setattr(fake, "before", first_hangs)
     fake.play("PUT", "partNumber=3&", "500", times=10_000)
-    soon: Callable[[], None] = lambda: monkeypatch.setattr(object_requests, "SILENCE_LIMIT_S", 1.0)  # noqa: E731
+    soon: Callable[[], None] = lambda: monkeypatch.setattr(presigned_requests, "SILENCE_LIMIT_S", 1.0)  # noqa: E731
     try:
         assert send_for_as_long_as_the_first_part_takes(archive, urls, multipart_upload.NEVER, soon).missing == 3
     finally:
@@ -362,7 +362,7 @@ def test_what_closes_it_is_asked_again_while_there_is_time(
 @pytest.mark.parametrize(
     ("left", "silence"),
     [
-        (multipart_upload.NEVER, object_requests.SILENCE_LIMIT_S),
+        (multipart_upload.NEVER, presigned_requests.SILENCE_LIMIT_S),
         (40.0, 20.0),
         (0.0, multipart_upload.MIN_SILENCE_LIMIT_S),
     ],
@@ -426,23 +426,23 @@ def test_what_is_too_large_is_said(urls: PresignedUrls) -> None:
     [([503, 200], 2), ([429, 200], 2), ([408, 408, 200], 3), ([200], 1)],
 )
 def test_a_store_that_is_busy_is_asked_again(answers: list[int], tries: int, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(object_requests, "MIN_RETRY_PAUSE_S", 0.001)
+    monkeypatch.setattr(presigned_requests, "MIN_RETRY_PAUSE_S", 0.001)
     left = list(answers)
-    assert with_retries(lambda: object_requests.Response(left.pop(0), {}, b""), time.time() + 60.0).status == 200
+    assert with_retries(lambda: presigned_requests.Response(left.pop(0), {}, b""), time.time() + 60.0).status == 200
     assert len(answers) - len(left) == tries
 
 
 def test_an_error_within_a_good_answer_is_one() -> None:
     body = b"<Error><Code>InvalidPart</Code><Message>no</Message></Error>"
     with pytest.raises(RequestDenied, match=r"the bucket refuses it \(InvalidPart: no\)"):
-        with_retries(lambda: object_requests.Response(200, {}, body), time.time() + 60.0)
+        with_retries(lambda: presigned_requests.Response(200, {}, body), time.time() + 60.0)
 
 
 def test_a_name_that_cannot_be_found_is_no_bug(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(object_requests, "MIN_RETRY_PAUSE_S", 0.01)
+    monkeypatch.setattr(presigned_requests, "MIN_RETRY_PAUSE_S", 0.01)
 
-    def ask() -> object_requests.Response:
-        return object_requests.send_request("HEAD", "http://nowhere.invalid/x?y=1")
+    def ask() -> presigned_requests.Response:
+        return presigned_requests.send_request("HEAD", "http://nowhere.invalid/x?y=1")
 
     with pytest.raises(DeadlineExceeded):
         with_retries(ask, time.time() + 0.05)

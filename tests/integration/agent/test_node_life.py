@@ -15,7 +15,7 @@ from typing import Any
 
 import pytest
 
-from gpuops.agent.wire import PROTOCOL
+from gpuops.agent.wire_format import PROTOCOL
 from gpuops.core.errors import NodeRefused
 from gpuops.transport.rpc import AgentClient
 from gpuops.transport.schemas import Address, Route

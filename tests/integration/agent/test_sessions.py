@@ -8,8 +8,8 @@ from collections.abc import Iterator
 
 import pytest
 
-from gpuops.agent import presence
-from gpuops.agent.presence import login_terminals
+from gpuops.agent import client_activity
+from gpuops.agent.client_activity import login_terminals
 from tests.conftest import until
 
 
@@ -27,4 +27,7 @@ def titled() -> Iterator[list[subprocess.Popen[bytes]]]:
 def test_titles_are_read_from_the_machine(titled: list[subprocess.Popen[bytes]]) -> None:
     process = subprocess.Popen(["sshd: nobody@notty"], executable="/bin/cat", stdin=subprocess.PIPE)
     titled.append(process)
-    until(lambda: dict(login_terminals(presence.command_lines())).get(process.pid) is False, "it shows its new name")
+    until(
+        lambda: dict(login_terminals(client_activity.command_lines())).get(process.pid) is False,
+        "it shows its new name",
+    )

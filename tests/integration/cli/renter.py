@@ -18,7 +18,7 @@ import pytest
 from gpuops.core.errors import BUG
 from gpuops.core.polling import Clock
 from gpuops.ledger.store import Ledger
-from gpuops.offers import billing_account, search, terms
+from gpuops.offers import billing_account, price_terms, search
 from provisioners.runpod import account, api, lifecycle
 from provisioners.runpod.provisioner import RunpodProvisioner
 from tests.conftest import HANG_S, until
@@ -199,7 +199,7 @@ def money(renter: Renter, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Re
     for module, patience in (
         (account, "QUERY_TIMEOUT_S"),
         (search, "ACCOUNT_WAIT_FOR_OFFERS_S"),
-        (terms, "ACCOUNT_WAIT_S"),
+        (price_terms, "ACCOUNT_WAIT_S"),
         (billing_account, "PAYER_WAIT_S"),
     ):
         monkeypatch.setattr(module, patience, HANG_S)

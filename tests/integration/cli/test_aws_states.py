@@ -15,7 +15,7 @@ import pytest
 
 from gpuops.offers.billing_account import KEY_ORDER
 from provisioners.aws import credentials
-from provisioners.aws.stock import UNPRICED_HINT
+from provisioners.aws.capacity import UNPRICED_HINT
 from tests.conftest import Shell
 from tests.fakes.aws import Fault
 from tests.integration.cli.tenant import ONE, Tenant

@@ -11,7 +11,7 @@ from typing import Any
 
 import pytest
 
-from gpuops.agent.presence import is_person_logged_in
+from gpuops.agent.client_activity import is_person_logged_in
 from tests.conftest import HANG_S, Shell, until
 from tests.fakes.bucket import KEY, SECRET, FakeBucket
 from tests.files import below, written_in

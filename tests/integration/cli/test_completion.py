@@ -54,7 +54,7 @@ def fill(home: Path) -> None:
         row = book.intend(provider="local", name=name, folder=home, ephemeral=False, token=name, request={},
                           boot_deadline=9e9, lease=Lease(), owner_process=myself(), now=1.0)  # fmt: skip
         if name == "gone-1":
-            book.gone(row.id, 2.0, "over")
+            book.mark_gone(row.id, 2.0, "over")
     book.add_run(stem="toy", cluster=1, folder=home, tree="project", request={}, facts={}, owner_process=None, now=1.0)
     book.close()
 

@@ -19,7 +19,7 @@ def standing(camp: Shell) -> list[str]:
 
 def test_interrupted_it_ends_what_it_made(camp: Shell) -> None:
     done = camp.run(
-        "prove", "tent", "--yes", "--json", driver="signal:INT:gpuops.commands.prove.scenarios_of_failure:ready"
+        "prove", "tent", "--yes", "--json", driver="signal:INT:gpuops.commands.prove.failure_scenarios:ready"
     )
     assert done.returncode == 130, done.stderr
     record = json.loads(done.stdout)
@@ -32,7 +32,7 @@ def test_interrupted_it_ends_what_it_made(camp: Shell) -> None:
 
 
 def test_killed_the_guard_ends_what_it_made(camp: Shell) -> None:
-    died = camp.run("prove", "tent", "--yes", driver="signal:KILL:gpuops.commands.prove.scenarios_of_failure:ready")
+    died = camp.run("prove", "tent", "--yes", driver="signal:KILL:gpuops.commands.prove.failure_scenarios:ready")
     assert died.returncode == -signal.SIGKILL
     until(lambda: not camp.clusters() and not standing(camp), "an end to what the proof had made")
     camp.expect_clean()
@@ -60,7 +60,7 @@ def test_what_is_wrong_is_said_before_anything_is_made(desk: Desk, words: list[s
 
 def test_everybodys_options_are_known_to_the_proof() -> None:
     from gpuops.cli.flags import LaunchFlags, MachineFlags, flag_types
-    from gpuops.commands.prove.scenarios_without_cost import COMMON_OPTIONS
+    from gpuops.commands.prove.free_scenarios import COMMON_OPTIONS
 
     assert set(flag_types(MachineFlags, LaunchFlags)) <= COMMON_OPTIONS
 

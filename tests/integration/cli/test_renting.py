@@ -13,7 +13,7 @@ from pathlib import Path
 import psutil
 import pytest
 
-from gpuops.guard import daemon, ensure
+from gpuops.guard import daemon, start
 from tests.conftest import HANG_S, Shell, until
 from tests.fakes.provider import NAME, Cloud, Fault, install
 from tests.fakes.tent import pitch
@@ -104,7 +104,7 @@ def keys(shell: Shell, cluster: int) -> list[str | None]:
     found = []
     for process in psutil.process_iter():
         try:
-            if ensure.command(shell.home, cluster)[1:] == process.cmdline()[1:5]:
+            if start.command(shell.home, cluster)[1:] == process.cmdline()[1:5]:
                 found.append(process.environ().get("RUNPOD_API_KEY"))
         except (psutil.Error, IndexError):
             continue

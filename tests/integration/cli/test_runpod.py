@@ -16,7 +16,7 @@ from typing import Any
 
 import pytest
 
-from gpuops.clusters import wait
+from gpuops.clusters import readiness
 from tests.fakes.runpod import Fault, Life, Request
 from tests.fakes.runpod.faults import (
     BANNED,
@@ -496,7 +496,7 @@ def test_what_somebody_else_has_ended_is_gone(renter: Renter) -> None:
 def test_a_server_that_is_not_the_one_that_was_rented(renter: Renter) -> None:
     if why := can_serve():
         pytest.skip(why)
-    renter.patch.setattr(wait, "LOGIN_REFUSED_LIMIT_S", 0.3)
+    renter.patch.setattr(readiness, "LOGIN_REFUSED_LIMIT_S", 0.3)
     with serving() as server:
         renter.fake.life = Life(address="127.0.0.1", port=server.port)
         said = renter.type(*LONG, "--json")

@@ -9,7 +9,7 @@ from typing import Any
 
 import pytest
 
-from gpuops.agent.presence import is_person_logged_in
+from gpuops.agent.client_activity import is_person_logged_in
 from tests.conftest import Shell, until
 from tests.files import change
 from tests.integration.cli.heard import at_terminal

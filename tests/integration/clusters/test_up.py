@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 
 from gpuops.cli.entry import execute
-from gpuops.clusters import wait
+from gpuops.clusters import readiness
 from gpuops.clusters.teardown import tear_down
 from gpuops.core.context import Context
 from gpuops.core.models import Request, Resource
@@ -60,7 +60,7 @@ def test_a_machine_that_boots_is_waited_for(tmp_path: Path, monkeypatch: pytest.
         finally:
             aside.rename(folder)
 
-    monkeypatch.setattr(wait, "contact_cluster", early)
+    monkeypatch.setattr(readiness, "contact_cluster", early)
     try:
         up(world).close()
     finally:

@@ -23,7 +23,7 @@ from gpuops.core.models import Lease, Request
 from gpuops.core.polling import Clock
 from gpuops.core.processes import Identity, myself, started
 from gpuops.guard import cleanup as keep
-from gpuops.guard import daemon, ensure, heartbeat
+from gpuops.guard import daemon, heartbeat, start
 from gpuops.guard.daemon import Job
 from gpuops.ledger.store import ClusterRow, Ledger, RunRow
 from gpuops.offers.lease import LeaseLimits
@@ -576,7 +576,7 @@ def end_guards(shell: Shell) -> None:
 def test_one_at_a_time_and_gone_when_nothing_is_left(shell: Shell) -> None:
     assert shell.run("up", "local", "--max-hours", "1").returncode == 0
     before = until(lambda: guards(shell), "a guard")  # or two: one has just begun, and will leave
-    words = ensure.command(shell.home, 1)
+    words = start.command(shell.home, 1)
     more = [subprocess.Popen(words, cwd=ROOT, env=shell.environment()) for _ in range(3)]
     assert [process.wait(HANG_S) for process in more] == [0, 0, 0]
     (left,) = until(lambda: len(found := guards(shell)) == 1 and found, "one guard")
@@ -598,9 +598,9 @@ def test_a_killed_guard_is_replaced_by_the_next_command(shell: Shell) -> None:
 
 UP_THAT_NEVER_ENDS = """
 import os, signal, sys
-from gpuops.offers import terms
+from gpuops.offers import price_terms
 from provisioners.local import LocalProvisioner
-terms.BOOT_MARGIN_S = 4.0
+price_terms.BOOT_MARGIN_S = 4.0
 LocalProvisioner.describe = lambda *_: os.kill(os.getpid(), signal.SIGSTOP)  # its node is made, and it is not over
 from gpuops.cli import main
 main(sys.argv[1:])
@@ -643,13 +643,13 @@ def test_what_is_begun_while_the_guard_leaves_has_another(
     monkeypatch.setattr("signal.signal", lambda *_: None)
 
     def watch(_: daemon.Guard) -> None:
-        ensure.ensure(world.home, world.ledger.cluster(lab))
+        start.ensure(world.home, world.ledger.cluster(lab))
         assert started == []
         running(world, lab, None)
 
     monkeypatch.setattr(daemon.Guard, "watch", watch)
     assert daemon.main(world.home, lab) == 0
-    assert started == [ensure.command(world.home, lab)]
+    assert started == [start.command(world.home, lab)]
 
 
 def test_who_sees_that_a_cluster_is_gone_sees_why(

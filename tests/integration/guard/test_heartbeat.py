@@ -11,7 +11,7 @@ import pytest
 from filelock import FileLock
 
 from gpuops.core.processes import Identity, started
-from gpuops.guard import ensure, heartbeat
+from gpuops.guard import heartbeat, start
 from tests.conftest import until
 from tests.unit.guard.test_heartbeat import row
 
@@ -48,11 +48,11 @@ def test_a_guard_that_hangs_is_replaced(
 ) -> None:
     begun: list[list[str]] = []
     monkeypatch.setattr("gpuops.core.processes.start_background", lambda argv, **_: begun.append(argv))
-    ensure.ensure(tmp_path, row())
+    start.ensure(tmp_path, row())
     assert begun == [], "it works"
     monkeypatch.setattr(heartbeat, "STALE_S", 0.0)
-    ensure.ensure(tmp_path, row())
-    assert begun == [ensure.command(tmp_path, 1)]
+    start.ensure(tmp_path, row())
+    assert begun == [start.command(tmp_path, 1)]
     until(lambda: not any(one.alive() for one in hanging), "its end, and its child's")
     with FileLock(heartbeat.lock_path(tmp_path, 1), timeout=60):
         pass

@@ -9,7 +9,7 @@ from contextlib import suppress
 from dataclasses import dataclass, field
 from typing import Literal
 
-from gpuops.agent.gang.channel import HEAD
+from gpuops.agent.peers.authenticated_channel import HEAD
 
 Way = Literal["to member", "to head"]
 LINES: dict[Way, int] = {"to member": 2, "to head": 1}

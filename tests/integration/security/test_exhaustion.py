@@ -15,7 +15,7 @@ import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
-from gpuops.agent.retain.virtual_tar import END_OF_ARCHIVE, member_header
+from gpuops.agent.result_storage.streamed_archive import END_OF_ARCHIVE, member_header
 from gpuops.core.safe_folder import DISK_RESERVE_BYTES
 from gpuops.sync import archive
 from gpuops.sync.download_plan import split_by_room

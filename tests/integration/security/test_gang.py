@@ -22,13 +22,22 @@ import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
-from gpuops.agent.gang.channel import BYTES, FRAME_LIMIT, HEAD, MESSAGE, Channel, Keys, Seal, session_keys
-from gpuops.agent.gang.link import GIVE, TAKE, Head, Member, Times
 from gpuops.agent.network import probe
-from gpuops.agent.network.unauthenticated import MAX_LINE_BYTES, MAX_STRANGERS, SHORTAGE, Strangers, proof
+from gpuops.agent.network.unauthenticated_connections import MAX_LINE_BYTES, MAX_STRANGERS, SHORTAGE, Strangers, proof
 from gpuops.agent.node import Node
+from gpuops.agent.peers.authenticated_channel import (
+    BYTES,
+    FRAME_LIMIT,
+    HEAD,
+    MESSAGE,
+    Channel,
+    Keys,
+    Seal,
+    session_keys,
+)
+from gpuops.agent.peers.link import GIVE, TAKE, Head, Member, Times
 from tests.integration.agent.conftest import until
-from tests.integration.agent.test_handover import HANG_S, Side
+from tests.integration.agent.test_result_handover import HANG_S, Side
 from tests.integration.security.relay import Passing, Relay, Way
 from tests.ports import free_port
 
@@ -91,7 +100,7 @@ def ends(monkeypatch: pytest.MonkeyPatch) -> Iterator[Ends]:
 
 HEADED = """
 import json, resource, sys
-from gpuops.agent.gang.link import Head, Times
+from gpuops.agent.peers.link import Head, Times
 files, port = int(sys.argv[1]), int(sys.argv[2])
 resource.setrlimit(resource.RLIMIT_NOFILE, (files, files))
 head = Head(0, 2, ("127.0.0.1", port), sys.argv[3], lambda event: print(json.dumps(event), flush=True),

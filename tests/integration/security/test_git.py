@@ -13,7 +13,7 @@ import pytest
 
 from gpuops.core.errors import UsageError
 from gpuops.core.git import commit_of
-from gpuops.sync.project import project_files
+from gpuops.sync.project_files import project_files
 from tests.conftest import Shell
 
 pytestmark = pytest.mark.skipif(shutil.which("git") is None, reason="needs git")

@@ -19,7 +19,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from gpuops.sync.project import read_entry
+from gpuops.sync.project_files import read_entry
 from gpuops.sync.secret_scan import OVERLAP_BYTES, PIECE_BYTES, RULES, _scanner, find_keys, judge_content
 from tests.system.packaging.conftest import ROOT
 

@@ -15,8 +15,8 @@ from typing import Any, cast
 
 import pytest
 
-from gpuops.clusters import recovery
-from gpuops.clusters.node_traces import MTIME_MAX_NS, LaunchSpec, Traces, parse_spec
+from gpuops.clusters import adoption
+from gpuops.clusters.run_files_on_nodes import MTIME_MAX_NS, LaunchSpec, Traces, parse_spec
 from gpuops.commands.doctor.examine import read_document
 from gpuops.core.errors import ConnectionLost, MalformedAnswer
 from gpuops.core.safe_folder import may_come
@@ -26,7 +26,7 @@ from gpuops.sync.merged_outputs import OutFolder
 from gpuops.sync.merged_outputs_record import Arrival
 from gpuops.sync.run_folder import RunHome
 from gpuops.transport import schemas, validation
-from gpuops.transport.bulk import transfer
+from gpuops.transport.bulk_transfer import transfer
 from gpuops.transport.rpc import AgentClient
 from gpuops.transport.tar_reader import members
 from tests.conftest import Shell
@@ -223,7 +223,7 @@ def test_a_node_has_so_many_logs(tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 
 
 def test_a_member_of_a_run_does_not_fill_node_0s_memory(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("gpuops.agent.gang.link.MAX_EVENTS", 20)
+    monkeypatch.setattr("gpuops.agent.peers.link.MAX_EVENTS", 20)
     ends = Ends()
     try:
         head, heard = ends.head()
@@ -257,7 +257,7 @@ def test_a_checkup_has_no_number_without_end(said: bytes) -> None:
 def test_a_run_that_is_taken_back_began_at_a_time_that_can_be(mtime_ns: int) -> None:
     """What its cluster has cost is reckoned from it."""
     traces = Traces(cast("LaunchSpec", None), min(mtime_ns, MTIME_MAX_NS) / 1e9, None, b"")
-    began = recovery._start_time([recovery._Node(runs={"r": traces})], "r", time.time())
+    began = adoption._start_time([adoption._Node(runs={"r": traces})], "r", time.time())
     assert time.time() - 400 * 86400 < began <= time.time()
 
 

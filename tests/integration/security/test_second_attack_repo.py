@@ -15,7 +15,7 @@ from gpuops.core.errors import UsageError
 from gpuops.core.files import MAX_SMALL_BYTES, read_small
 from gpuops.core.settings import MAX_TOML_BYTES, read_dotenv, read_toml
 from gpuops.nodes.environment import read_requirements
-from gpuops.sync.project import IgnoreRules, in_linear_time, list_files, project_files
+from gpuops.sync.project_files import IgnoreRules, in_linear_time, list_files, project_files
 from tests.conftest import Shell
 
 TABLES = {"run": {"nodes": int, "setup": str, "env": list, "max-hours": float}}

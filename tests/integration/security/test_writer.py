@@ -27,7 +27,7 @@ from gpuops.sync.archive import unpack
 from gpuops.sync.download import Reception, receive_files
 from gpuops.sync.merged_outputs import MEMORY_FILE, OutFolder
 from gpuops.sync.merged_outputs_record import Arrival
-from gpuops.sync.project import read_entry
+from gpuops.sync.project_files import read_entry
 from gpuops.sync.unmatched_files import UnmatchedFile, save_unmatched_files
 from tests.conftest import Shell
 from tests.integration.security.hostile import a_file, a_link, tar_of
@@ -476,11 +476,24 @@ def test_hostile_members_by_every_way_home(tmp_path: Path, capsys: pytest.Captur
 # --- that it stays so ----------------------------------------------------------------------------
 
 
-SYNC = ("edits", "restore", "merged_outputs", "merged_outputs_record", "archive", "download", "unmatched_files")
-WAYS_HOME = [*(f"sync/{name}" for name in SYNC), "runs/results/dead_agents", "transport/bulk", "transport/tar_reader"]
+SYNC = (
+    "node_edits",
+    "restore_snapshots",
+    "merged_outputs",
+    "merged_outputs_record",
+    "archive",
+    "download",
+    "unmatched_files",
+)
+WAYS_HOME = [
+    *(f"sync/{name}" for name in SYNC),
+    "runs/results/dead_agents",
+    "transport/bulk_transfer",
+    "transport/tar_reader",
+]
 WRITES = {"open", "write_text", "write_bytes", "read_text", "read_bytes", "mkdir", "touch", "unlink", "rename", "rmdir",
           "symlink_to", "hardlink_to", "symlink", "makedirs", "rmtree", "copyfileobj", "utime", "chmod"}  # fmt: skip
-ALLOWED = {("transport/bulk", "open")}
+ALLOWED = {("transport/bulk_transfer", "open")}
 
 
 @pytest.mark.parametrize("module", WAYS_HOME)

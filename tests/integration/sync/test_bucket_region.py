@@ -10,7 +10,7 @@ from urllib.parse import urlsplit
 
 import pytest
 
-from gpuops.agent.retain.object_requests import send_request, with_retries
+from gpuops.agent.result_storage.presigned_requests import send_request, with_retries
 from gpuops.cli.terminal.output import Output
 from gpuops.core.context import Context
 from gpuops.core.errors import AuthFailed, UsageError

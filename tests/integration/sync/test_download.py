@@ -21,7 +21,7 @@ from typing import Any
 
 import pytest
 
-from gpuops.agent.files import outputs
+from gpuops.agent.files import output_files
 from gpuops.agent.node import Node, Refusal, write_json
 from gpuops.core.errors import ConnectionLost, GpuopsError, LocalDisk, MalformedAnswer, NodeError, NodeRefused
 from gpuops.core.safe_folder import DISK_RESERVE_BYTES, SafeFolder
@@ -85,7 +85,9 @@ class NodeHere:
             return heard(self.label, verb, "ok", {"result": self.result})
         items: list[dict[str, Any]] = []
         try:
-            answer: dict[str, Any] = {"outs": outputs.outs, "sums": outputs.sums}[verb](self.node, args, items.append)
+            answer: dict[str, Any] = {"outs": output_files.outs, "sums": output_files.sums}[verb](
+                self.node, args, items.append
+            )
         except Refusal as refusal:
             raise NodeRefused(refusal.say, refusal.hint, refusal.kind) from None
         for item in items:
@@ -616,7 +618,7 @@ def test_a_refusal_travels_as_its_sentence(scene: Scene) -> None:
 def test_a_node_cannot_write_elsewhere(scene: Scene, path: str, monkeypatch: pytest.MonkeyPatch) -> None:
     scene.nodes[0].put("good.pt", b"x", mtime_ns=1)
     good = ["good.pt", 1, 1]
-    monkeypatch.setattr(outputs, "outs", lambda node, *_: {"files": [[path, 1, 1], good] * (node.dir[-1] == "0")})
+    monkeypatch.setattr(output_files, "outs", lambda node, *_: {"files": [[path, 1, 1], good] * (node.dir[-1] == "0")})
     report = scene.fetch(final=True)
     assert report.conflicts == (f"node0 offers {path}: not brought home",)
     assert scene.out() == {"good.pt": b"x"}
@@ -630,7 +632,7 @@ def test_a_node_cannot_write_elsewhere(scene: Scene, path: str, monkeypatch: pyt
     ],
 )  # fmt: skip
 def test_a_node_that_talks_nonsense_is_one_sentence(scene: Scene, files: Any, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(outputs, "outs", lambda *_: {"files": files})
+    monkeypatch.setattr(output_files, "outs", lambda *_: {"files": files})
     with pytest.raises(MalformedAnswer, match="to 'outs': Expected"):
         scene.fetch()
 
@@ -638,7 +640,7 @@ def test_a_node_that_talks_nonsense_is_one_sentence(scene: Scene, files: Any, mo
 @pytest.mark.parametrize("odd", [{"path": ["a.pt"], "sha256": "x"}, {"path": "a.pt"}, {"path": "a.pt", "sha256": 1}])
 def test_a_node_that_talks_nonsense_of_checksums(scene: Scene, odd: Any, monkeypatch: pytest.MonkeyPatch) -> None:
     scene.nodes[0].put("a.pt", b"x")
-    monkeypatch.setattr(outputs, "sums", lambda _node, _args, emit: emit(odd) or {})
+    monkeypatch.setattr(output_files, "sums", lambda _node, _args, emit: emit(odd) or {})
     with pytest.raises(MalformedAnswer, match="to 'sums': "):
         scene.fetch(final=True)
 
@@ -648,7 +650,9 @@ def test_checksums_that_nobody_asked_for(scene: Scene, monkeypatch: pytest.Monke
     scene.nodes[0].put("a.pt", b"x")
     for path in ("b.pt", "a.pt"):
         row = {"path": path, "sha256": "0" * 64}
-        monkeypatch.setattr(outputs, "sums", lambda _node, _args, emit, row=row: [emit(row) for _ in range(2)] and {})
+        monkeypatch.setattr(
+            output_files, "sums", lambda _node, _args, emit, row=row: [emit(row) for _ in range(2)] and {}
+        )
         with pytest.raises(MalformedAnswer, match="not asked for, or twice"):
             scene.fetch(final=True)
 
@@ -656,13 +660,13 @@ def test_checksums_that_nobody_asked_for(scene: Scene, monkeypatch: pytest.Monke
 def test_a_node_that_talks_nonsense_hides_nothing_of_another(scene: Scene, monkeypatch: pytest.MonkeyPatch) -> None:
     """What another try may bring is the error; what no try brings is one only where there is nothing else."""
     scene.nodes[1].put("a.pt", b"x")
-    real = outputs.outs
-    monkeypatch.setattr(outputs, "outs", lambda node, *more: {} if node.dir[-1] == "0" else real(node, *more))
-    monkeypatch.setattr(outputs, "sums", lambda *_: {})
+    real = output_files.outs
+    monkeypatch.setattr(output_files, "outs", lambda node, *more: {} if node.dir[-1] == "0" else real(node, *more))
+    monkeypatch.setattr(output_files, "sums", lambda *_: {})
     with pytest.raises(NodeError, match=r"1 file could not be verified: a.pt \(node1\)"):
         scene.fetch(final=True)
     monkeypatch.undo()
-    monkeypatch.setattr(outputs, "outs", lambda node, *more: {} if node.dir[-1] == "0" else real(node, *more))
+    monkeypatch.setattr(output_files, "outs", lambda node, *more: {} if node.dir[-1] == "0" else real(node, *more))
     with pytest.raises(MalformedAnswer, match="node0"):
         scene.fetch(final=True)
     assert scene.out() == {"a.pt": b"x"}
@@ -671,7 +675,7 @@ def test_a_node_that_talks_nonsense_hides_nothing_of_another(scene: Scene, monke
 def test_a_time_that_no_file_can_have(scene: Scene, monkeypatch: pytest.MonkeyPatch) -> None:
     scene.nodes[0].put("a.pt", b"x")
     monkeypatch.setattr(
-        outputs, "outs", lambda node, *_: {"files": [["a.pt", 1, (1 << 63) - 1]] if node.dir[-1] == "0" else []}
+        output_files, "outs", lambda node, *_: {"files": [["a.pt", 1, (1 << 63) - 1]] if node.dir[-1] == "0" else []}
     )
     scene.fetch()
     assert scene.out() == {"a.pt": b"x"}

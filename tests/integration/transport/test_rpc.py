@@ -11,7 +11,7 @@ from typing import Any, cast
 
 import pytest
 
-from gpuops.agent.wire import PROTOCOL
+from gpuops.agent.wire_format import PROTOCOL
 from gpuops.core.errors import ConnectionLost, MalformedAnswer, NodeError, NodeRefused
 from gpuops.core.models import Resource
 from gpuops.nodes import session

@@ -17,7 +17,7 @@ WORK = ["--", "sh", "-c", "echo working; sleep 0.3; echo made > made.pt"]
         "commit:2",
         "signal:KILL:gpuops.nodes.bootstrap:install_agent",
         "signal:KILL:gpuops.nodes.bootstrap:init",
-        "signal:KILL:gpuops.clusters.wait:contact_cluster",
+        "signal:KILL:gpuops.clusters.readiness:contact_cluster",
         "commit:7",
         "call:start:1:KILL",
         "signal:KILL:gpuops.commands.train:finish",

@@ -10,7 +10,7 @@ from pathlib import Path
 
 import pytest
 
-from gpuops.sync.inputs import WORKLOADS
+from gpuops.sync.workloads_and_data import WORKLOADS
 from tests.conftest import HANG_S, until
 from tests.system.lab.available import why_no_lab
 from tests.system.lab.hosts import Host, Lab

@@ -12,7 +12,7 @@ from pathlib import Path
 
 import pytest
 
-from gpuops.sync.inputs import WORKLOADS, workload_script
+from gpuops.sync.workloads_and_data import WORKLOADS, workload_script
 from tests.system.packaging.conftest import ROOT, run
 
 NOT_IN_THE_CORE = {"torch", "numpy", "boto3", "botocore", "runpod", "scikit-learn"}
@@ -58,7 +58,7 @@ def test_the_core_install_is_light(installed: Path) -> None:
 
 def test_installed_it_finds_itself_and_its_workloads(installed: Path, tmp_path: Path) -> None:
     code = (
-        "import gpuops, gpuops.core.provider, gpuops.sync.inputs as w; print(gpuops.__file__)\n"
+        "import gpuops, gpuops.core.provider, gpuops.sync.workloads_and_data as w; print(gpuops.__file__)\n"
         "for name in w.workload_names(): print(w.workloads_folder() / w.workload_script(name))"
     )
     package, *programs = map(Path, run(installed, "-c", code, cwd=tmp_path).split())

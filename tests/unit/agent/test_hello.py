@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from gpuops.agent import machine
+from gpuops.agent import machine_resources
 from gpuops.agent.network import interfaces
 from gpuops.agent.node import Node, Refusal
 from gpuops.agent.rpc import hello
@@ -24,7 +24,7 @@ HERE = Node("/nowhere")
     ],
 )
 def test_a_cgroups_cores(text: str, expected: float | None) -> None:
-    assert machine.cgroup_cores(text) == expected
+    assert machine_resources.cgroup_cores(text) == expected
 
 
 def test_gpus_are_read_from_nvidia_smi() -> None:

@@ -8,12 +8,12 @@ from pathlib import Path
 
 import pytest
 
-from gpuops.agent.daemon import init
+from gpuops.agent.daemon import start_node
 from gpuops.agent.files import local_disk
 from gpuops.agent.node import Node
 from gpuops.agent.rpc import hello
-from gpuops.agent.wire import PROTOCOL
-from gpuops.clusters.wait import describe_local_disks
+from gpuops.agent.wire_format import PROTOCOL
+from gpuops.clusters.readiness import describe_local_disks
 from gpuops.transport.schemas import LocalDisk, NodeHello
 
 Room = dict[str, int]
@@ -34,7 +34,7 @@ def disk(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
 def born(folder: Path, disk: Path | None, **settings: object) -> Node:
     node = Node(str(folder))
     said = {"owner": "o", "cluster": "lab", "index": 0, "scratch": str(disk) if disk else None, **settings}
-    init.prepare_node(node, said, {"boot_in": 60.0})
+    start_node.prepare_node(node, said, {"boot_in": 60.0})
     return node
 
 

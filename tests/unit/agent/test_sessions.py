@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from gpuops.agent.presence import WorkSchedule, has_connection, is_editor, login_terminals
+from gpuops.agent.client_activity import WorkSchedule, has_connection, is_editor, login_terminals
 from gpuops.agent.sockets import parse_connections
 
 SERVER = b"/root/.vscode-server/cli/servers/Stable-e3/server/node\0/root/.vscode-server/out/server-main.js\0--port=0\0"

@@ -10,12 +10,12 @@ from typing import Any
 
 import pytest
 
+from gpuops.agent.client_activity import note_heard, silent_for_s
 from gpuops.agent.daemon import watchdog
 from gpuops.agent.lease import ClockReading, next_end, renewed_lease
 from gpuops.agent.node import Node
-from gpuops.agent.presence import note_heard, silent_for_s
-from gpuops.agent.retain import bucket_sink, presigned_urls, safe_copy, sink
-from gpuops.agent.retain.end_once_stored import (
+from gpuops.agent.result_storage import bucket_sink, presigned_urls, sink, verified_copy
+from gpuops.agent.result_storage.end_after_upload import (
     OTHERS_LIMIT_S,
     LastActivity,
     StallTimer,
@@ -24,8 +24,8 @@ from gpuops.agent.retain.end_once_stored import (
     last_progress_times,
     may_end,
 )
-from gpuops.agent.retain.multipart_upload import NEVER, Stored
-from gpuops.agent.retain.safe_copy import copy_verified
+from gpuops.agent.result_storage.multipart_upload import NEVER, Stored
+from gpuops.agent.result_storage.verified_copy import copy_verified
 from gpuops.agent.run_documents import LaunchSpec, SinkSpec
 from tests.conftest import until
 
@@ -40,7 +40,7 @@ def test_a_file_is_whole_or_not_there(tmp_path: Path, monkeypatch: pytest.Monkey
     assert found is not None
     assert (found[0], target.read_bytes()) == (3_000_000, source.read_bytes())
     assert sum(told) == 3_000_000
-    monkeypatch.setattr(safe_copy, "read_back", lambda *_: "other")
+    monkeypatch.setattr(verified_copy, "read_back", lambda *_: "other")
     source.write_bytes(b"new")
     with pytest.raises(OSError, match="reads back differently"):
         copy_verified(os.fsencode(source), os.fsencode(target), told.append)

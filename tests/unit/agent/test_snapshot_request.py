@@ -11,9 +11,9 @@ from typing import Any
 import pytest
 
 from gpuops.agent import lease
-from gpuops.agent.gang.events import SnapshotRequested
 from gpuops.agent.lease import ClockReading
 from gpuops.agent.node import Node
+from gpuops.agent.peers.events import SnapshotRequested
 from gpuops.agent.run import snapshot_request
 from gpuops.agent.run.snapshot_request import RequestPlan, SnapshotRequests, plan_request
 from gpuops.agent.run_documents import LaunchSpec, Reason

@@ -10,9 +10,9 @@ from typing import Any
 
 import pytest
 
-from gpuops.agent.wire import PROTOCOL
+from gpuops.agent.wire_format import PROTOCOL
 from gpuops.cli.terminal.output import Output
-from gpuops.clusters import orphans, recovery, virtual_nodes
+from gpuops.clusters import adoption, orphans, virtual_nodes
 from gpuops.clusters.orphans import record_rented
 from gpuops.commands import down, status
 from gpuops.core import provider as contract
@@ -291,12 +291,12 @@ def test_what_cannot_be_taken_back_is_left_and_said(there: tuple[Cloud, Context]
     cloud, world = there
     exists(world, "lab")
     found, _ = orphans.find_orphans(world)
-    back, failed = recovery.adopt_all(world, orphans.group_orphans(found), complete=True)
+    back, failed = adoption.adopt_all(world, orphans.group_orphans(found), complete=True)
     assert (back, [error.exit_code for error in failed]) == ([], [4])
     Scripted(contract.Context(OWNER, world.home, world.env))._add(f"gpuops-{OWNER}-half-1")
     (half,) = [one for one in orphans.group_orphans(orphans.find_orphans(world)[0]) if one.name == "half"]
     with pytest.raises(NodeError, match="half cannot be taken back: node0 of it is not found"):
-        recovery.adopt(world, half)
+        adoption.adopt(world, half)
     assert len(cloud.machines()) == 2
     assert world.ledger.clusters(live=False) == []
 
@@ -352,11 +352,11 @@ def a_hello(**lease: float) -> NodeHello:
 
 
 def test_of_several_nodes_the_earliest_end_counts_by_our_clock() -> None:
-    early = recovery._Node(a_hello(hard_wall=90.0, idle_s=60), skew=20.0)
-    late = recovery._Node(a_hello(hard_wall=100, idle_s=30.0))
-    assert recovery.merge_leases([early, late, recovery._Node()]) == (Lease(100.0, 30.0), False)
-    waits = recovery._Node(a_hello(boot_wall=5.0))
-    assert recovery.merge_leases([late, waits]) == (Lease(100.0, 30.0), True)
+    early = adoption._Node(a_hello(hard_wall=90.0, idle_s=60), skew=20.0)
+    late = adoption._Node(a_hello(hard_wall=100, idle_s=30.0))
+    assert adoption.merge_leases([early, late, adoption._Node()]) == (Lease(100.0, 30.0), False)
+    waits = adoption._Node(a_hello(boot_wall=5.0))
+    assert adoption.merge_leases([late, waits]) == (Lease(100.0, 30.0), True)
 
 
 @pytest.mark.parametrize(("kept_h", "lives_h"), [(None, 24.0), (2.0, 2.0), (240.0, 24.0)])
@@ -367,10 +367,10 @@ def test_what_is_rented_and_taken_back_lives_no_longer_than_what_is_new(
     exists(world, "lab")
     now = world.clock.now()
     lease = {} if kept_h is None else {"hard_wall": now + kept_h * 3600, "idle_s": 60.0}
-    monkeypatch.setattr(recovery, "_inspect_nodes", lambda *_: [recovery._Node(a_hello(**lease))])
+    monkeypatch.setattr(adoption, "_inspect_nodes", lambda *_: [adoption._Node(a_hello(**lease))])
     monkeypatch.setattr(virtual_nodes, "find_virtual_nodes", lambda _row, machine, _index: machine)
     (lost,) = orphans.group_orphans(orphans.find_orphans(world)[0])
-    back = recovery.adopt(world, lost)
+    back = adoption.adopt(world, lost)
     assert back.row.lease == Lease(now + lives_h * 3600, 1800.0 if kept_h is None else 60.0)
 
 
@@ -385,7 +385,7 @@ def test_the_ledger_takes_no_number_that_it_could_not_read(there: tuple[Cloud, C
 def test_without_a_machine_nothing_is_taken_back(there: tuple[Cloud, Context]) -> None:
     _, world = there
     with pytest.raises(NodeError, match="no machine of it is left"):
-        recovery.adopt(world, recovery.LostCluster(NAME, "lab", []))
+        adoption.adopt(world, adoption.LostCluster(NAME, "lab", []))
     assert world.ledger.clusters() == []
 
 

@@ -13,8 +13,8 @@ import pytest
 
 from gpuops.cli.entry import execute
 from gpuops.cli.terminal.output import Output
+from gpuops.clusters import readiness
 from gpuops.clusters import up as clusters
-from gpuops.clusters import wait
 from gpuops.clusters.teardown import select_by_tag, tear_down
 from gpuops.clusters.up import CREATE_ATTEMPTS_MAX
 from gpuops.core.context import Context
@@ -34,10 +34,10 @@ from gpuops.core.errors import (
 from gpuops.core.models import Intent, Journal, Lease, Offer, Price, Request, Resource
 from gpuops.core.polling import Clock
 from gpuops.nodes.session import ClusterSession
-from gpuops.offers.approval import PriceApproval
 from gpuops.offers.lease import LeaseLimits
+from gpuops.offers.price_approval import PriceApproval
+from gpuops.offers.price_terms import Terms
 from gpuops.offers.search import OfferSearch
-from gpuops.offers.terms import Terms
 from gpuops.transport.ssh import Denied
 from tests.conftest import no_guards
 from tests.fakes.provider import NAME, PRICE, Cloud, FakeClock, Fault, Scripted, surroundings
@@ -445,10 +445,10 @@ def test_a_machine_that_does_not_know_our_key_yet_is_waited_for(
         looks.append(world.clock.monotonic())
         raise Denied("permission denied for root@192.0.2.1", "pass --identity KEY")
 
-    monkeypatch.setattr(wait, "contact_cluster", denied)
+    monkeypatch.setattr(readiness, "contact_cluster", denied)
     with pytest.raises(Denied):
         up(world, Request(NAME, nodes=2, timeout_min=20.0))
-    assert wait.LOGIN_REFUSED_LIMIT_S <= looks[-1] - looks[0] < 2 * wait.LOGIN_REFUSED_LIMIT_S
+    assert readiness.LOGIN_REFUSED_LIMIT_S <= looks[-1] - looks[0] < 2 * readiness.LOGIN_REFUSED_LIMIT_S
     assert_nothing_left(cloud, world)
 
 

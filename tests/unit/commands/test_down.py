@@ -15,7 +15,7 @@ from gpuops.core.reporting import Silent
 from gpuops.core.run_models import Verdict
 from gpuops.ledger.store import ClusterRow
 from gpuops.runs.finish import RunOutcome
-from gpuops.runs.outcome.judgement import Complete, Lost
+from gpuops.runs.outcome.run_outcome import Complete, Lost
 from gpuops.sync import RunHome
 
 PULL = "gpuops pull r-1 fetches what is in s3://results/lab/r-1"
@@ -86,7 +86,7 @@ def test_interrupted_while_it_is_fetched_nothing_is_left_to_a_guard(
         raise Interrupted("interrupted", PULL)
 
     monkeypatch.setattr("gpuops.commands.down._save_runs", lambda *_: [interrupted])
-    monkeypatch.setattr("gpuops.guard.ensure.ensure", lambda *_: order.append("guard"))
+    monkeypatch.setattr("gpuops.guard.start.ensure", lambda *_: order.append("guard"))
     with pytest.raises(Interrupted) as found:
         down(world, clusters(world), Silent(), force=False)
     assert (found.value.say, found.value.hint) == ("interrupted", PULL)

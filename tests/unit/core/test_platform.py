@@ -11,7 +11,7 @@ from typing import Any
 
 import pytest
 
-from gpuops.agent.wire import members
+from gpuops.agent.wire_format import members
 from gpuops.commands.ssh import _include_pattern
 from gpuops.core.errors import LocalDisk, NodeError, UsageError
 from gpuops.core.files import private_folder
@@ -22,12 +22,12 @@ from gpuops.core.provider import Context
 from gpuops.core.safe_folder import SafeFolder, is_inside
 from gpuops.sync.merged_outputs import OutFolder
 from gpuops.sync.merged_outputs_record import Arrival
-from gpuops.sync.project import read_entry
-from gpuops.sync.restore import _send_files
+from gpuops.sync.project_files import read_entry
+from gpuops.sync.restore_snapshots import _send_files
 from gpuops.sync.run_folder import RunHome
 from gpuops.transport.ssh import Target, config_lines, proxy
+from gpuops.transport.ssh.host_resolution import jump_line
 from gpuops.transport.ssh.openssh import ssh_program
-from gpuops.transport.ssh.resolution import jump_line
 from provisioners.local import LocalProvisioner
 from tests.conftest import TESTS
 from tests.platforms import AGENT, LEFT_OUT, why_not
@@ -381,7 +381,7 @@ def test_what_is_left_out_elsewhere_exists() -> None:
         assert (root / file).exists(), where
         assert not name or f"def {name}(" in (root / file).read_text(encoding="utf-8"), where
     assert why_not("windows", "tests/unit/agent/test_logs.py::test_x") == AGENT
-    assert why_not("windows", "tests/integration/sync/test_project.py")
+    assert why_not("windows", "tests/integration/sync/test_project_files.py")
     assert why_not("windows", "tests/integration/sync/test_projection.py::test_x") is None
     assert why_not("windows", "tests/unit/ledger/test_store.py::test_a_home_that_may_only_be_read[a ledger]")
     assert why_not("windows", "tests/unit/ledger/test_store.py") is why_not("linux", "tests/unit/agent/") is None

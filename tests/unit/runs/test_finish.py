@@ -24,8 +24,8 @@ from gpuops.nodes.session import ClusterSession
 from gpuops.runs import retries
 from gpuops.runs.finish import Policy, RunOutcome, finish, finish_late, is_awaited
 from gpuops.runs.monitor import LiveFetch
-from gpuops.runs.outcome.judgement import FinalFetch, Retryable
 from gpuops.runs.outcome.node_report import NodeReport, ReasonKind, lost_report, parse_report
+from gpuops.runs.outcome.run_outcome import FinalFetch, Retryable
 from gpuops.runs.prepare import Sending, _wait_for_turn
 from gpuops.runs.results.collect import Agents, _fetch_from_nodes
 from gpuops.sync import RunHome

@@ -14,10 +14,10 @@ from gpuops.core.models import Lease, Offer, Price, Resource
 from gpuops.ledger.rows import RunFacts
 from gpuops.ledger.store import ClusterRow, RunRow
 from gpuops.offers import lease as leases
-from gpuops.offers import table
-from gpuops.offers.approval import PriceApproval
+from gpuops.offers import offer_table
 from gpuops.offers.lease import LeaseLimits
-from gpuops.offers.terms import Terms
+from gpuops.offers.price_approval import PriceApproval
+from gpuops.offers.price_terms import Terms
 from gpuops.runs import retries
 from gpuops.runs.receipt import format_receipt
 from gpuops.runs.retries import Preemption, RetryState
@@ -68,12 +68,12 @@ def offers(*places: str) -> list[Offer]:
 
 
 def test_the_place_that_took_them_comes_last() -> None:
-    order = table.order_avoided_last([*offers("a", "b", "c"), Offer("aws", "x", "x", 1, 1)], ["b", "a"])
+    order = offer_table.order_avoided_last([*offers("a", "b", "c"), Offer("aws", "x", "x", 1, 1)], ["b", "a"])
     assert [one.id for one in order] == ["c", "x", "b", "a"]
     assert order[0].data["why"] == "the best elsewhere than a"
-    assert table.order_avoided_last(offers("a", "b"), ["b"]) == offers("a", "b"), "the first is still the first"
-    assert table.order_avoided_last(offers("a"), ["a"]) == offers("a"), "better there than nowhere"
-    assert table.order_avoided_last([], ["a"]) == []
+    assert offer_table.order_avoided_last(offers("a", "b"), ["b"]) == offers("a", "b"), "the first is still the first"
+    assert offer_table.order_avoided_last(offers("a"), ["a"]) == offers("a"), "better there than nowhere"
+    assert offer_table.order_avoided_last([], ["a"]) == []
 
 
 class Asked:

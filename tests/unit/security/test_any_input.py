@@ -18,10 +18,10 @@ from hypothesis import strategies as st
 
 from gpuops.agent.node import Node
 from gpuops.agent.rpc.server import VERBS, Conversation
-from gpuops.agent.wire import MAGIC
+from gpuops.agent.wire_format import MAGIC
 from gpuops.cli.context import tables
 from gpuops.cli.request import _read_lines
-from gpuops.clusters.recovery import _read_verdict
+from gpuops.clusters.adoption import _read_verdict
 from gpuops.core import settings as project
 from gpuops.core.errors import GpuopsError, NodeError
 from gpuops.core.models import Lease, Resource
@@ -31,7 +31,7 @@ from gpuops.ledger.store import Ledger
 from gpuops.runs.spec import request_of
 from gpuops.transport import schemas
 from gpuops.transport.rpc import AgentClient, NodePaths
-from gpuops.transport.ssh import resolution
+from gpuops.transport.ssh import host_resolution
 from provisioners.ssh.hosts import HostBook
 from tests.conftest import HANG_S
 
@@ -104,7 +104,7 @@ def test_files_of_hosts_and_what_is_typed(tmp_path: Path, examples: int) -> None
         (tmp_path / "hosts").write_bytes(content)
         try:
             for line in _read_lines("hosts", str(tmp_path / "hosts")):
-                place = resolution.parse(line)
+                place = host_resolution.parse(line)
                 assert not place.host.startswith("-")
                 assert place.port is None or 0 < place.port < 65536
         except GpuopsError as error:
@@ -118,7 +118,7 @@ def test_files_of_hosts_and_what_is_typed(tmp_path: Path, examples: int) -> None
 def test_what_ssh_says_of_a_host(examples: int) -> None:
     def check(said: dict[str, list[str]]) -> None:
         try:
-            target = resolution.from_config(resolution.parse("me@there"), said, {})
+            target = host_resolution.from_config(host_resolution.parse("me@there"), said, {})
         except GpuopsError as error:
             return one_sentence(error)
         assert not any(char in "".join([target.proxy, *target.identities]) for char in "\0\n")

@@ -12,7 +12,7 @@ from pathlib import Path
 import pytest
 
 from gpuops.sync import secret_scan
-from gpuops.sync.project import FileEntry, read_entry
+from gpuops.sync.project_files import FileEntry, read_entry
 from gpuops.sync.secret_scan import find_keys, judge_name, judge_settings
 
 LETTERS = string.ascii_letters + string.digits

@@ -14,8 +14,8 @@ from gpuops.core.errors import NoCapacity, NodeError, QuotaExceeded
 from gpuops.core.models import Request
 from gpuops.core.signals import Signals
 from gpuops.guard.services import WITHOUT_GUARD
-from gpuops.offers.approval import PriceApproval
 from gpuops.offers.lease import LeaseLimits
+from gpuops.offers.price_approval import PriceApproval
 from provisioners.aws import launch, network
 from tests.fakes.aws import FakeAWS, Fault
 from tests.fakes.aws.known import G_SPOT

@@ -10,7 +10,7 @@ import pytest
 
 from gpuops.core.errors import AuthFailed, GpuopsError, NoCapacity, QuotaExceeded, Rejected, UsageError
 from gpuops.core.models import Offer, Request
-from provisioners.aws import offers, stock
+from provisioners.aws import capacity, offers
 from provisioners.aws.account import Account
 from provisioners.aws.options import wishes
 from provisioners.aws.quotas import STANDARD_ON_DEMAND, STANDARD_SPOT
@@ -311,4 +311,4 @@ def test_without_the_price_list_the_highest_price_that_is_allowed_counts(fake: F
     no = refused(account, **wish)
     assert type(no) is AuthFailed
     assert "cannot read AWS's price list" in no.say
-    assert no.hint.endswith(stock.UNPRICED_HINT)
+    assert no.hint.endswith(capacity.UNPRICED_HINT)

@@ -5,7 +5,7 @@ from __future__ import annotations
 import threading
 from collections.abc import Sequence
 
-from gpuops.agent.wire import Whole
+from gpuops.agent.wire_format import Whole
 from gpuops.transport.connection import Channel, Connection
 
 

@@ -6,9 +6,9 @@ from typing import Any
 
 import pytest
 
+from gpuops.commands.doctor.checks_differences import differences
 from gpuops.commands.doctor.checks_gpu import gpu_findings
 from gpuops.commands.doctor.checks_host import host_findings
-from gpuops.commands.doctor.differences import differences
 from gpuops.commands.doctor.examine import judge_place, judge_safely
 from gpuops.commands.doctor.facts import Checkup, parse_facts
 from gpuops.commands.doctor.report import SETUP, Finding, Report, summarize

@@ -12,7 +12,7 @@ from typing import Any
 import pytest
 
 from gpuops.cli.terminal.output import Output
-from gpuops.commands.prove import record as records
+from gpuops.commands.prove import proof_record as records
 from gpuops.commands.prove.prove import Proof, plan_steps, prove
 from gpuops.core.errors import AuthFailed, NoCapacity, UsageError
 from gpuops.core.format import span

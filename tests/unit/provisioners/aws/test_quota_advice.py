@@ -7,7 +7,7 @@ import dataclasses
 import pytest
 
 from gpuops.core.quota import QuotaIncrease
-from provisioners.aws.alternatives import Demand, RegionSurvey
+from provisioners.aws.instance_alternatives import Demand, RegionSurvey
 from provisioners.aws.quota_advice import advise_for_one_gpu, advise_on_request, build_command, build_quota_error
 from provisioners.aws.quotas import ON_DEMAND, SPOT, AccountQuotas
 from tests.fakes.aws.known import G_SPOT, P4_SPOT, P5_SPOT, G, P, asked, place

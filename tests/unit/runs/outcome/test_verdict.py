@@ -10,7 +10,7 @@ from typing import Any, NamedTuple
 import pytest
 
 from gpuops.core.run_models import RunRequest, Verdict
-from gpuops.runs.outcome.diagnosis import extract_exception
+from gpuops.runs.outcome.failure_cause import extract_exception
 from gpuops.runs.outcome.node_report import NodeReport, Reason, parse_report
 from gpuops.runs.outcome.verdict import is_port_clash, judge, resume_hint
 

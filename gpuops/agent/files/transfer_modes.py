@@ -1,0 +1,33 @@
+"""Modes `receive`, `send`, `restore`, `left`: programs of their own, so that gigabytes never pass through the agent."""
+
+from __future__ import annotations
+
+import os
+import sys
+import threading
+import time
+from typing import Sequence
+
+from gpuops.agent.files.output_files import left
+from gpuops.agent.files.push_steps import receive, send
+from gpuops.agent.files.tar_streams import restore
+from gpuops.agent.node import Node, Refusal, parse_node
+
+TOUCH_INTERVAL_S = 15.0
+"""Time between two signs of use of a transfer."""
+
+
+def main(mode: str, arguments: Sequence[str]) -> int:
+    """Run the mode's function. A transfer is a sign of use while it lasts."""
+    node, rest = parse_node(arguments)
+    if not os.path.isdir(node.dir):
+        raise Refusal("no-node", f"there is no node in {node.dir}", "it was removed, or never started")
+    threading.Thread(target=_touch, args=(node,), daemon=True).start()
+    work = {"receive": receive, "send": send, "restore": restore, "left": left}[mode]
+    return work(node, rest, sys.stdin.buffer, sys.stdout.buffer)
+
+
+def _touch(node: Node) -> None:
+    while True:
+        node.touch()
+        time.sleep(TOUCH_INTERVAL_S)

@@ -1,7 +1,0 @@
-"""How the nodes of one run talk to each other without the client.
-
-link      events and heartbeats between all nodes of a run
-handover  results of a preempted machine go to a node that stays
-events    the events, as types
-channel   one authenticated connection between two nodes
-"""

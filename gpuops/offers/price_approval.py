@@ -1,0 +1,122 @@
+"""The price that a person has approved: one question before money is spent, and the limits that follow from it.
+
+One approval covers all machines that a command rents, also those that later replace preempted ones: offers up to its
+ceiling are accepted without another question.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field
+
+from gpuops.core.context import Context
+from gpuops.core.errors import UsageError
+from gpuops.core.format import money, span
+from gpuops.core.models import Offer, Payer, Request
+from gpuops.core.provider import is_rented
+from gpuops.offers.billing_account import find_payer
+from gpuops.offers.offer_table import format_payer
+
+PRICE_ROUNDING = 0.01
+"""Two prices that differ by at most this part are the same: providers round theirs."""
+MAX_PRICE_FACTOR = 1.5
+"""Without `--max-price` an offer may cost at most this times the first one."""
+
+
+PayerOf = Callable[[Offer], Payer | None]
+
+
+@dataclass
+class PriceApproval:
+    """What a person has approved, in $/h, and what has happened to the machines since."""
+
+    first: float = 0.0
+    """Price of the first offer, from which the ceiling is computed."""
+    agreed: float = 0.0
+    """The highest price that a question named and a person confirmed; 0: not asked yet."""
+    avoided: list[str] = field(default_factory=list)
+    """Places (`Offer.data["place"]`) where machines were preempted, the latest last."""
+    settled: bool = False
+    """These machines replace preempted ones: no further question is asked."""
+    replaces: bool = False
+    """Preempted machines will be replaced (`--retries`): the approval covers the replacements."""
+
+    def confirm_offers(self, ctx: Context, request: Request, offers: Sequence[Offer], payer_of: PayerOf) -> None:
+        """Have a person confirm the first offer, and what may come in its place. Raises UsageError."""
+        if self.settled:
+            return
+        self.first = offers[0].per_hour
+        if self.first <= self.agreed:
+            return
+        ceiling = price_ceiling(self.first, request.max_price)
+        dearest = max(offer.per_hour for offer in offers if offer.per_hour <= ceiling)
+        price = f"{money(self.first)}/h{self._alternatives(ceiling, dearest)}"
+        what = f"{offers[0].say}, {price}{format_payer(payer_of(offers[0]))}"
+        if ctx.yes:
+            ctx.out.say(what)
+        else:
+            confirm_price(ctx, what)
+        self.agreed = dearest
+
+    def _alternatives(self, ceiling: float, dearest: float) -> str:
+        """What the question covers besides the first offer."""
+        if self.replaces:
+            return f" (and up to {money(ceiling)}/h for what replaces it)"
+        return f" (or up to {money(dearest)}/h where that cannot be had)" if dearest > self.first else ""
+
+    def confirm_max_price(self, ctx: Context, request: Request, left_s: float) -> None:
+        """Have a person confirm `--max-price` before a wait of `left_s` seconds for an offer. Raises UsageError."""
+        if ctx.yes or self.agreed or not is_rented(ctx.provisioner(request.provider)):
+            return
+        require_person(ctx)
+        if request.max_price is None:
+            ctx.out.say("note: stay near: you are asked when there is an offer; with --max-price you are asked now")
+            return
+        price = f"{money(request.max_price)}/h{format_payer(find_payer(ctx, request))}"
+        confirm_price(ctx, f"wait for {span(left_s)} at most, then rent for up to {price}")
+        self.agreed = request.max_price
+
+    def limit(self, request: Request, *, yes: bool) -> float:
+        """The highest price in $/h at which an offer is accepted."""
+        without_question = yes or self.settled or request.max_price is not None
+        return price_ceiling(self.first, request.max_price) if without_question else self.agreed
+
+    def refusal(self, offer: Offer, request: Request, *, yes: bool) -> str:
+        """Why an offer may not be tried; empty where it may."""
+        if offer.per_hour <= self.limit(request, yes=yes):
+            return ""
+        if offer.per_hour > price_ceiling(self.first, request.max_price):
+            return explain_too_expensive(offer, self.first)
+        return f"{offer.say} costs {money(offer.per_hour)}/h, and {money(self.agreed)}/h was agreed to"
+
+
+def confirm_price(ctx: Context, question: str) -> None:
+    """Ask a person before money is spent. Raises UsageError without a terminal, or where the answer is no."""
+    require_person(ctx)
+    if not ctx.out.confirm(f"{question}: go?"):
+        raise UsageError("not confirmed: nothing was created", "--yes skips the question")
+
+
+def require_person(ctx: Context) -> None:
+    """Raises UsageError where no terminal can ask."""
+    if not ctx.out.interactive:
+        raise UsageError("cannot ask for confirmation: no terminal", "add --yes")
+
+
+def price_ceiling(first: float, max_price: float | None) -> float:
+    """The highest price in $/h that is accepted where the first offer costs `first`."""
+    if max_price is not None:
+        return max_price
+    return first * MAX_PRICE_FACTOR if first > 0 else math.inf
+
+
+def explain_too_expensive(offer: Offer, first: float) -> str:
+    """Why an offer above the ceiling was not accepted."""
+    price, factor = money(offer.per_hour), f"{MAX_PRICE_FACTOR:g} times {money(first)}/h"
+    return f"the next offer is {offer.say} at {price}/h, more than {factor}"
+
+
+def max_price_flag(per_hour: float) -> str:
+    """The flag that allows a price."""
+    return f"--max-price {math.ceil(round(per_hour * 100, 6)) / 100:.2f}"

@@ -1,0 +1,108 @@
+"""The terms of one cluster: the price that is accepted, how long machines may boot, and until when they live."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+from gpuops.core.context import Context
+from gpuops.core.errors import Rejected
+from gpuops.core.format import money
+from gpuops.core.models import Lease, Offer, Payer, Request
+from gpuops.ledger.store import ClusterRow
+from gpuops.offers import lease as leases
+from gpuops.offers.lease import LeaseLimits
+from gpuops.offers.price_approval import PRICE_ROUNDING, PriceApproval, max_price_flag
+from gpuops.offers.search import ACCOUNT_WAIT_S, OfferSearch
+
+BOOT_MARGIN_S = 600.0
+"""The boot lease is this much longer than `--timeout`: the command gives up, and undoes, before the machines do."""
+
+
+class Terms:
+    """Price and lease of the machines that one request asks for; each note is printed once."""
+
+    def __init__(
+        self,
+        ctx: Context,
+        request: Request,
+        limits: LeaseLimits,
+        rented: bool,
+        search: OfferSearch,
+        approval: PriceApproval,
+    ) -> None:
+        self._ctx = ctx
+        self._request = request
+        self._limits = limits
+        self._rented = rented
+        self._search = search
+        self._approval = approval
+        self._said: set[str] = set()
+
+    def confirm_price(self, offers: Sequence[Offer]) -> None:
+        """Ask the one question before money is spent. Raises UsageError."""
+        self.warn_of_balance(offers[0])
+        self._approval.confirm_offers(self._ctx, self._request, offers, self.payer)
+
+    def warn_of_balance(self, first: Offer) -> None:
+        """Print how long the balance lasts, where it is known already and shortens the lease."""
+        funds = self._search.account.answer(0.0)
+        if funds is not None and funds.balance is not None:
+            now = self._ctx.clock.now()
+            requested = self._requested_lease(first.per_hour, now)
+            _, note = leases.cut_to_balance(requested, funds, first.per_hour, now)
+            self._note(leases.balance_warning(funds, first.per_hour) or note)
+
+    def payer(self, offer: Offer) -> Payer | None:
+        """Who pays for an offer; None for what is free."""
+        return self._search.payer(offer) if self._rented else None
+
+    def explain_refusal(self, offer: Offer) -> str:
+        """Why an offer may not be tried; empty where it may."""
+        return self._approval.refusal(offer, self._request, yes=self._ctx.yes)
+
+    def check_price(self, name: str, offer: Offer, price: float) -> None:
+        """Compare the price of the created machines, as their provider now says (`price`, $/h), with the approved one.
+        Raises Rejected: another attempt would cost the same."""
+        limit = max(self._approval.limit(self._request, yes=self._ctx.yes), offer.per_hour)
+        if self._rented and price > limit * (1 + PRICE_ROUNDING):
+            raise Rejected(
+                f"{name} costs {money(price)}/h, as {offer.provider} tells it now, and {money(limit)}/h was agreed to",
+                f"where that is worth it: {max_price_flag(price)}",
+            )
+
+    def announce(self, row: ClusterRow, offer: Offer) -> None:
+        """Print the offer that is tried now, each once however often it is tried."""
+        price = f", {money(offer.per_hour)}/h" if offer.per_hour else ""
+        self._say_once(f"{row.name}: {offer.say}{price}")
+        for note in offer.notes:
+            self._note(note)
+
+    def boot_end(self, offer: Offer, now: float) -> float:
+        """The end of the boot lease: machines that are not ready yet cost money, too."""
+        requested = self._requested_lease(offer.per_hour, now)
+        longest = now + self._request.timeout_min * 60 + BOOT_MARGIN_S
+        return min(end for end in (longest, requested.money_end, self._limits.until) if end is not None)
+
+    def lease(self, per_hour: float, now: float, since: float | None = None) -> Lease:
+        """The cluster's lease, no longer than the balance lasts. `since`: when the machines began to cost money."""
+        lease = self._requested_lease(per_hour, now, since)
+        funds = self._search.account.answer(0.0 if since is None else ACCOUNT_WAIT_S)
+        if funds is None:
+            return lease
+        lease, note = leases.cut_to_balance(lease, funds, per_hour, now)
+        if since is not None:
+            self._note(note or leases.balance_warning(funds, per_hour))
+        return lease
+
+    def _requested_lease(self, per_hour: float, now: float, since: float | None = None) -> Lease:
+        """The lease that the flags name, however long the balance lasts."""
+        return leases.new_lease(self._limits, rented=self._rented, per_hour=per_hour, now=now, since=since)
+
+    def _note(self, note: str) -> None:
+        if note:
+            self._say_once(f"note: {note}")
+
+    def _say_once(self, line: str) -> None:
+        if line not in self._said:
+            self._said.add(line)
+            self._ctx.out.say(line)

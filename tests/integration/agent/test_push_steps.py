@@ -1,0 +1,468 @@
+"""The node's end of push and pull: what is refused, and what a push that was killed leaves behind."""
+
+from __future__ import annotations
+
+import fcntl
+import hashlib
+import io
+import json
+import os
+import random
+import shutil
+import signal
+import struct
+import sys
+import tarfile
+import termios
+import time
+from collections.abc import Callable, Iterable
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from gpuops.agent.files import push_steps
+from gpuops.agent.files.tar_streams import Padded
+from gpuops.agent.node import Node, Refusal
+from gpuops.agent.wire_format import END, head
+from gpuops.sync.project_files import read_entry
+from tests.fakes.inprocess import InProcessClient
+
+Files = dict[str, str | None]
+"""A project: path to text; None for a link named like its target (`x->y`)."""
+
+
+def make(folder: Path, files: Files, stamp: int) -> None:
+    """Write a project; `stamp` makes its times differ from another version's."""
+    shutil.rmtree(folder, ignore_errors=True)
+    folder.mkdir(parents=True)
+    for path, text in files.items():
+        name, _, target = path.partition("->")
+        (folder / name).parent.mkdir(parents=True, exist_ok=True)
+        if text is None:
+            (folder / name).symlink_to(target)
+        else:
+            (folder / name).write_text(text)
+            os.utime(folder / name, ns=(stamp, stamp))
+
+
+def listed(folder: Path) -> list[list[Any]]:
+    paths = sorted(str(path.relative_to(folder)) for path in folder.rglob("*"))
+    return [found.wire for path in paths if (found := read_entry(folder, path))]
+
+
+def stream_of(folder: Path, files: list[list[Any]], need: Iterable[int]) -> bytes:
+    contents = {index: (folder / files[index][0]).read_bytes() for index in need}
+    return b"".join(head(str(index), len(data)) + data for index, data in contents.items()) + END
+
+
+def ignore(item: dict[str, Any]) -> None:
+    del item
+
+
+def plan(node: Node, folder: Path, **options: Any) -> dict[str, Any]:
+    files = listed(folder)
+    answer = push_steps.plan(node, {"tree": "project", "files": files, **options}, ignore)
+    if answer["ask"]:
+        sums = {str(index): sha256(folder / files[index][0]) for index in answer["ask"]}
+        answer = push_steps.plan(node, {"tree": "project", "files": files, "sums": sums, **options}, ignore)
+    return answer
+
+
+def sha256(path: Path) -> str:
+    return hashlib.sha256(path.read_bytes()).hexdigest()
+
+
+def receive(node: Node, push: str, data: bytes) -> None:
+    if push:
+        push_steps.receive(node, ["--tree", "project", "--push", push], io.BytesIO(data), io.BytesIO())
+
+
+def commit(node: Node, push: str) -> dict[str, Any]:
+    if not push:
+        return {"written": 0, "removed": 0}  # the plan had nothing to do
+    return push_steps.commit(node, {"tree": "project", "push": push}, ignore)
+
+
+def push(node: Node, folder: Path, **options: Any) -> dict[str, Any]:
+    answer = plan(node, folder, **options)
+    assert answer["conflicts"] == []
+    receive(node, answer["push"], stream_of(folder, listed(folder), answer["need"]))
+    return {**answer, **commit(node, answer["push"])}
+
+
+def contents(folder: Path) -> dict[str, str]:
+    return {
+        str(path.relative_to(folder)): os.readlink(path) if path.is_symlink() else path.read_text()
+        for path in folder.rglob("*")
+        if path.is_symlink() or path.is_file()
+    }
+
+
+@pytest.fixture
+def node(tmp_path: Path) -> Node:
+    (tmp_path / "n0").mkdir()
+    return Node(str(tmp_path / "n0"))
+
+
+@pytest.fixture
+def here(tmp_path: Path) -> Path:
+    return tmp_path / "here"
+
+
+HOSTILE = ["../x", "/etc/x", "a/../../x", "a//b", "", ".", "a/.", "..", "a/\0"]
+
+
+@pytest.mark.parametrize("path", HOSTILE)
+def test_paths_that_lead_outside_are_refused(node: Node, path: str) -> None:
+    with pytest.raises(Refusal) as refused:
+        push_steps.plan(node, {"tree": "project", "files": [[path, 1, 1, 0o644, None]]}, ignore)
+    assert refused.value.kind == "bad-path"
+    assert os.listdir(node.dir) == []
+
+
+@pytest.mark.parametrize("path", HOSTILE)
+def test_such_paths_are_not_sent_either(node: Node, path: str) -> None:
+    with pytest.raises(Refusal) as refused:
+        push_steps.send(node, ["--tree", "project"], io.BytesIO(json.dumps([path]).encode()), io.BytesIO())
+    assert refused.value.kind == "bad-path"
+
+
+@pytest.mark.parametrize("name", ["../x", "a/b", "", "Project", "runs2"])
+def test_names_of_trees(node: Node, name: str) -> None:
+    with pytest.raises(Refusal):
+        push_steps.plan(node, {"tree": name, "files": []}, ignore)
+
+
+@pytest.mark.parametrize("paths", [["a", "a"], ["a", "a/b"]])
+def test_a_list_that_no_folder_can_hold(node: Node, paths: list[str]) -> None:
+    with pytest.raises(Refusal) as refused:
+        push_steps.plan(node, {"tree": "project", "files": [[path, 1, 1, 0o644, None] for path in paths]}, ignore)
+    assert refused.value.kind == "bad-path"
+
+
+@pytest.mark.parametrize("overwrite", [False, True])
+def test_nothing_is_written_through_a_link(node: Node, here: Path, tmp_path: Path, overwrite: bool) -> None:
+    (tmp_path / "outside").mkdir()
+    (tmp_path / "n0" / "project").mkdir()
+    (tmp_path / "n0" / "project" / "data").symlink_to(tmp_path / "outside")
+    make(here, {"data/x": "1", "data/deep/y": "2"}, 10**18)
+    with pytest.raises(Refusal) as refused:
+        plan(node, here, overwrite=overwrite)
+    assert refused.value.kind == "outside"
+    assert "'data' on this node is not a folder" in refused.value.say
+    assert list((tmp_path / "outside").iterdir()) == []
+
+
+def test_a_link_put_there_during_the_push_is_seen(node: Node, here: Path, tmp_path: Path) -> None:
+    make(here, {"data/x": "1"}, 10**18)
+    answer = plan(node, here)
+    receive(node, answer["push"], stream_of(here, listed(here), answer["need"]))
+    (tmp_path / "outside").mkdir()
+    (tmp_path / "n0" / "project").mkdir()
+    (tmp_path / "n0" / "project" / "data").symlink_to(tmp_path / "outside")
+    with pytest.raises(Refusal):
+        commit(node, answer["push"])
+    assert list((tmp_path / "outside").iterdir()) == []
+
+
+def test_a_stale_file_behind_a_link_is_not_removed(node: Node, here: Path, tmp_path: Path) -> None:
+    make(here, {"data/x": "1"}, 10**18)
+    push(node, here)
+    shutil.move(tmp_path / "n0" / "project" / "data", tmp_path / "moved")
+    (tmp_path / "n0" / "project" / "data").symlink_to(tmp_path / "moved")
+    make(here, {"other": "1"}, 10**18)
+    push(node, here)
+    assert (tmp_path / "moved" / "x").read_text() == "1"
+
+
+def test_a_tree_that_is_a_link_is_refused(node: Node, here: Path, tmp_path: Path) -> None:
+    (tmp_path / "n0" / "project").symlink_to(tmp_path)
+    make(here, {"x": "1"}, 10**18)
+    with pytest.raises(Refusal) as refused:
+        plan(node, here)
+    assert refused.value.kind == "outside"
+
+
+def test_a_folder_with_files_of_its_own_is_never_replaced(node: Node, here: Path, tmp_path: Path) -> None:
+    make(here, {"out/seed": "1"}, 10**18)
+    push(node, here)
+    (tmp_path / "n0" / "project" / "out" / "model.pt").write_text("weights")
+    make(here, {"out": "a file now"}, 10**18)
+    with pytest.raises(Refusal) as refused:
+        plan(node, here, overwrite=True)
+    assert refused.value.kind == "in-the-way"
+    assert (tmp_path / "n0" / "project" / "out" / "model.pt").read_text() == "weights"
+
+
+def test_a_push_larger_than_the_disk_is_refused_at_once(node: Node) -> None:
+    with pytest.raises(Refusal, match=r"the push needs .* MB and the disk has") as refused:
+        push_steps.plan(node, {"tree": "project", "files": [["x", 1 << 60, 1, 0o644, None]]}, ignore)
+    assert refused.value.kind == "disk"
+
+
+@pytest.mark.parametrize("cut", [0, 5, 100, 612, 620, 1200])
+def test_a_torn_transfer_is_no_push(node: Node, here: Path, cut: int) -> None:
+    make(here, {"a": "a" * 600, "b": "b" * 600}, 10**18)
+    answer = plan(node, here)
+    data = stream_of(here, listed(here), answer["need"])
+    with pytest.raises(Refusal) as refused:
+        receive(node, answer["push"], data[:cut])
+    assert refused.value.kind == "torn"
+    with pytest.raises(Refusal) as refused:
+        commit(node, answer["push"])
+    assert refused.value.kind == "incomplete"
+    push(node, here)
+    assert contents(Path(node.tree("project"))) == contents(here)
+
+
+def test_what_does_not_fit_the_plan_is_refused(node: Node, here: Path) -> None:
+    make(here, {"a": "a" * 600}, 10**18)
+    answer = plan(node, here)
+    for name, size in (("0", 5), ("1", 600), ("../x", 600), ("-9", 600)):
+        with pytest.raises(Refusal) as refused:
+            receive(node, answer["push"], head(name, size) + bytes(size) + END)
+        assert refused.value.kind == "torn"
+
+
+@pytest.mark.parametrize(
+    "data",
+    [b"", b"[", b"x\n", b"7\n", b"{}\n", b"[0, 600]\n", b'["0"]\n', b'["0", -1]\n', b'["0", "600"]\n', b"[" * 200_000],
+)
+def test_what_is_no_stream_of_files_is_refused(node: Node, here: Path, data: bytes) -> None:
+    make(here, {"a": "a" * 600}, 10**18)
+    answer = plan(node, here)
+    with pytest.raises(Refusal) as refused:
+        receive(node, answer["push"], data)
+    assert refused.value.kind == "torn"
+
+
+def test_what_arrived_whole_is_not_asked_for_again(node: Node, here: Path) -> None:
+    make(here, {"a": "a" * 600, "b": "b" * 600}, 10**18)
+    answer = plan(node, here)
+    receive(node, answer["push"], stream_of(here, listed(here), [0]))
+    assert plan(node, here)["need"] == [1]
+    make(here, {"a": "A" * 600, "b": "b" * 600}, 10**18 + 1)
+    assert plan(node, here)["need"] == [0, 1]
+
+
+def test_edits_are_told_with_what_was_pushed(node: Node, here: Path) -> None:
+    make(here, {"a": "1", "b": "2", "c": "3", "l->a": None}, 10**18)
+    push(node, here)
+    there = Path(node.tree("project"))
+    (there / "a").write_text("edited")
+    (there / "b").unlink()
+    os.utime(there / "c", ns=(5, 5))
+    (there / "mine").write_text("a run's")
+    answer = push_steps.edits(node, {"tree": "project"}, ignore)["files"]
+    assert [(file["path"], file["state"]) for file in answer] == [("a", "changed"), ("b", "deleted"), ("c", "changed")]
+    assert answer[0]["pushed"] == listed(here)[0][1:]
+
+
+def sent(node: Node, paths: list[str], *arguments: str) -> dict[str, tarfile.TarInfo]:
+    out = io.BytesIO()
+    assert push_steps.send(node, list(arguments), io.BytesIO(json.dumps(paths).encode()), out) == 0
+    with tarfile.open(fileobj=io.BytesIO(out.getvalue()), encoding="utf-8", errors="surrogateescape") as tar:
+        return {member.name: member for member in tar}
+
+
+def test_send_leaves_out_what_is_gone_and_names_arrive(node: Node, here: Path) -> None:
+    odd = ["two\nlines", "q'\"", "ünï", "raw\udcff", "n" * 200, "deep/" * 40 + "x"]
+    make(here, {**dict.fromkeys(odd, "text"), "link->q'\"": None}, 10**18)
+    push(node, here)
+    os.mkfifo(node.path("project", "pipe"))
+    members = sent(node, [*odd, "link", "gone", "pipe", "deep"], "--tree", "project")
+    assert list(members) == [*odd, "link"]
+    assert members["link"].issym()
+
+
+def test_a_run_sends_what_its_links_lead_to(node: Node, here: Path) -> None:
+    make(here, {"a": "12345", "latest->a": None}, 10**18)
+    push(node, here)
+    os.makedirs(node.run("digits-1"))
+    Path(node.run("digits-1"), "spec.json").write_text(json.dumps({"tree": "project"}))
+    assert sent(node, ["latest"], "--run", "digits-1")["latest"].size == 5
+    with pytest.raises(Refusal) as refused:
+        sent(node, [], "--run", "none")
+    assert refused.value.kind == "no-run"
+
+
+@pytest.mark.parametrize("now", [b"", b"short", b"x" * 20])
+def test_a_member_is_as_long_as_announced(now: bytes) -> None:
+    padded = Padded(io.BytesIO(now), 10)
+    data = b"".join(iter(lambda: padded.read(4), b""))
+    assert data == (now + bytes(10))[:10]
+
+
+# A push that is killed. Version one lies on the node, version two is on its way.
+
+ONE: Files = {
+    "train.py": "one", "same": "same", "lib/a": "a1", "lib/b": "b1", "old/deep/x": "x", "turns": "file",
+    "folder/in": "in", "link->train.py": None, "was->same": None,
+}  # fmt: skip
+TWO: Files = {
+    "train.py": "two!", "same": "same", "lib/a": "a2", "lib/c": "c2", "new/deep/y": "y", "turns/into": "folder",
+    "folder": "file", "link->lib": None, "was": "no link",
+}  # fmt: skip
+RUN: Files = {"model.pt": "weights", "lib/log": "epoch 1"}
+EFFECTS = {"os.rename", "os.remove", "os.mkdir", "os.rmdir", "os.symlink", "os.chmod", "os.utime", "shutil.rmtree"}
+
+
+@pytest.fixture
+def versions(tmp_path: Path) -> tuple[Path, Path]:
+    make(tmp_path / "one", ONE, 10**18)
+    make(tmp_path / "two", TWO, 10**18 + 7)
+    os.utime(tmp_path / "two" / "same", ns=(10**18, 10**18))
+    return tmp_path / "one", tmp_path / "two"
+
+
+def killed_at(effect: int, work: Callable[[], object]) -> bool:
+    """Do `work` in a process that dies by SIGKILL just before its n-th change to the disk; whether it died."""
+    pid = os.fork()
+    if pid == 0:
+        left = [effect]
+
+        def hook(event: str, _: object) -> None:
+            if event in EFFECTS:
+                left[0] -= 1
+                if left[0] < 0:
+                    os.kill(os.getpid(), signal.SIGKILL)
+
+        sys.addaudithook(hook)
+        try:
+            work()
+            os._exit(0)
+        except BaseException:
+            os._exit(1)
+    _, status = os.waitpid(pid, 0)
+    assert status in (0, signal.SIGKILL)
+    return status != 0
+
+
+def test_a_commit_killed_before_any_of_its_steps_heals(tmp_path: Path, versions: tuple[Path, Path]) -> None:
+    one, two = versions
+    base = Node(str(tmp_path / "base"))
+    os.makedirs(base.dir)
+    push(base, one)
+    for path, text in RUN.items():
+        assert text is not None
+        Path(base.tree("project"), path).write_text(text)
+    answer = plan(base, two)
+    receive(base, answer["push"], stream_of(two, listed(two), answer["need"]))
+    effect = 0
+    while True:
+        results = []
+        for name, again in (("forth", two), ("back", one))[: 1 + (effect % 3 == 0)]:
+            node = Node(str(tmp_path / f"{name}{effect}"))
+            shutil.copytree(base.dir, node.dir, symlinks=True)
+            died = killed_at(effect, lambda node=node: commit(node, answer["push"]))  # type: ignore[misc]
+            results.append(died)
+            changed = push_steps.edits(node, {"tree": "project"}, ignore)["files"]
+            assert changed == [], f"after {effect} effects our own push looks like an edit"
+            healed = push(node, again)
+            assert healed["kept"] == []
+            assert contents(Path(node.tree("project"))) == {**contents(again), **RUN}, f"killed after {effect}"
+            assert os.listdir(node.path("incoming")) == []
+            assert push_steps.edits(node, {"tree": "project"}, ignore)["files"] == []
+            shutil.rmtree(node.dir)
+        if not any(results):
+            break
+        effect += 1
+    assert effect > 20
+
+
+def test_an_edit_after_a_killed_commit_is_not_lost(versions: tuple[Path, Path], node: Node) -> None:
+    one, two = versions
+    push(node, one)
+    answer = plan(node, two)
+    receive(node, answer["push"], stream_of(two, listed(two), answer["need"]))
+    assert killed_at(30, lambda: commit(node, answer["push"]))
+    Path(node.tree("project"), "train.py").write_text("edited after")
+    assert plan(node, two)["conflicts"] == ["train.py"]
+    assert Path(node.tree("project"), "train.py").read_text() == "edited after"
+
+
+def drained(stream: Any) -> bool:
+    """Whether the other end has read everything from this pipe."""
+    waiting = fcntl.ioctl(stream.fileno(), termios.FIONREAD, b"\0" * 4)
+    return bool(struct.unpack("i", waiting)[0] == 0)
+
+
+def test_a_transfer_killed_anywhere_heals(tmp_path: Path) -> None:
+    chance = random.Random(1)
+    here = tmp_path / "here"
+    make(here, {f"f{index}": "x" * chance.randrange(40_000) for index in range(30)}, 10**18)
+    client = InProcessClient(tmp_path / "n0")
+    files = listed(here)
+    for _ in range(20):
+        answer = plan(client.node, here)
+        data = stream_of(here, files, answer["need"])
+        cut = chance.randrange(min(len(data), 60_000))
+        channel = client.bulk("receive", "--tree", "project", "--push", answer["push"])
+        channel.stdin.write(data[:cut])
+        until = time.monotonic() + 600
+        while not drained(channel.stdin) and time.monotonic() < until:
+            time.sleep(0.002)
+        channel.close()  # SIGKILL
+        if not answer["need"]:
+            break
+    push(client.node, here)
+    assert contents(Path(client.node.tree("project"))) == contents(here)
+
+
+@pytest.mark.parametrize("seed", range(4))
+def test_no_edit_is_ever_lost(tmp_path: Path, node: Node, seed: int) -> None:
+    """Pushes, edits on both sides and kills in any order: what somebody wrote on the node stays there."""
+    chance = random.Random(seed)
+    here, there = tmp_path / "here", Path(node.tree("project"))
+    here.mkdir()
+    paths = ["a", "b", "d/c", "d/e"]
+    theirs: dict[str, str] = {}
+    unsure: set[str] = set()  # the same on both sides, in a push that was killed: still theirs, or ours now
+    for step in range(80):
+        path = chance.choice(paths)
+        action = chance.choice(["local", "local", "delete", "node", "push", "push", "push", "killed"])
+        if action == "local":
+            (here / path).parent.mkdir(exist_ok=True)
+            (here / path).write_text(f"here {step:03d}")
+        elif action == "delete":
+            (here / path).unlink(missing_ok=True)
+        elif action == "node":
+            (there / path).parent.mkdir(parents=True, exist_ok=True)
+            (there / path).write_text(f"node {step:03d}")
+            theirs[path] = f"node {step:03d}"
+            unsure.discard(path)
+        else:
+            answer = plan(node, here)
+            if answer["conflicts"]:
+                assert set(answer["conflicts"]) <= set(theirs) | unsure
+                if chance.random() < 0.5:  # as after `pull --edits`
+                    for conflict in answer["conflicts"]:
+                        shutil.copyfile(there / conflict, here / conflict)
+                continue
+            receive(node, answer["push"], stream_of(here, listed(here), answer["need"]))
+            if action == "killed":
+                killed_at(chance.randrange(12), lambda answer=answer: commit(node, answer["push"]))  # type: ignore[misc]
+            else:
+                commit(node, answer["push"])
+                ours = contents(here)
+                left = {at: text for at, text in contents(there).items() if at in ours or at not in unsure}
+                assert left == {**ours, **theirs}
+            same = {edited for edited, text in theirs.items() if text == _text(here / edited)}
+            unsure = unsure | same if action == "killed" else unsure - set(ours)
+            theirs = {edited: text for edited, text in theirs.items() if edited not in same}
+        for edited, text in theirs.items():
+            assert (there / edited).read_text() == text, f"step {step}, {action} {path}"
+
+
+def _text(path: Path) -> str:
+    return path.read_text() if path.exists() else ""
+
+
+def test_a_plan_changes_nothing(node: Node, here: Path) -> None:
+    make(here, {"a": "1"}, 10**18)
+    push(node, here)
+    before = contents(Path(node.tree("project")))
+    make(here, {"b": "2"}, 10**18)
+    assert plan(node, here)["stale"] == ["a"]
+    assert contents(Path(node.tree("project"))) == before
