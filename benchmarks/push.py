@@ -7,7 +7,6 @@ from functools import partial
 
 from benchmarks.hosts import Desk, desk, make_tree, together
 from benchmarks.measure import Options, Skip, Table, alternate, compared, seconds, timed
-from gpuops import sync
 from gpuops.cli.terminal.output import Output
 from gpuops.core.context import Context
 from gpuops.core.reporting import Silent
@@ -16,6 +15,7 @@ from gpuops.core.signals import Signals
 from gpuops.guard.services import SERVICES
 from gpuops.ledger.store import Ledger
 from gpuops.nodes.session import open_session
+from gpuops.sync import upload
 
 FILES, SIZE = 10_000, 4050
 COPY = "copy"
@@ -90,7 +90,7 @@ def _logged_in(one: Desk, options: Options) -> dict[str, list[float]]:
     master = ("-o", "ControlMaster=auto", "-o", f"ControlPath={one.home}/%h-%p", "-o", "ControlPersist=15")
 
     def alone() -> None:
-        sync.push_many(live.clients, "project", sync.scan(one.project, one.home / "cache"), progress=Silent())
+        upload.push_many(live.clients, "project", upload.scan(one.project, one.home / "cache"), progress=Silent())
 
     try:
         return alternate({"gpuops": alone, "rsync": lambda: _rsync(one, *master)}, options.times(5))

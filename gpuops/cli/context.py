@@ -109,7 +109,7 @@ def _report_unknown_to_ledger(ctx: Context) -> None:
 
 def _report_orphans(ctx: Context, live: Callable[[], Iterable[str]]) -> None:
     """Print the clusters that this computer has files of, and that are not among the `live` ones of the ledger."""
-    from gpuops.clusters.orphans import find_unrecorded_clusters
+    from gpuops.clusters.home_files import find_unrecorded_clusters
 
     if names := find_unrecorded_clusters(ctx.home, live):
         ctx.out.say(

@@ -7,5 +7,6 @@ virtual_nodes  several nodes on one machine
 teardown       destroy and list repeatedly, until nothing of a cluster costs money
 leftovers      costless resources of a cluster that is gone are destroyed later
 orphans        what providers list with our tag and the ledger does not know
+home_files     what this computer's folder says of clusters beside the ledger
 adoption       a cluster that the ledger lost becomes rows again, from what `run_files_on_nodes` reads on its nodes
 """

@@ -1,16 +1,13 @@
-"""Orphans: resources with our tag that no live cluster of the ledger accounts for; and how they are ended.
-
-Also what this computer knows without its ledger: clusters that it has files of, and providers that it rented from.
-"""
+"""Orphans: resources with our tag that no live cluster of the ledger accounts for; and how they are ended."""
 
 from __future__ import annotations
 
-from collections.abc import Callable, Collection, Iterable, Sequence
+from collections.abc import Collection, Sequence
 from dataclasses import dataclass
-from pathlib import Path
 from typing import TYPE_CHECKING
 
 from gpuops.clusters.adoption import LostCluster, cluster_token
+from gpuops.clusters.home_files import find_unrecorded_clusters, read_rented
 from gpuops.clusters.leftovers import clear_leftovers_once, describe_leftovers, is_leftover_of
 from gpuops.clusters.teardown import (
     POLL_S,
@@ -28,7 +25,6 @@ from gpuops.core.context import Context
 from gpuops.core.errors import (
     AuthFailed,
     GpuopsError,
-    LocalDisk,
     NotSetUp,
     Partial,
     ProviderError,
@@ -44,40 +40,6 @@ from provisioners.contract_checks import CheckedProvisioner
 if TYPE_CHECKING:
     from gpuops.core.provider import Provisioner
     from gpuops.ledger.store import ClusterRow
-
-
-RENTED = "rented"
-"""A name a line: the providers that were ever asked for machines. It outlives a ledger that is lost."""
-
-
-def find_unrecorded_clusters(home: Path, live: Callable[[], Iterable[str]]) -> list[str]:
-    """Clusters that this computer has names or nodes of and that are none of `live`: a ledger was lost.
-
-    `live` is asked last, since a cluster is in the ledger before anything of it is here.
-    """
-    names = {path.stem for path in home.glob("ssh/*.conf")}
-    names |= {path.parent.name for path in home.glob("local/*/n*") if path.name[1:].isdigit()}
-    return sorted(names.difference(live())) if names else []
-
-
-def record_rented(home: Path, provider: str) -> None:
-    """Record that machines are rented from a provider, before it is asked for any. Raises LocalDisk."""
-    if provider in read_rented(home):
-        return
-    try:
-        with (home / RENTED).open("a", encoding="utf-8") as file:
-            file.write(f"{provider}\n")
-    except OSError as error:
-        raise LocalDisk(
-            f"{home / RENTED} cannot be written: {error.strerror}", "free some space on that disk"
-        ) from error
-
-
-def read_rented(home: Path) -> set[str]:
-    try:
-        return set((home / RENTED).read_text(encoding="utf-8", errors="replace").split())
-    except OSError:
-        return set()
 
 
 @dataclass(frozen=True)

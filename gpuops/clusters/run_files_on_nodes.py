@@ -11,8 +11,7 @@ from typing import Any, Literal
 
 from gpuops.core.run_models import RunRequest
 from gpuops.core.safe_folder import SafeFolder
-from gpuops.sync import RunHome
-from gpuops.sync.run_folder import MAX_DOCUMENT_BYTES, read_json
+from gpuops.sync.run_folder import MAX_DOCUMENT_BYTES, RunHome, read_json
 from gpuops.sync.unmatched_files import list_unmatched_files, save_unmatched_files
 from gpuops.sync.workloads_and_data import WORKLOADS
 from gpuops.transport.rpc import Programs

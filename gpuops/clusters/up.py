@@ -11,7 +11,7 @@ import uuid
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 
-from gpuops.clusters.orphans import record_rented
+from gpuops.clusters.home_files import record_rented
 from gpuops.clusters.readiness import wait_ready
 from gpuops.clusters.teardown import POLL_SLOW_S, describe_shutdown, destroy_cluster, list_resources, tear_down
 from gpuops.core.context import Context

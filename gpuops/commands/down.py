@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 
 from gpuops.clusters import selection
-from gpuops.clusters.orphans import find_unrecorded_clusters
+from gpuops.clusters.home_files import find_unrecorded_clusters
 from gpuops.clusters.teardown import describe_shutdown, tear_down
 from gpuops.core.context import Context
 from gpuops.core.errors import GpuopsError, Interrupted, MalformedAnswer, NodeError, StillBilling, worst_exit_code

@@ -12,7 +12,6 @@ from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
-from gpuops import sync
 from gpuops.clusters import up as clusters
 from gpuops.commands.plan import Plan, Size
 from gpuops.core.context import Context
@@ -26,7 +25,7 @@ from gpuops.nodes.session import machines_of
 from gpuops.offers import offer_table
 from gpuops.runs.prepare import choose_tree, describe_secrets
 from gpuops.runs.spec import node_specs
-from gpuops.sync import workloads_and_data
+from gpuops.sync import upload, workloads_and_data
 
 TOKEN = re.compile(r"\{(python|agent|run)\}")
 PLAIN = re.compile(r"[\w@%+=:,./-]*<[a-z0-9]+>[\w/-]*")
@@ -65,10 +64,10 @@ class UploadPreview:
 
     name: str
     """The tree's name on the nodes: the project's, or a workload's."""
-    tree: sync.Tree
+    tree: upload.Tree
     data_path: str | None
     """What `--data` names."""
-    data: sync.Tree | None
+    data: upload.Tree | None
     """None without data, and where the nodes read the original on this computer."""
     data_origin: str
     """Where the data come from, as the end of a sentence."""
@@ -91,10 +90,10 @@ class UploadPreview:
         return document
 
     def lines(self) -> Iterator[str]:
-        first, *more = sync.summary(self.tree)
+        first, *more = upload.summary(self.tree)
         yield from (f"would send: {first}", *more)
         if self.data is not None:
-            first, *more = sync.summary(self.data)
+            first, *more = upload.summary(self.data)
             yield from (f"would send: data, {first}{self.data_origin}", *more)
         if self.secrets:
             yield f"would send: {self.secrets_line}"

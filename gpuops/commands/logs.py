@@ -19,7 +19,8 @@ from gpuops.runs.logs.lines import LineMerger
 from gpuops.runs.logs.view import Filter, HomeTail, LogTimes, last_output_time
 from gpuops.runs.monitor import close_at_first_line, follow_with_remarks, show_waiting
 from gpuops.runs.spec import request_of
-from gpuops.sync import RunHome, mirror
+from gpuops.sync.download import mirror
+from gpuops.sync.run_folder import RunHome
 
 POLL_INTERVAL_S = 0.2
 """Seconds between two looks for new lines: short enough for a person who watches."""

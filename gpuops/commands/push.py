@@ -6,13 +6,12 @@ import dataclasses
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-from gpuops import sync
 from gpuops.clusters import selection
 from gpuops.core.context import Context
 from gpuops.core.format import plural
 from gpuops.core.reporting import Progress
 from gpuops.nodes.session import open_session
-from gpuops.sync import workloads_and_data
+from gpuops.sync import upload, workloads_and_data
 from gpuops.sync.project_files import printable_path
 from gpuops.sync.push_record import PushRecord
 
@@ -21,8 +20,8 @@ from gpuops.sync.push_record import PushRecord
 class PushOutcome:
     """What a push sent, or would send."""
 
-    tree: sync.Tree
-    reports: Sequence[sync.PushReport] | None
+    tree: upload.Tree
+    reports: Sequence[upload.PushReport] | None
     """One per node; None for a dry run."""
 
     def document(self) -> dict[str, object]:
@@ -38,7 +37,7 @@ class PushOutcome:
     def lines(self) -> list[str]:
         if self.reports is not None:
             return [_describe(report) for report in self.reports]
-        first, *more = sync.summary(self.tree)
+        first, *more = upload.summary(self.tree)
         return [f"would send: {first}", *more, *(f"  {printable_path(entry.path)}" for entry in self.tree.files)]
 
 
@@ -55,12 +54,12 @@ def push_project(
     row = selection.pick_cluster(ctx.ledger.clusters(), ctx.folder, cluster, "gpuops push --cluster")
     live = open_session(ctx, row)
     try:
-        first, *more = sync.summary(tree)
+        first, *more = upload.summary(tree)
         for sentence in (f"code: {first}", *more):
             ctx.out.say(sentence)
         with progress.during("comparing the project with what the nodes have"):
             record = PushRecord(ctx.home, row.token, "project")
-            reports = sync.push_many(
+            reports = upload.push_many(
                 live.present(), "project", tree, overwrite=overwrite, progress=progress, record=record
             )
     finally:
@@ -68,7 +67,7 @@ def push_project(
     return PushOutcome(tree, reports)
 
 
-def _describe(report: sync.PushReport) -> str:
+def _describe(report: upload.PushReport) -> str:
     """`node0: 2 files sent, 1 removed`, or that there was nothing to do."""
     parts = [f"{plural(report.files_sent, 'file')} sent"] if report.files_sent else []
     parts += [f"{report.removed} removed"] if report.removed else []

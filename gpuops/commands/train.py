@@ -40,7 +40,8 @@ from gpuops.runs.receipt import format_receipt
 from gpuops.runs.results import retention
 from gpuops.runs.results.collect import Agents, release
 from gpuops.runs.retries import JobOutcome, RetryState
-from gpuops.sync import RunHome, archive, bucket, sinks, upload, workloads_and_data
+from gpuops.sync import archive, bucket, sinks, upload, workloads_and_data
+from gpuops.sync.run_folder import RunHome
 
 TRACEBACK_HOLD_S = 5.0
 """How long a traceback waits to be shown: by then it is known whether a rank failed."""

@@ -33,10 +33,10 @@ from gpuops.runs.outcome.run_outcome import (
 from gpuops.runs.outcome.verdict import read_progress
 from gpuops.runs.results.collect import EarlierReports, Source, fetch_bucket
 from gpuops.runs.spec import request_of
-from gpuops.sync import RunHome, archive, bucket, sinks
+from gpuops.sync import archive, bucket, sinks
 from gpuops.sync.merged_outputs import inherit
 from gpuops.sync.restore_snapshots import list_outputs
-from gpuops.sync.run_folder import read_json
+from gpuops.sync.run_folder import RunHome, read_json
 
 
 @dataclass(frozen=True)

@@ -19,7 +19,8 @@ from gpuops.ledger.store import ClusterRow, RunRow
 from gpuops.nodes.session import ClusterSession, end_reason, readmit_this_computer, virtual_node_ended
 from gpuops.runs.outcome.node_report import NodeReport, ReasonKind, lost_report, parse_report
 from gpuops.runs.spec import request_of
-from gpuops.sync import RunHome, mirror
+from gpuops.sync.download import mirror
+from gpuops.sync.run_folder import RunHome
 
 OnBytes = Callable[[int, str, int, bytes], None]
 

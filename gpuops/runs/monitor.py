@@ -30,7 +30,7 @@ from gpuops.runs.logs.view import Filter, HomeTail
 from gpuops.runs.results.collect import fetch_now
 from gpuops.runs.results.url_renewal import UrlRenewal
 from gpuops.runs.spec import request_of
-from gpuops.sync import RunHome
+from gpuops.sync.run_folder import RunHome
 
 LIVE_FETCH_INTERVAL_S = 10.0
 """How often files of a run that goes on are fetched."""

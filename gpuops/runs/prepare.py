@@ -12,7 +12,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from gpuops import __version__, sync
+from gpuops import __version__
 from gpuops.clusters.virtual_nodes import add_virtual_nodes
 from gpuops.core.context import Context
 from gpuops.core.errors import BUG, GpuopsError, Interrupted, UsageError
@@ -28,9 +28,11 @@ from gpuops.nodes.network import find_rendezvous
 from gpuops.nodes.python import prepare_pythons, run_setup, run_versions, setup_command
 from gpuops.nodes.session import ClusterSession
 from gpuops.offers.billing_account import refuse_tracked
-from gpuops.sync import DEFAULT_OUTS, RunHome, upload, workloads_and_data
+from gpuops.sync import upload, workloads_and_data
+from gpuops.sync.download import DEFAULT_OUTS
 from gpuops.sync.push_record import PushRecord
 from gpuops.sync.restore_snapshots import restore_files
+from gpuops.sync.run_folder import RunHome
 from gpuops.transport.rpc import AgentClient, UnreachableAgent
 
 if TYPE_CHECKING:
@@ -183,7 +185,7 @@ def _prepare_nodes(
     started = ctx.clock.monotonic()
     with progress.during("comparing the project with what the nodes have"):
         record = PushRecord(ctx.home, live.row.token, name)
-        reports = sync.push_many(clients, name, tree, overwrite=sending.overwrite, progress=progress, record=record)
+        reports = upload.push_many(clients, name, tree, overwrite=sending.overwrite, progress=progress, record=record)
     if not shared:
         took_s = ctx.clock.monotonic() - started
         upload.record_upload_rate(ctx.home / "cache", sum(one.bytes_sent for one in reports), took_s)
@@ -209,10 +211,10 @@ def _prepare_nodes(
     return Prepared(ctx.ledger.run(row.id), home, request, parts, meeting.ports, values)
 
 
-def _scan_tree(ctx: Context, request: RunRequest, sending: Sending, folder: Path, shared: bool) -> sync.Tree:
+def _scan_tree(ctx: Context, request: RunRequest, sending: Sending, folder: Path, shared: bool) -> upload.Tree:
     """What is sent, as it is now, and said. Raises UsageError."""
     tree = workloads_and_data.scan_project(ctx, folder, _send_anyway(request, sending))
-    first, *more = sync.summary(tree)
+    first, *more = upload.summary(tree)
     for sentence in (f"code: {first}", *more):
         ctx.out.say(sentence)
     _check_script(request, tree)
@@ -267,7 +269,7 @@ def _ask_node(client: AgentClient) -> NodeHello | None:
     return None if isinstance(client, UnreachableAgent) else client.call("hello")
 
 
-def _check_script(request: RunRequest, tree: sync.Tree) -> None:
+def _check_script(request: RunRequest, tree: upload.Tree) -> None:
     """Refuse a script that will not be on the nodes, before torchrun misses it on each. Raises UsageError."""
     if request.kind != "torchrun" or request.script is None or request.workload:
         return
@@ -281,7 +283,7 @@ def _check_script(request: RunRequest, tree: sync.Tree) -> None:
     )
 
 
-def _report_kept_edits(ctx: Context, reports: Sequence[sync.PushReport]) -> None:
+def _report_kept_edits(ctx: Context, reports: Sequence[upload.PushReport]) -> None:
     for report in reports:
         if report.kept:
             first = first_few(report.kept, 3)

@@ -22,8 +22,8 @@ from gpuops.offers.lease import MIN_LEASE_S, LeaseLimits
 from gpuops.offers.price_approval import PriceApproval
 from gpuops.runs import receipt
 from gpuops.runs.finish import RunOutcome
-from gpuops.sync import RunHome
 from gpuops.sync.restore_snapshots import list_outputs
+from gpuops.sync.run_folder import RunHome
 
 if TYPE_CHECKING:
     from gpuops.transport.schemas import JournalEvent

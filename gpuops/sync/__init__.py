@@ -18,23 +18,3 @@ object_store           S3 requests of this computer: credentials, client, errors
 bucket                 one sink in an object store: checked, opened to nodes by presigned URLs, read, cleaned up
 archive                what nodes kept in a bucket, fetched, verified and unpacked
 """
-
-from gpuops.sync.download import DEFAULT_OUTS, FetchReport, fetch, mirror
-from gpuops.sync.run_folder import RunHome
-from gpuops.sync.upload import HeldBack, PushReport, Tree, allowed_places, push_many, scan, scan_data, summary
-
-__all__ = [
-    "DEFAULT_OUTS",
-    "FetchReport",
-    "HeldBack",
-    "PushReport",
-    "RunHome",
-    "Tree",
-    "allowed_places",
-    "fetch",
-    "mirror",
-    "push_many",
-    "scan",
-    "scan_data",
-    "summary",
-]

@@ -20,8 +20,6 @@ from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
 from pathlib import PurePosixPath
 
-from filelock import FileLock, Timeout
-
 from gpuops.core.errors import NodeError
 from gpuops.core.platform import HERE, System
 from gpuops.core.safe_folder import SafeFolder, is_inside, local_errors, may_come
@@ -59,6 +57,8 @@ class OutFolder:
         self._incoming = home.folder.below("incoming")
         # One lock for all runs of a folder: its file stays, and would be litter in each run's folder.
         self._runs = SafeFolder(home.path.parent)
+        from filelock import FileLock  # it brings asyncio, which most commands do without
+
         self._lock = FileLock(home.path.parent / LOCK_FILE, timeout=LOCK_TIMEOUT_S)
 
     def memory(self) -> Memory:
@@ -177,6 +177,8 @@ class OutFolder:
 
     @contextmanager
     def _locked(self) -> Iterator[None]:
+        from filelock import Timeout
+
         self.folder.make()
         if self._runs.look(LOCK_FILE) is None:
             with suppress(FileExistsError):

@@ -21,12 +21,11 @@ from gpuops.core.reporting import Progress
 from gpuops.core.safe_folder import SafeFolder, local_errors
 from gpuops.ledger.store import ClusterRow
 from gpuops.nodes.session import nodes_of, open_programs, rented_machine_ended
-from gpuops.sync import RunHome
 from gpuops.sync.merged_outputs import MEMORY_FILE, OutFolder
 from gpuops.sync.merged_outputs_record import Held
 from gpuops.sync.project_files import FileEntry, printable_path, read_entry
 from gpuops.sync.push_record import PushRecord
-from gpuops.sync.run_folder import make_ignored_folder, read_json
+from gpuops.sync.run_folder import RunHome, make_ignored_folder, read_json
 from gpuops.sync.unmatched_files import (
     UnmatchedFile,
     describe_unmatched_files,

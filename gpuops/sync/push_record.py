@@ -16,8 +16,6 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
-from filelock import FileLock
-
 from gpuops.core.errors import LocalDisk
 from gpuops.core.safe_folder import SafeFolder
 from gpuops.sync.project_files import FileEntry
@@ -45,6 +43,8 @@ class PushRecord:
         self._root = SafeFolder(home)
         self._folder = self._root.below(_name(token))
         self._tree = tree
+        from filelock import FileLock  # it brings asyncio, which most commands do without
+
         self._lock = FileLock(home / RECORD_FOLDER / ".lock")
 
     def begin_push(self, node: str, files: Sequence[FileEntry]) -> str:

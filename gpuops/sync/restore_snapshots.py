@@ -14,9 +14,9 @@ from gpuops.core.errors import UsageError
 from gpuops.core.parallel import on_each
 from gpuops.core.safe_folder import SafeFolder
 from gpuops.ledger.store import RunRow
-from gpuops.sync import RunHome
 from gpuops.sync.merged_outputs import OutFolder
 from gpuops.sync.merged_outputs_record import Memory
+from gpuops.sync.run_folder import RunHome
 from gpuops.transport.bulk_transfer import Sending, finish, transfer
 from gpuops.transport.rpc import AgentClient
 

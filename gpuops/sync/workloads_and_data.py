@@ -14,7 +14,6 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import NamedTuple
 
-from gpuops import sync
 from gpuops.core.context import Context
 from gpuops.core.errors import UsageError
 from gpuops.core.models import DATA
@@ -23,6 +22,7 @@ from gpuops.core.provider import has_capability
 from gpuops.core.run_models import RunRequest
 from gpuops.nodes.python import group_by_machine
 from gpuops.nodes.session import ClusterSession
+from gpuops.sync import upload
 from gpuops.sync.project_files import FileEntry, printable_path
 from gpuops.transport.rpc import AgentClient
 
@@ -91,7 +91,7 @@ def push_data(
         return {}
     with ctx.progress.during("looking through the data"):
         tree = scan_data(ctx, request.data, allow)
-    first, *more = sync.summary(tree)
+    first, *more = upload.summary(tree)
     for sentence in (f"data: {first}{describe_origin(ctx, request.data, allow)}", *more):
         ctx.out.say(sentence)
     with ctx.progress.during("comparing the data with what the nodes have"):
@@ -103,21 +103,21 @@ def absolute_path(folder: Path, data: str) -> Path:
     return (folder / data).absolute()
 
 
-def scan_project(ctx: Context, folder: Path, allow: Sequence[str]) -> sync.Tree:
+def scan_project(ctx: Context, folder: Path, allow: Sequence[str]) -> upload.Tree:
     """Scan what a push of the project sends; slow, since each new file is searched for keys. Raises UsageError."""
     with ctx.progress.during("looking for keys in what would be sent", aside=True):
-        return sync.scan(folder, ctx.home / "cache", allow)
+        return upload.scan(folder, ctx.home / "cache", allow)
 
 
-def scan_data(ctx: Context, data: str, allow: Sequence[str]) -> sync.Tree:
+def scan_data(ctx: Context, data: str, allow: Sequence[str]) -> upload.Tree:
     """Scan what `--data` sends. Raises UsageError."""
-    return sync.scan_data(absolute_path(ctx.folder, data), ctx.home / "cache" / "data", allow, ctx.folder)
+    return upload.scan_data(absolute_path(ctx.folder, data), ctx.home / "cache" / "data", allow, ctx.folder)
 
 
 def describe_origin(ctx: Context, data: str, allow: Sequence[str]) -> str:
     """The sentence part on where links of the data lead; empty without links."""
     full = absolute_path(ctx.folder, data)
-    places = [full.resolve()] * full.is_symlink() + sync.allowed_places(allow)
+    places = [full.resolve()] * full.is_symlink() + upload.allowed_places(allow)
     return f", from {' and '.join(printable_path(str(place)) for place in places)}" if places else ""
 
 
@@ -127,13 +127,13 @@ def tree_name(full: Path) -> str:
 
 
 def _push_to_machines(
-    ctx: Context, live: ClusterSession, nodes: int, full: Path, tree: sync.Tree, overwrite: bool
+    ctx: Context, live: ClusterSession, nodes: int, full: Path, tree: upload.Tree, overwrite: bool
 ) -> dict[int, str]:
     name = tree_name(full)
 
-    def push_to(indices: Sequence[int], content: sync.Tree) -> None:
+    def push_to(indices: Sequence[int], content: upload.Tree) -> None:
         clients: list[AgentClient] = [live.clients[index] for index in indices]
-        sync.push_many(clients, name, content, overwrite=overwrite, progress=ctx.progress)
+        upload.push_many(clients, name, content, overwrite=overwrite, progress=ctx.progress)
 
     groups = group_by_machine(live, range(nodes))
     push_to([first for first, *_ in groups], tree)
@@ -144,7 +144,7 @@ def _push_to_machines(
     return {index: f"{live.hello(index).folder}/{name}/{full.name}" for index in range(nodes)}
 
 
-def link_data(tree: sync.Tree, folder: Path, data: Path, *, shared: bool) -> sync.Tree:
+def link_data(tree: upload.Tree, folder: Path, data: Path, *, shared: bool) -> upload.Tree:
     """The project's tree with data that lie in the project replaced by a link: to the original on nodes on this
     computer (`shared`), else to the data's own tree on the node."""
     full = (folder / data).absolute()

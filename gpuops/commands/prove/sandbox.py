@@ -12,8 +12,8 @@ from functools import partial
 from typing import Any, Protocol, TypeVar, cast
 
 from gpuops.clusters import orphans
+from gpuops.clusters.home_files import record_rented
 from gpuops.clusters.leftovers import clear_leftovers_once
-from gpuops.clusters.orphans import record_rented
 from gpuops.clusters.teardown import POLL_S, POLL_SLOW_S, select_by_tag, tear_down
 from gpuops.commands.prove.fault_injection import ContractBroken
 from gpuops.core.context import Context

@@ -21,7 +21,7 @@ from gpuops.core.errors import UsageError
 from gpuops.core.polling import Clock
 from gpuops.offers.lease import parse_span
 from gpuops.runs.logs.lines import STREAM, LineMerger
-from gpuops.sync import RunHome
+from gpuops.sync.run_folder import RunHome
 
 TIMES_FILE = "times.jsonl"
 NOT_NOTED_YET = float("inf")

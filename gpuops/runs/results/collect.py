@@ -29,8 +29,9 @@ from gpuops.runs.outcome.node_report import NodeReport, ReasonKind, lost_report,
 from gpuops.runs.outcome.run_outcome import BucketFetch, Evidence, FinalFetch, classify_nodes, join_sentences
 from gpuops.runs.results.dead_agents import salvage
 from gpuops.runs.spec import request_of
-from gpuops.sync import RunHome, archive, fetch
-from gpuops.sync.run_folder import read_json
+from gpuops.sync import archive
+from gpuops.sync.download import fetch
+from gpuops.sync.run_folder import RunHome, read_json
 from gpuops.sync.unmatched_files import choose_unasked, describe_unmatched_files, exact_patterns, list_unmatched_files
 from gpuops.transport.rpc import AgentClient
 

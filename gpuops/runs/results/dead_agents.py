@@ -18,9 +18,8 @@ from gpuops.core.safe_folder import SafeFolder, local_errors
 from gpuops.ledger.store import ClusterRow, RunRow
 from gpuops.nodes.session import nodes_of, open_programs
 from gpuops.runs.outcome.node_report import NodeReport, parse_report
-from gpuops.sync import RunHome
 from gpuops.sync.archive import replace_shorter_log
-from gpuops.sync.run_folder import MAX_DOCUMENT_BYTES
+from gpuops.sync.run_folder import MAX_DOCUMENT_BYTES, RunHome
 from gpuops.sync.unmatched_files import list_unmatched_files, save_unmatched_files
 from gpuops.transport.rpc import Programs
 

@@ -12,13 +12,12 @@ from typing import Any
 
 import pytest
 
-from gpuops import sync
 from gpuops.agent.daemon import end_node
 from gpuops.agent.files import local_disk
 from gpuops.core.errors import GpuopsError
 from gpuops.core.models import Resource
 from gpuops.core.reporting import Silent
-from gpuops.sync import workloads_and_data
+from gpuops.sync import upload, workloads_and_data
 from tests.fakes.inprocess import InProcessClient
 from tests.unit.agent.test_local_disk import born
 
@@ -51,7 +50,7 @@ def sent(root: Path, here: Path) -> dict[int, str]:
     world: Any = SimpleNamespace(progress=Silent())
     live: Any = SimpleNamespace(clients=clients, hello=hellos.__getitem__, machines=machines)
     return workloads_and_data._push_to_machines(
-        world, live, 2, here, sync.scan_data(here, here.parent / "cache"), overwrite=False
+        world, live, 2, here, upload.scan_data(here, here.parent / "cache"), overwrite=False
     )
 
 

@@ -14,7 +14,7 @@ from gpuops.core.polling import Clock
 from gpuops.runs import follow
 from gpuops.runs.follow import Follower
 from gpuops.runs.outcome.node_report import ReasonKind, parse_report
-from gpuops.sync import RunHome
+from gpuops.sync.run_folder import RunHome
 from tests.integration.agent.conftest import HANG_S, until
 
 if TYPE_CHECKING:

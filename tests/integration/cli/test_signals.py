@@ -68,11 +68,11 @@ def test_the_second_signal_hurries_what_hears_nothing(shell: Shell, tmp_path: Pa
         ("INT", "gpuops.clusters.up:find_offers", False),
         ("INT", "gpuops.clusters.up:_create_first_available", False),
         ("INT", "gpuops.clusters.up:wait_ready", False),
-        ("INT", "gpuops.sync:push_many", True),
+        ("INT", "gpuops.sync.upload:push_many", True),
         ("INT", "gpuops.nodes.python:prepare_pythons", True),
         ("INT", "gpuops.runs.launch:node_specs", True),
         ("HUP", "gpuops.clusters.up:_create_first_available", False),
-        ("HUP", "gpuops.sync:push_many", True),
+        ("HUP", "gpuops.sync.upload:push_many", True),
         ("HUP", "gpuops.runs.launch:node_specs", True),
     ],
 )

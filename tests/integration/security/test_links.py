@@ -11,8 +11,8 @@ import pytest
 
 from gpuops.core.errors import UsageError
 from gpuops.nodes.environment import read_requirements
-from gpuops.sync import scan, scan_data
 from gpuops.sync.project_files import project_files
+from gpuops.sync.upload import scan, scan_data
 from tests.conftest import Shell
 from tests.sshd import Sshd, can_serve, serving
 

@@ -21,7 +21,7 @@ from gpuops.commands.doctor.examine import read_document
 from gpuops.core.errors import ConnectionLost, MalformedAnswer
 from gpuops.core.safe_folder import may_come
 from gpuops.nodes import bootstrap
-from gpuops.sync import mirror
+from gpuops.sync.download import mirror
 from gpuops.sync.merged_outputs import OutFolder
 from gpuops.sync.merged_outputs_record import Arrival
 from gpuops.sync.run_folder import RunHome

@@ -22,12 +22,12 @@ from gpuops.core import safe_folder
 from gpuops.core.errors import GpuopsError, NodeError, UsageError
 from gpuops.core.platform import System
 from gpuops.core.safe_folder import SafeFolder, is_gits, is_inside
-from gpuops.sync import RunHome
 from gpuops.sync.archive import unpack
 from gpuops.sync.download import Reception, receive_files
 from gpuops.sync.merged_outputs import MEMORY_FILE, OutFolder
 from gpuops.sync.merged_outputs_record import Arrival
 from gpuops.sync.project_files import read_entry
+from gpuops.sync.run_folder import RunHome
 from gpuops.sync.unmatched_files import UnmatchedFile, save_unmatched_files
 from tests.conftest import Shell
 from tests.integration.security.hostile import a_file, a_link, tar_of

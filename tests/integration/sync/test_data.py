@@ -6,8 +6,7 @@ from pathlib import Path
 
 import pytest
 
-from gpuops import sync
-from gpuops.sync import workloads_and_data
+from gpuops.sync import upload, workloads_and_data
 
 
 @pytest.fixture
@@ -23,7 +22,7 @@ def test_inside_the_project_it_is_a_link(tmp_path: Path) -> None:
     (tmp_path / "a" / "data").mkdir(parents=True)
     (tmp_path / "a" / "data" / "x").touch()
     (tmp_path / "a" / "b.py").touch()
-    tree = sync.scan(tmp_path, tmp_path / "home" / "cache")
+    tree = upload.scan(tmp_path, tmp_path / "home" / "cache")
     links = {
         shared: {
             file.path: file.link

@@ -4,7 +4,7 @@ python driver.py commit:7 run -- sh -c …       SIGKILL right after the 7th com
 python driver.py before:create:1 up local      SIGKILL before the provisioner's first `create`
 python driver.py after:destroy:1 down          SIGKILL after it
 python driver.py lost:create up local          `create` does its work, the answer is lost
-python driver.py signal:INT:gpuops.sync:push_many train …    a signal to itself when it comes to that function
+python driver.py signal:INT:gpuops.sync.upload:push_many train …    a signal to itself when it comes to that function
 python driver.py call:start:2:KILL run …       a signal to itself before it asks a node for the 2nd `start`
 python driver.py taken train …                 another program takes the first port that a node has found free
 python driver.py impatient up runpod …          it waits for RunPod's answers for seconds, not for a minute

@@ -13,7 +13,7 @@ import pytest
 from gpuops.agent.wire_format import PROTOCOL
 from gpuops.cli.terminal.output import Output
 from gpuops.clusters import adoption, orphans, virtual_nodes
-from gpuops.clusters.orphans import record_rented
+from gpuops.clusters.home_files import record_rented
 from gpuops.commands import down, status
 from gpuops.core import provider as contract
 from gpuops.core.context import Context

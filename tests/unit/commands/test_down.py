@@ -16,7 +16,7 @@ from gpuops.core.run_models import Verdict
 from gpuops.ledger.store import ClusterRow
 from gpuops.runs.finish import RunOutcome
 from gpuops.runs.outcome.run_outcome import Complete, Lost
-from gpuops.sync import RunHome
+from gpuops.sync.run_folder import RunHome
 
 PULL = "gpuops pull r-1 fetches what is in s3://results/lab/r-1"
 

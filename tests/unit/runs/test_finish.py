@@ -28,8 +28,8 @@ from gpuops.runs.outcome.node_report import NodeReport, ReasonKind, lost_report,
 from gpuops.runs.outcome.run_outcome import FinalFetch, Retryable
 from gpuops.runs.prepare import Sending, _wait_for_turn
 from gpuops.runs.results.collect import Agents, _fetch_from_nodes
-from gpuops.sync import RunHome
 from gpuops.sync.archive import FetchedNode
+from gpuops.sync.run_folder import RunHome
 from gpuops.transport.schemas import RunState, Sentence, SinkState
 from tests.conftest import HANG_S, until
 

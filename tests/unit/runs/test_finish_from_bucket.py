@@ -17,11 +17,10 @@ from gpuops.core.run_models import RunRequest
 from gpuops.core.sink import BucketSink
 from gpuops.ledger.rows import RunRow
 from gpuops.runs import finish
-from gpuops.sync import RunHome
 from gpuops.sync.archive import FetchedNode
 from gpuops.sync.merged_outputs import OutFolder
 from gpuops.sync.merged_outputs_record import Arrival
-from gpuops.sync.run_folder import read_json
+from gpuops.sync.run_folder import RunHome, read_json
 
 BROKEN = NodeError("what node0 kept could not be verified: out/a.pt", "`gpuops pull` tries again")
 

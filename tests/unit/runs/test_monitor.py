@@ -7,7 +7,7 @@ from pathlib import Path
 
 from gpuops.core import polling
 from gpuops.runs.monitor import Remarks, busy_command, tensorboard_command
-from gpuops.sync import RunHome
+from gpuops.sync.run_folder import RunHome
 
 
 class Clock(polling.Clock):

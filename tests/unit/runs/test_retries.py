@@ -21,7 +21,7 @@ from gpuops.offers.price_terms import Terms
 from gpuops.runs import retries
 from gpuops.runs.receipt import format_receipt
 from gpuops.runs.retries import Preemption, RetryState
-from gpuops.sync import RunHome
+from gpuops.sync.run_folder import RunHome
 
 NOW = 1_800_000_000.0
 H = 3600.0

@@ -18,8 +18,9 @@ from gpuops.core.errors import GpuopsError, LocalDisk, Unknown
 from gpuops.core.reporting import Silent
 from gpuops.core.signals import Signals
 from gpuops.ledger.rows import RunFacts
-from gpuops.sync import RunHome, archive
+from gpuops.sync import archive
 from gpuops.sync.archive import FetchedNode, unpack
+from gpuops.sync.run_folder import RunHome
 
 
 class Kept:

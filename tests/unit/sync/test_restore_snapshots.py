@@ -7,10 +7,10 @@ from pathlib import Path
 
 import pytest
 
-from gpuops.sync import RunHome
 from gpuops.sync.merged_outputs import OutFolder, inherit
 from gpuops.sync.merged_outputs_record import Arrival
 from gpuops.sync.restore_snapshots import select_places
+from gpuops.sync.run_folder import RunHome
 
 LAST, OLD, NEW = "snapshots/toy/last", "snapshots/toy/step-100.pt", "snapshots/toy/step-120.pt"
 

@@ -15,7 +15,7 @@ from gpuops.core.errors import UsageError
 from gpuops.core.polling import Clock
 from gpuops.runs.logs.lines import LineMerger
 from gpuops.runs.logs.view import HomeTail, LogTimes, TracebackFilter, parse_moment
-from gpuops.sync import RunHome
+from gpuops.sync.run_folder import RunHome
 
 
 def write(home: Path, node: int, stream: str, text: str) -> None:
