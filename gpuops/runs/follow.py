@@ -1,11 +1,14 @@
-"""Following a run: one mirror of logs per node, which reconnects after any number of cuts, until every node has ended.
+"""Follows a run until every node has ended: a thread per node copies its logs and waits for its report.
 
-`Follower` holds the mirrors; `make_follower` makes one for a run of the ledger, which asks the provider about machines.
+A thread reconnects after any number of cuts. A node that stays unreachable, whose machine has ended or that answers
+nonsense gets a report of its loss, so that following a run always ends. `Follower` holds the threads; `make_follower`
+makes one for a run of the ledger and asks the cluster's provider about machines.
 """
 
 from __future__ import annotations
 
 import threading
+from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
@@ -19,84 +22,88 @@ from gpuops.ledger.store import ClusterRow, RunRow
 from gpuops.nodes.session import ClusterSession, end_reason, readmit_this_computer, virtual_node_ended
 from gpuops.runs.outcome.node_report import NodeReport, ReasonKind, lost_report, parse_report
 from gpuops.runs.spec import request_of
-from gpuops.sync.download import mirror
+from gpuops.sync.download import STREAM_SILENCE_S, mirror
 from gpuops.sync.run_folder import RunHome
 
 OnBytes = Callable[[int, str, int, bytes], None]
 
 UNREACHABLE_TIMEOUT_S = 3600.0
-"""How long to reconnect to an unreachable node while nothing else says that the run is over."""
+"""How long to reconnect to an unreachable node while other nodes are still running."""
 LAST_NODE_TIMEOUT_S = 30.0
-"""The same once every other node has ended."""
+"""How long to reconnect to the only node without a report, counted from the last report of another."""
 BLAMED_NODE_TIMEOUT_S = 10.0
-"""The same where the others report that they were stopped because of that node."""
+"""The same where another node reports that it was stopped because that one failed."""
 RECONNECT_INTERVAL_S = 0.5
 SLOW_RECONNECT_INTERVAL_S = 5.0
 """The interval once a node has been unreachable for that long."""
 GATHER_INTERVAL_S = 0.02
 """How long bytes that arrive together are gathered, to be shown together; it also limits how often logs are read."""
 REMINDER_INTERVAL_S = 60.0
-"""How often the user is reminded that a node does not answer."""
+"""Time between two messages to the user that a node does not answer."""
 ADMISSION_INTERVAL_S = 60.0
-"""How often a provider is asked to let this computer in while a node does not answer."""
-NONSENSE_ANSWERS_MAX = 3
-"""How often a node may answer nonsense before its report is given up."""
+"""Shortest time between two requests to a provider to let this computer through its firewall."""
+MAX_MALFORMED_RESPONSES = 3
+"""How many malformed responses of a node end the wait for its report. They are counted over the whole run, and a good
+response does not reset the count: a gpuops agent never sends one, and a hostile node could alternate them for ever."""
 FINAL_REFUSALS = ("ended", "no-node", "no-run")
 """Kinds of refusal that a retry does not change; any other may come from a node that is still starting."""
+ANSWERING_STREAM_S = 2 * STREAM_SILENCE_S
+"""A stream that lasted longer has brought messages: without any, it ends after STREAM_SILENCE_S."""
 
 
 class Follower:
-    """Threads that bring every byte of a run's logs home and wait for each node's report.
+    """Threads that copy every byte of a run's logs to this computer and wait for each node's report.
 
-    `nodes` is how many of the cluster's nodes the run uses. `gone(i)` is called when node i is unreachable: True means
-    that its provider says it no longer exists; `how_ended(i)` then returns what else it says (`say`, `reclaimed`).
-    `admit` is called when a node stays unreachable: this computer may have another address by now, which the
-    provider's firewall does not know. No method raises.
+    `node_count` is how many of the cluster's nodes the run uses. `machine_has_ended(i)` is called when node i is
+    unreachable: True means that its provider reports the machine as ended; `termination_details(i)` then returns what
+    else the provider reports (`say`, `reclaimed`). `admit_this_computer` is called when a node stays unreachable: this
+    computer may have a new address, which the provider's firewall does not know. No method raises.
     """
 
     def __init__(
         self,
-        live: ClusterSession,
+        session: ClusterSession,
         run: str,
         home: RunHome,
-        nodes: int,
+        node_count: int,
         *,
         on_bytes: OnBytes,
         say: Callable[[str], None],
         clock: Clock,
-        gone: Callable[[int], bool],
-        how_ended: Callable[[int], Mapping[str, Any]] = lambda _: {},
-        admit: Callable[[], object] = lambda: None,
+        machine_has_ended: Callable[[int], bool],
+        termination_details: Callable[[int], Mapping[str, Any]] = lambda _: {},
+        admit_this_computer: Callable[[], object] = lambda: None,
     ) -> None:
-        self.live = live
+        self.session = session
         self.run = run
         self.home = home
         self.reports: dict[int, NodeReport] = {}
-        self._nodes = nodes
+        self._node_count = node_count
         self._on_bytes = on_bytes
         self._say = say
         self._clock = clock
-        self._gone = gone
-        self._how_ended = how_ended
-        self._admit = admit
+        self._machine_has_ended = machine_has_ended
+        self._termination_details = termination_details
+        self._admit_this_computer = admit_this_computer
         self._quit = threading.Event()
         self._changed = threading.Condition()
-        self._news = False
-        """Whether bytes have come since the last `watch`."""
-        self._ended_at = 0.0
-        """When the last report of a node came (monotonic)."""
-        self._unreachable: dict[int, float] = {}
-        """Since when a node cannot be followed (monotonic)."""
-        self._reminded: dict[int, float] = {}
-        """When the user was last told so (monotonic)."""
-        self._nonsense: dict[int, int] = {}
-        """How often a node has answered nonsense."""
+        self._has_new_bytes = False
+        """Whether log bytes have arrived since the last `watch`."""
+        self._last_report_at = 0.0
+        """When the last report was stored (monotonic seconds)."""
+        self._unreachable_since: dict[int, float] = {}
+        """For each node that cannot be followed: since when (monotonic seconds)."""
+        self._notified_at: dict[int, float] = {}
+        """When the user was last notified that a node is unreachable (monotonic seconds)."""
+        self._malformed_responses: Counter[int] = Counter()
+        """How many malformed responses each node has sent."""
         self._threads = [
-            threading.Thread(target=self._follow, args=(index,), daemon=True, name=f"follow node{index}")
-            for index in range(nodes)
+            threading.Thread(target=self._run_node_thread, args=(index,), daemon=True, name=f"follow node{index}")
+            for index in range(node_count)
         ]
 
     def start(self) -> None:
+        """Start one thread per node."""
         for thread in self._threads:
             thread.start()
 
@@ -110,171 +117,186 @@ class Follower:
             return self._changed.wait_for(lambda: self.has_ended, timeout)
 
     def watch(self, timeout: float) -> bool:
-        """As `wait`, but returns earlier when bytes have come."""
+        """As `wait`, but returns as soon as log bytes arrive."""
         with self._changed:
-            self._changed.wait_for(lambda: self._news or self.has_ended, timeout)
-            news, self._news = self._news, False
-        if news:
+            self._changed.wait_for(lambda: self._has_new_bytes or self.has_ended, timeout)
+            has_new_bytes, self._has_new_bytes = self._has_new_bytes, False
+        if has_new_bytes:
             self._clock.sleep(GATHER_INTERVAL_S)
         return self.has_ended
 
     @property
     def has_ended(self) -> bool:
         """Whether every node has a report."""
-        return len(self.reports) == self._nodes
+        return len(self.reports) == self._node_count
 
-    def _hear(self, index: int, stream: str, offset: int, data: bytes) -> None:
+    def _receive_log_bytes(self, index: int, stream: str, offset: int, data: bytes) -> None:
         self._on_bytes(index, stream, offset, data)
+        self._mark_reachable(index)
         with self._changed:
-            self._news = True
+            self._has_new_bytes = True
             self._changed.notify_all()
 
     def abandon(self) -> None:
         """Report as lost the nodes that are unreachable now."""
-        for index in list(self._unreachable):
-            self._ended(index, lost_report(index, f"node{index} could not be reached", ReasonKind.UNREACHABLE))
+        for index in list(self._unreachable_since):
+            self._store_report(index, lost_report(index, f"node{index} could not be reached", ReasonKind.UNREACHABLE))
 
-    def _follow(self, index: int) -> None:
+    def _run_node_thread(self, index: int) -> None:
         try:
-            self._seek(index)
+            self._follow_until_ended(index)
         except Exception as error:  # without a report the run would be followed for ever
             say = f"following node{index} failed: {type(error).__name__}: {error}"
-            self._ended(index, lost_report(index, say, ReasonKind.UNREACHABLE))
+            self._store_report(index, lost_report(index, say, ReasonKind.UNREACHABLE))
 
-    def _seek(self, index: int) -> None:
+    def _follow_until_ended(self, index: int) -> None:
+        """Mirror the node's logs, and reconnect after each error, until a report is stored or `quit` is called."""
         while not (self._quit.is_set() or index in self.reports):
+            attempt_start = self._clock.monotonic()
             try:
-                result = mirror(self.live.clients[index], self.run, index, self.home, True, self._hear)
+                result = mirror(self.session.clients[index], self.run, index, self.home, True, self._receive_log_bytes)
                 if result is not None:
-                    self._answers(index)
-                    return self._ended(index, parse_report(index, result))
-                # The stream ended without the run having ended: look again.
-                trouble: GpuopsError = NodeError(f"node{index} stopped talking")
-            except GpuopsError as error:
-                trouble = error
+                    self._mark_reachable(index)
+                    return self._store_report(index, parse_report(index, result))
+                error: GpuopsError = NodeError(f"node{index} stopped talking")  # the run has not ended: follow on
+            except GpuopsError as mirror_error:
+                error = mirror_error
             if self._quit.is_set():
                 return None
-            since = self._unreachable.setdefault(index, self._clock.monotonic())
-            if report := self._given_up(index, since, trouble) or self._reconnect(index, since, trouble):
-                return self._ended(index, report)
+            if self._clock.monotonic() - attempt_start > ANSWERING_STREAM_S:
+                self._mark_reachable(index)
+            since = self._unreachable_since.setdefault(index, self._clock.monotonic())
+            self._count_malformed(index, error)
+            if report := self._report_if_lost(index, since, error) or self._reconnect(index, since, error):
+                return self._store_report(index, report)
         return None
 
-    def _given_up(self, index: int, since: float, trouble: GpuopsError) -> NodeReport | None:
-        if final := self._final(index, trouble):
-            return final
+    def _count_malformed(self, index: int, error: GpuopsError) -> None:
+        """Called exactly once for each error, whether the logs' stream or a reconnection raised it."""
+        if isinstance(error, MalformedAnswer):
+            self._malformed_responses[index] += 1
+
+    def _report_if_lost(self, index: int, since: float, error: GpuopsError) -> NodeReport | None:
+        """The report of a node that is lost or unreachable for too long; None while it is worth a reconnection."""
+        if report := self._report_if_final(index, error):
+            return report
         now = self._clock.monotonic()
-        away = now - since
-        others_ended = len(self.reports) == self._nodes - 1 and self._nodes > 1
-        if away > 2 * RECONNECT_INTERVAL_S and self._gone(index):
-            return self._over(index, f"node{index} ended without a word")
-        patience = BLAMED_NODE_TIMEOUT_S if self._is_condemned(index) else LAST_NODE_TIMEOUT_S
-        if away > UNREACHABLE_TIMEOUT_S or (others_ended and now - max(since, self._ended_at) > patience):
-            return lost_report(
-                index, f"node{index} could not be reached for {span(away)}: {trouble.say}", ReasonKind.UNREACHABLE
-            )
+        unreachable_s = now - since
+        others_ended = len(self.reports) == self._node_count - 1 and self._node_count > 1
+        if unreachable_s > 2 * RECONNECT_INTERVAL_S and self._machine_has_ended(index):
+            return self._terminated_machine_report(index, f"node{index} ended without a word")
+        timeout_s = BLAMED_NODE_TIMEOUT_S if self._is_blamed_by_peers(index) else LAST_NODE_TIMEOUT_S
+        last_node_wait_s = now - max(since, self._last_report_at)
+        if unreachable_s > UNREACHABLE_TIMEOUT_S or (others_ended and last_node_wait_s > timeout_s):
+            say = f"node{index} could not be reached for {span(unreachable_s)}: {error.say}"
+            return lost_report(index, say, ReasonKind.UNREACHABLE)
         return None
 
-    def _is_condemned(self, index: int) -> bool:
+    def _is_blamed_by_peers(self, index: int) -> bool:
+        """Whether another node reports that it was stopped because node `index` failed."""
         reasons = [report.reason for report in list(self.reports.values())]
         return any(reason.kind == ReasonKind.GANG and reason.origin == index for reason in reasons)
 
-    def _final(self, index: int, trouble: GpuopsError) -> NodeReport | None:
-        """The report of a node whose agent will never give one. A machine that lives is called unreachable: its
-        disk may still hold results."""
-        if isinstance(trouble, MalformedAnswer):
-            self._nonsense[index] = self._nonsense.get(index, 0) + 1
-            return (
-                lost_report(index, trouble.say, ReasonKind.NONSENSE)
-                if self._nonsense[index] >= NONSENSE_ANSWERS_MAX
-                else None
-            )
-        if not isinstance(trouble, NodeRefused) or trouble.kind not in FINAL_REFUSALS:
+    def _report_if_final(self, index: int, error: GpuopsError) -> NodeReport | None:
+        """The report of a node whose agent will never give one; None where a retry may help.
+
+        A node whose machine has not ended is reported as unreachable: its disk may still hold results.
+        """
+        if isinstance(error, MalformedAnswer):
+            is_final = self._malformed_responses[index] >= MAX_MALFORMED_RESPONSES
+            return lost_report(index, error.say, ReasonKind.NONSENSE) if is_final else None
+        if not isinstance(error, NodeRefused) or error.kind not in FINAL_REFUSALS:
             return None
-        if trouble.kind == "no-run":
-            return lost_report(index, trouble.say, ReasonKind.NEVER_STARTED)
-        if not self._gone(index):
-            return lost_report(index, trouble.say, ReasonKind.UNREACHABLE)
-        return self._over(index, f"node{index} ended without a word" if trouble.kind == "no-node" else trouble.say)
+        if error.kind == "no-run":
+            return lost_report(index, error.say, ReasonKind.NEVER_STARTED)
+        if not self._machine_has_ended(index):
+            return lost_report(index, error.say, ReasonKind.UNREACHABLE)
+        say = f"node{index} ended without a word" if error.kind == "no-node" else error.say
+        return self._terminated_machine_report(index, say)
 
-    def _over(self, index: int, say: str) -> NodeReport:
-        """The report of a node whose machine has ended; its provider's words replace ours."""
-        ending = self._how_ended(index)
-        if ending:
-            self._say(f"node{index} is gone: {ending['say']}")
-        return lost_report(index, say, ReasonKind.ENDED, ending)
+    def _terminated_machine_report(self, index: int, say: str) -> NodeReport:
+        """The report of a node whose machine has ended. The provider's sentence replaces `say`, and the user sees it
+        at once."""
+        details = self._termination_details(index)
+        if details:
+            self._say(f"node{index} is gone: {details['say']}")
+        return lost_report(index, say, ReasonKind.ENDED, details)
 
-    def _reconnect(self, index: int, since: float, trouble: GpuopsError) -> NodeReport | None:
-        """Wait, and reconnect. Returns a report where the node answers that its run has ended without one."""
-        away = self._clock.monotonic() - since
-        self._remind(index, away, trouble)
-        self._quit.wait(RECONNECT_INTERVAL_S if away < SLOW_RECONNECT_INTERVAL_S else SLOW_RECONNECT_INTERVAL_S)
-        if not isinstance(trouble, NodeError):
-            return None  # the node is well: the trouble is on this computer
+    def _reconnect(self, index: int, since: float, error: GpuopsError) -> NodeReport | None:
+        """Wait for the interval and reconnect. Returns a report where the node's answer to that is final."""
+        unreachable_s = self._clock.monotonic() - since
+        self._notify_unreachable(index, unreachable_s, error)
+        is_recent = unreachable_s < SLOW_RECONNECT_INTERVAL_S
+        self._quit.wait(RECONNECT_INTERVAL_S if is_recent else SLOW_RECONNECT_INTERVAL_S)
+        if not isinstance(error, NodeError):
+            return None  # the error is this computer's: the connection is good
         try:
-            self.live.reconnect(index).call("ping")
-        except GpuopsError as error:
-            return self._final(index, error)
-        if isinstance(trouble, ConnectionLost):
-            self._answers(index)
+            self.session.reconnect(index).call("ping")
+        except GpuopsError as reconnect_error:
+            self._count_malformed(index, reconnect_error)
+            return self._report_if_final(index, reconnect_error)
+        if isinstance(error, ConnectionLost):
+            self._mark_reachable(index)
         return None
 
-    def _remind(self, index: int, away: float, trouble: GpuopsError) -> None:
+    def _notify_unreachable(self, index: int, unreachable_s: float, error: GpuopsError) -> None:
+        """Tell the user, at most once in REMINDER_INTERVAL_S, that a node cannot be followed."""
         now = self._clock.monotonic()
-        if (
-            away > SLOW_RECONNECT_INTERVAL_S
-            and now - self._reminded.get(index, -REMINDER_INTERVAL_S) >= REMINDER_INTERVAL_S
-        ):
-            self._reminded[index] = now
-            if isinstance(trouble, ConnectionLost):
-                self._admit()
-            self._say(
-                f"node{index} does not answer; the run goes on without this computer, trying again"
-                if isinstance(trouble, NodeError)
-                else f"node{index} cannot be followed: {trouble.say}; trying again"
-            )
+        is_due = now - self._notified_at.get(index, -REMINDER_INTERVAL_S) >= REMINDER_INTERVAL_S
+        if unreachable_s <= SLOW_RECONNECT_INTERVAL_S or not is_due:
+            return
+        self._notified_at[index] = now
+        if isinstance(error, ConnectionLost):
+            self._admit_this_computer()
+        self._say(
+            f"node{index} does not answer; the run goes on without this computer, trying again"
+            if isinstance(error, NodeError)
+            else f"node{index} cannot be followed: {error.say}; trying again"
+        )
 
-    def _answers(self, index: int) -> None:
-        self._unreachable.pop(index, None)
-        if self._reminded.pop(index, None) is not None:
+    def _mark_reachable(self, index: int) -> None:
+        self._unreachable_since.pop(index, None)
+        if self._notified_at.pop(index, None) is not None:
             self._say(f"node{index} answers again")
 
-    def _ended(self, index: int, report: NodeReport) -> None:
+    def _store_report(self, index: int, report: NodeReport) -> None:
+        """Keep the first report of a node; a later one is ignored."""
         with self._changed:
             if index not in self.reports:
                 self.reports[index] = report
-                self._ended_at = self._clock.monotonic()
-            self._unreachable.pop(index, None)
+                self._last_report_at = self._clock.monotonic()
+            self._unreachable_since.pop(index, None)
             self._changed.notify_all()
 
 
 def make_follower(
-    ctx: Context, live: ClusterSession, row: RunRow, on_bytes: OnBytes, say: Callable[[str], None]
+    ctx: Context, session: ClusterSession, row: RunRow, on_bytes: OnBytes, say: Callable[[str], None]
 ) -> Follower:
     """A Follower of a run of the ledger, which asks the cluster's provider about nodes that do not answer."""
-    provider = ctx.provisioner_of(live.row)
+    provider = ctx.provisioner_of(session.row)
 
-    def gone(index: int) -> bool:
-        machine = live.machines[index]
+    def machine_has_ended(index: int) -> bool:
+        machine = session.machines[index]
         try:
-            return provider.describe(machine).status.has_ended or virtual_node_ended(live.row, machine, index)
+            return provider.describe(machine).status.has_ended or virtual_node_ended(session.row, machine, index)
         except GpuopsError:
             return False  # a provider that does not answer says nothing about its machine
 
     return Follower(
-        live,
+        session,
         row.name,
         RunHome(row.home),
         request_of(row).nodes,
         on_bytes=on_bytes,
         say=say,
         clock=ctx.clock,
-        gone=gone,
-        how_ended=lambda index: _how_ended(provider, live.machines[index]),
-        admit=_Admission(ctx, live.row, ctx.ledger.resources(live.row.id)),
+        machine_has_ended=machine_has_ended,
+        termination_details=lambda index: _termination_details(provider, session.machines[index]),
+        admit_this_computer=_Admission(ctx, session.row, ctx.ledger.resources(session.row.id)),
     )
 
 
-def _how_ended(provider: Provisioner, machine: Resource) -> Mapping[str, Any]:
+def _termination_details(provider: Provisioner, machine: Resource) -> Mapping[str, Any]:
     try:
         return end_reason(provider.describe(machine))
     except GpuopsError:

@@ -52,7 +52,11 @@ def make(node: RealNode, tmp_path: Path) -> Iterator[Callable[..., Follower]]:
 
     def one(**options: Any) -> Follower:
         live = options.pop("live", None) or OneNode(node)
-        defaults: dict[str, Any] = {"on_bytes": lambda *_: None, "say": lambda _: None, "gone": lambda _: False}
+        defaults: dict[str, Any] = {
+            "on_bytes": lambda *_: None,
+            "say": lambda _: None,
+            "machine_has_ended": lambda _: False,
+        }
         defaults["clock"] = Clock()
         home = RunHome(tmp_path / "home")
         home.create()
@@ -64,7 +68,7 @@ def make(node: RealNode, tmp_path: Path) -> Iterator[Callable[..., Follower]]:
     yield one
     for follower in made:
         follower.quit()
-        for client in follower.live.clients:
+        for client in follower.session.clients:
             client.close()
 
 
@@ -108,11 +112,11 @@ def test_who_watches_sees_bytes_before_the_end(node: RealNode, make: Callable[..
 
 def test_the_last_node_is_sought_from_when_the_others_ended(make: Callable[..., Follower]) -> None:
     follower = make(nodes=2)
-    follower._ended(0, parse_report(0, {"outcome": "done"}))
+    follower._store_report(0, parse_report(0, {"outcome": "done"}))
     long_ago = time.monotonic() - 10 * follow.LAST_NODE_TIMEOUT_S
-    assert follower._given_up(1, long_ago, ConnectionLost("away")) is None
-    follower._ended_at = long_ago
-    verdict = follower._given_up(1, long_ago, ConnectionLost("away"))
+    assert follower._report_if_lost(1, long_ago, ConnectionLost("away")) is None
+    follower._last_report_at = long_ago
+    verdict = follower._report_if_lost(1, long_ago, ConnectionLost("away"))
     assert verdict is not None
     assert verdict.kind == ReasonKind.UNREACHABLE
 
@@ -159,7 +163,7 @@ def test_a_node_that_ended_while_we_were_away(
     node.python("r-1", COUNT)
     live = Ended(node)
     live.clients[0].close()
-    reason = ended(make(live=live, gone=lambda _: machine_gone))["reason"]
+    reason = ended(make(live=live, machine_has_ended=lambda _: machine_gone))["reason"]
     assert reason == {"kind": kind, "say": "node0: this node has ended: its lease ended"}
     node.result("r-1")
 
@@ -173,7 +177,9 @@ def test_what_its_provider_says_of_its_end_comes_first(node: RealNode, make: Cal
     live, said = Ended(node), list[str]()
     live.clients[0].close()
     told = {"reclaimed": True, "say": "AWS took it back"}
-    result = ended(make(live=live, gone=lambda _: True, how_ended=lambda _: told, say=said.append))
+    result = ended(
+        make(live=live, machine_has_ended=lambda _: True, termination_details=lambda _: told, say=said.append)
+    )
     assert result["reason"] == {"kind": "gone", **told}
     assert said == ["node0 is gone: AWS took it back"]
     node.result("r-1")
@@ -181,12 +187,12 @@ def test_what_its_provider_says_of_its_end_comes_first(node: RealNode, make: Cal
 
 def test_whoever_is_away_for_a_while_may_have_to_be_let_in(make: Callable[..., Follower]) -> None:
     asked: list[bool] = []
-    follower = make(admit=lambda: asked.append(True))
-    follower._remind(0, 4.0, ConnectionLost("away"))
+    follower = make(admit_this_computer=lambda: asked.append(True))
+    follower._notify_unreachable(0, 4.0, ConnectionLost("away"))
     assert not asked, "a cut alone changes no address"
-    follower._remind(0, 6.0, ConnectionLost("away"))
-    follower._remind(0, 11.0, ConnectionLost("away"))
-    follower._remind(1, 11.0, NodeRefused("it answers"))
+    follower._notify_unreachable(0, 6.0, ConnectionLost("away"))
+    follower._notify_unreachable(0, 11.0, ConnectionLost("away"))
+    follower._notify_unreachable(1, 11.0, NodeRefused("it answers"))
     assert asked == [True]
 
 
@@ -194,16 +200,16 @@ def test_that_it_does_not_answer_is_said_once_a_minute(make: Callable[..., Follo
     said: list[str] = []
     follower = make(say=said.append)
     for away in (6.0, 11.0, 16.0):
-        follower._remind(0, away, ConnectionLost("away"))
+        follower._notify_unreachable(0, away, ConnectionLost("away"))
     assert len(said) == 1
-    follower._reminded[0] -= follow.REMINDER_INTERVAL_S
-    follower._remind(0, 70.0, ConnectionLost("away"))
+    follower._notified_at[0] -= follow.REMINDER_INTERVAL_S
+    follower._notify_unreachable(0, 70.0, ConnectionLost("away"))
     assert len(said) == 2
-    follower._answers(0)
+    follower._mark_reachable(0)
     assert said[2:] == ["node0 answers again"]
 
 
-def test_who_is_away_can_be_given_up(node: RealNode, make: Callable[..., Follower]) -> None:
+def test_who_is_away_can_be_report_if_lost(node: RealNode, make: Callable[..., Follower]) -> None:
     class Away(OneNode):
         def reconnect(self, index: int) -> AgentClient:
             raise ConnectionLost(f"node{index} is away")
@@ -215,7 +221,7 @@ def test_who_is_away_can_be_given_up(node: RealNode, make: Callable[..., Followe
     assert not follower.reports, "nobody is away yet"
     live.clients[0].close()
     follower.start()
-    until(lambda: follower._unreachable, "the connection is missed")
+    until(lambda: follower._unreachable_since, "the connection is missed")
     follower.abandon()
     assert follower.wait(HANG_S)
     assert follower.reports[0].kind == ReasonKind.UNREACHABLE
