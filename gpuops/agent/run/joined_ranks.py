@@ -42,14 +42,14 @@ class Sampler:
         self._clients: set[str] = set()
         """Addresses of all clients of the store that were seen."""
         self._living: Mapping[int, int] = {}
-        self._over = threading.Event()
+        self._stop_requested = threading.Event()
 
-    def begin(self) -> None:
-        """Sample until `end`, in a thread."""
+    def start(self) -> None:
+        """Start a thread that samples until `stop`."""
         threading.Thread(target=self._run, name="joined", daemon=True).start()
 
-    def end(self) -> None:
-        self._over.set()
+    def stop(self) -> None:
+        self._stop_requested.set()
 
     def watch(self, living: Mapping[int, int]) -> set[int]:
         """Set the living ranks (rank -> pid). Returns the ranks that were seen joined."""
@@ -59,7 +59,7 @@ class Sampler:
     def _run(self) -> None:
         began = self._clock()
         pause_s = SAMPLE_INTERVAL_S
-        while not self._over.wait(pause_s):
+        while not self._stop_requested.wait(pause_s):
             now, cost_s = self._clock(), time.thread_time()
             self.sample(self._living)
             cost_s = time.thread_time() - cost_s  # CPU time: on a busy machine a sample takes long, but costs no more

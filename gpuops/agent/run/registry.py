@@ -73,10 +73,10 @@ def start(node: Node, args: dict[str, Any], _emit: Emit) -> dict[str, Any]:
             supervisor.link.release_port()
         supervisor.done.set()  # the node is free for the next run
         raise
-    supervisor.begin()
+    supervisor.start()
     supervisor.launched.wait()
-    if supervisor.failure is not None:
-        raise Refusal("cannot-start", supervisor.failure, START_HINT)
+    if supervisor.launch_error is not None:
+        raise Refusal("cannot-start", supervisor.launch_error, START_HINT)
     return {}
 
 
@@ -87,7 +87,7 @@ def _reserve_node(supervisor: Supervisor) -> None:
     if before is not None and before.result is not None:
         before.done.wait()  # it has its result; its supervisor is about to finish
     with _LOCK:
-        leaving = _leaving or (_live.preempted if _live is not None else None)
+        leaving = _leaving or (_live.preemption_reason if _live is not None else None)
         if leaving is not None:
             raise Refusal("ending", f"this node is ending: {leaving}", "start a new one")
         if _live is not None and not _live.done.is_set():
@@ -150,7 +150,7 @@ def _open_link(spec: LaunchSpec, secret: str, supervisor: Supervisor) -> link.Li
         return None
     kind = link.Head if spec.node == 0 else link.Member
     try:
-        return kind(spec.node, spec.nodes, spec.gang, secret, supervisor.receive)
+        return kind(spec.node, spec.nodes, spec.gang, secret, supervisor.handle_peer_event)
     except OSError as error:
         say = f"cannot listen on {spec.gang.address} port {spec.gang.port} for the other nodes: {error.strerror}"
         raise Refusal("gang", say, "start again: another port is chosen") from error

@@ -1,7 +1,9 @@
-"""The life of one run on this node: from its first process until none is left and result.json says how it ended.
+"""Supervises one run on this node: starts its launcher, watches its processes and writes result.json at its end.
 
-One thread starts the launcher and then checks, a few times each second, everything that the run's processes show.
-Stops are requested by a person, the end of the lease, a preemption or another node (run.stopping decides which counts).
+One thread checks, a few times each second, the ranks' records, the progress and whether a stop is due. A stop is
+requested by a person, the end of the lease, a preemption or another node (run.stopping decides which request counts).
+The other nodes are notified of a failed rank, a stop and the end. No process of the run outlives its result, but for
+those that SIGKILL cannot end: the result says how many these are.
 """
 
 from __future__ import annotations
@@ -41,9 +43,10 @@ NEVER = float("inf")
 
 
 class Supervisor:
-    """Supervises one run. `begin` starts it; `stop_everywhere`, `preempt` and `receive` may be called by any thread.
+    """Supervises one run of this node, in a thread that `start` starts.
 
-    `launched` is set when the launcher runs or could not be started (`failure`), `done` with result.json.
+    Any thread may call `stop_everywhere`, `preempt` and `handle_peer_event`. `launched` is set once the launcher runs
+    or could not be started (`launch_error`), `done` after the end, when `result` is final.
     """
 
     def __init__(self, node: Node, spec: LaunchSpec, secrets: Mapping[str, str]) -> None:
@@ -58,46 +61,48 @@ class Supervisor:
         share = spec.here or MachineShare(spec.nodes, spec.world)
         self._sampler = Sampler(spec.master.port, share.nodes, share.ranks) if spec.master else None
         self._wake = threading.Event()
-        self._stop = StopPlan(spec.grace_s)
+        self._stop_plan = StopPlan(spec.grace_s)
         self._has_failed_rank = False
-        self._touched_at = 0.0
-        self._joined: set[int] = set()
-        self._ending_since = NEVER
-        """When this node began to end the run's processes (UTC seconds)."""
-        self._acted_at = NEVER
-        """When the first step of a stop was taken (UTC seconds)."""
-        self._started = time.time()
+        self._last_touch = 0.0
+        self._joined_ranks: set[int] = set()
+        self._ending_since_utc = NEVER
+        """When `_finish` began to end the run's processes (UTC seconds)."""
+        self._first_stop_action_utc = NEVER
+        """When the first step of a stop was taken (UTC seconds). A rank that fails later is not the reason."""
+        self._started_utc = time.time()
         self._output_times = run_files.OutputTimes(self.folder)
-        self._has_told_end = False
+        self._has_notified_peers = False
         self.link: link.Link | None = None
+        """Connects to the run's other nodes; set before `start`, since the link itself calls `handle_peer_event`."""
         self._handover: result_handover.Handover | None = None
-        self._snapshots = snapshot_request.SnapshotRequests(node, spec, self._record, read_clocks)
+        self._snapshots = snapshot_request.SnapshotRequests(node, spec, self._record_event, read_clocks)
         self.launched = threading.Event()
-        self.failure: str | None = None
-        """Why the launcher could not be started."""
-        self.preempted: str | None = None
-        """Why the provider takes this machine back, in words."""
-        self._has_stepped = False
+        self.launch_error: str | None = None
+        """Why the launcher could not be started, as a sentence; None where it was."""
+        self.preemption_reason: str | None = None
+        """Why the provider preempts this machine, as a sentence; None while it does not."""
+        self._has_progressed = False
         self._next_progress_check = 0.0
-        self._first_step: float | None = None
-        """The step that the run continues from, once it has reported one."""
+        self._resume_step: float | None = None
+        """The step that the program started from; None until it reports its progress."""
         self.done = threading.Event()
         self.result: dict[str, Any] | None = None
         """The document of result.json; kept in memory since the disk may be full."""
 
-    def begin(self) -> None:
-        """Start the launcher, in a thread of this run's own."""
+    def start(self) -> None:
+        """Start the thread that starts the launcher and supervises it. Set `link` before, in a run of several nodes."""
         if self.link is not None:
-            self._handover = result_handover.Handover(self._node, self._spec, self.link, self.done, self._record)
+            self._handover = result_handover.Handover(self._node, self._spec, self.link, self.done, self._record_event)
             self.link.start()
         sink.start_heartbeat(self._node, self._spec, self.done)
         preemption.watch_notices(self._node, self.done, self.preempt)
-        threading.Thread(target=self._run, name="run " + self.name, daemon=True).start()
+        threading.Thread(target=self._run_thread, name="run " + self.name, daemon=True).start()
 
-    def _run(self) -> None:
+    def _run_thread(self) -> None:
         try:
             self._launch_and_watch()
         except Exception as error:
+            # Where `_finish` raised, too: all of it can be repeated, and it raises nothing once result.json is written.
             log(f"the supervision of {self.name} failed\n{traceback.format_exc()}")
             reason = Reason("agent", f"the agent met a bug: {type(error).__name__}: {error}")
             self._finish(Outcome.LOST, reason)
@@ -110,25 +115,25 @@ class Supervisor:
             end_after_upload.start_watch(self._node, self.name)
 
     def _launch_and_watch(self) -> None:
-        live = {"run": self.name, "started": self._started, "boot_id": boot_id()}
-        write_json(self._node.path("live.json"), live)
+        live_document = {"run": self.name, "started": self._started_utc, "boot_id": boot_id()}
+        write_json(self._node.path("live.json"), live_document)
         try:
             self._process = self._launch()
         except OSError as error:
-            self.failure = f"cannot start {(error.filename or self._spec.argv[0])}: {error.strerror}"
-            self._finish(Outcome.FAILED, Reason("start", self.failure))
+            self.launch_error = f"cannot start {(error.filename or self._spec.argv[0])}: {error.strerror}"
+            self._finish(Outcome.FAILED, Reason("start", self.launch_error))
             return
-        self._record("started", pid=self._process.pid)
+        self._record_event("started", pid=self._process.pid)
         self.launched.set()
         if self._sampler:
-            self._sampler.begin()
-        while self._process.poll() is None and self._supervise():
+            self._sampler.start()
+        while self._process.poll() is None and self._supervise_once():
             self._wake.wait(SUPERVISION_INTERVAL_S)
             self._wake.clear()
         if self._sampler:
-            self._sampler.end()
+            self._sampler.stop()
         records = run_files.read_records(self.folder).values()
-        self._finish(*self._decide(self._process.returncode, records))
+        self._finish(*self._decide_outcome(self._process.returncode, records))
 
     def _launch(self) -> subprocess.Popen[bytes]:
         tokens = launcher.token_values(program_argv(), self.folder)
@@ -139,7 +144,7 @@ class Supervisor:
             "GPUOPS_PROGRESS": os.path.join(self.folder, run_files.PROGRESS),
             "GPUOPS_NODE": str(self.node_index),
         }
-        with self._open("launcher.out") as out, self._open("launcher.err") as errors:
+        with self._open_run_file("launcher.out") as out, self._open_run_file("launcher.err") as errors:
             return processes.start_child(
                 launcher.launch_command(self._spec, tokens),
                 stdin=subprocess.DEVNULL,
@@ -149,21 +154,21 @@ class Supervisor:
                 env=launcher.launch_environment(os.environ, self._spec, self._secrets, tokens, marker),
             )
 
-    def _open(self, name: str) -> BinaryIO:
+    def _open_run_file(self, name: str) -> BinaryIO:
         return open_append(os.path.join(self.folder, name))
 
-    def _decide(self, returncode: int | None, records: Collection[RankRecord]) -> tuple[Outcome, Reason]:
-        return decide_outcome(self._spec.kind, returncode, records, self._stop.first, self._acted_at)
+    def _decide_outcome(self, returncode: int | None, records: Collection[RankRecord]) -> tuple[Outcome, Reason]:
+        return decide_outcome(self._spec.kind, returncode, records, self._stop_plan.first, self._first_stop_action_utc)
 
-    # While it lives.
+    # While the run is live.
 
-    def _supervise(self) -> bool:
-        """Check everything once; False when it is time to kill."""
+    def _supervise_once(self) -> bool:
+        """Check once everything that the run's processes show. Returns False when it is time to kill them."""
         processes.reap_orphans()
         now = time.monotonic()
-        if now - self._touched_at >= TOUCH_INTERVAL_S:
+        if now - self._last_touch >= TOUCH_INTERVAL_S:
             self._node.touch()
-            self._touched_at = now
+            self._last_touch = now
         self._output_times.check()
         self._check_first_step(now)
         records = run_files.read_records(self.folder)
@@ -178,62 +183,62 @@ class Supervisor:
         if self._sampler is None:
             return
         joined = self._sampler.watch({record.rank: record.pid for record in records if record.pid and not record.ended})
-        for rank in sorted(joined - self._joined):
-            self._record("joined", rank=rank)
-        self._joined = joined
+        for rank in sorted(joined - self._joined_ranks):
+            self._record_event("joined", rank=rank)
+        self._joined_ranks = joined
 
     def _check_failure(self, records: Collection[RankRecord], now: float) -> None:
         """Tell the other nodes of a failed rank at once; torchrun gets TORCHRUN_EXIT_LIMIT_S to exit by itself."""
-        if self._has_failed_rank or first_failure(records, self._acted_at) is None:
+        if self._has_failed_rank or first_failure(records, self._first_stop_action_utc) is None:
             return
         self._has_failed_rank = True
-        outcome, reason = self._decide(None, records)
-        self._record("failed", reason=reason.document())
-        self._tell_end(outcome, reason)
-        self._stop.end_after(TORCHRUN_EXIT_LIMIT_S, now)
+        outcome, reason = self._decide_outcome(None, records)
+        self._record_event("failed", reason=reason.document())
+        self._notify_peers_of_end(outcome, reason)
+        self._stop_plan.end_after(TORCHRUN_EXIT_LIMIT_S, now)
 
     def _check_first_step(self, now: float) -> None:
-        """Record, once, that the run's program has passed the step it began at: after a resume that is news."""
-        if self._has_stepped or now < self._next_progress_check:
+        """Record once that the program has passed the step it started from: a resumed run has then progressed."""
+        if self._has_progressed or now < self._next_progress_check:
             return
         self._next_progress_check = now + PROGRESS_CHECK_INTERVAL_S
         progress = run_files.read_progress(self.folder) or {}
         step = progress.get("step")
         if step is None:
             return
-        if self._first_step is None:
-            self._first_step = step if progress.get("saved") == step else step - 1
-        if step > self._first_step:
-            self._has_stepped = True
-            self._record("stepped", step=step)
+        if self._resume_step is None:
+            self._resume_step = step if progress.get("saved") == step else step - 1
+        if step > self._resume_step:
+            self._has_progressed = True
+            self._record_event("stepped", step=step)
 
     def _take_stop_steps(self, now: float) -> bool:
         """Take the steps of a stop that are due; False for the last, SIGKILL."""
-        for action in self._stop.take_due(now):
-            self._acted_at = min(self._acted_at, time.time())
+        for action in self._stop_plan.take_due(now):
+            self._first_stop_action_utc = min(self._first_stop_action_utc, time.time())
             if action == StopAction.KILL:
                 return False
-            self._signal(action)
+            self._signal_processes(action)
         return True
 
-    def _signal(self, action: StopAction) -> None:
+    def _signal_processes(self, action: StopAction) -> None:
         pids = processes.run_processes([self._marker]) - self._wrapper_pids()
-        self._record(action.value, processes=len(pids))
+        self._record_event(action.value, processes=len(pids))
         if action == StopAction.TERM:
             processes.send_signal(pids, signal.SIGTERM)
             return
-        with self._open("stop"):
+        with self._open_run_file("stop"):
             pass  # the file's existence is the message
         handlers = (pid for pid in pids if processes.handles_signal(pid, signal.SIGUSR1))
         processes.send_signal(handlers, signal.SIGUSR1)
 
     def _request_snapshot(self, reason: Reason) -> None:
         """Ask for a snapshot on all nodes: rank 0, which usually writes it, may be on another one."""
-        goes_on = self._stop.first is None and self._ending_since == NEVER
+        goes_on = self._stop_plan.first is None and self._ending_since_utc == NEVER
         if goes_on and self._snapshots.ask(reason) and self.link is not None:
             self.link.send_event(SnapshotRequested(self.node_index, time.time(), reason).document())
 
-    # Requests to end it.
+    # Requests to stop the run.
 
     def stop_everywhere(self, mode: StopMode, reason: Reason, outcome: Outcome = Outcome.STOPPED) -> None:
         """Stop the run here and on the other nodes: for a person, the lease or the agent."""
@@ -244,11 +249,11 @@ class Supervisor:
     def preempt(self, notice: preemption.Notice) -> None:
         """Stop the run everywhere before this machine is taken back; where it only may be, ask for a snapshot."""
         reason = preemption.notice_reason(notice, self.node_index)
-        self._record("notice", reason=reason.document())
+        self._record_event("notice", reason=reason.document())
         if notice.kind != "reclaim":
             self._request_snapshot(reason)
             return
-        self.preempted = reason.say
+        self.preemption_reason = reason.say
         within_s, left_s = (
             preemption.stop_within_s(notice.at, time.time()),
             preemption.remaining_s(notice.at, time.time()),
@@ -261,7 +266,7 @@ class Supervisor:
             event = StopRequested(self.node_index, reason.say, StopMode.GRACEFUL, reason, within_s, left_s)
             self.link.send_event(event.document())
 
-    def receive(self, message: Mapping[str, Any]) -> None:
+    def handle_peer_event(self, message: Mapping[str, Any]) -> None:
         """Act on an event of another node. Raises an exception for a message that cannot be parsed."""
         event = parse_event(message)
         if isinstance(event, SnapshotRequested):
@@ -278,30 +283,30 @@ class Supervisor:
             self._request_stop(StopRequest(reason, StopMode.NOW, delay_s=GANG_STOP_DELAY_S))
 
     def _request_stop(self, request: StopRequest) -> None:
-        if self._stop.add(request, time.monotonic()):
-            self._record("stopping", how=request.mode, reason=request.reason.document())
+        if self._stop_plan.add(request, time.monotonic()):
+            self._record_event("stopping", how=request.mode, reason=request.reason.document())
             self._wake.set()
 
-    # Its end.
+    # The end of the run.
 
     def _finish(self, outcome: Outcome, reason: Reason) -> None:
         """End every process of the run, then write its result."""
-        self._ending_since = time.time()
-        self._stop.close()
-        self._tell_end(outcome, reason)
+        self._ending_since_utc = time.time()
+        self._stop_plan.close()
+        self._notify_peers_of_end(outcome, reason)
         is_killed = self._process is not None and self._process.returncode is None
-        left = processes.end_all(
+        remaining_processes = processes.end_all(
             lambda: processes.run_processes([self._marker]),
             term_grace_s=0.0 if is_killed else processes.TERM_GRACE_S,
             recorders=self._wrapper_pids,
         )
-        if self._process is not None and left == 0:
+        if self._process is not None and remaining_processes == 0:
             self._process.wait()
         self._output_times.check(last=True)
-        self._record("ended", outcome=outcome, left=left, reason=reason.document())
+        self._record_event("ended", outcome=outcome, left=remaining_processes, reason=reason.document())
         returncode = self._process.returncode if self._process else None
-        stopped_at = min(self._ending_since, self._acted_at)
-        end = RunEnd(outcome, reason, self._started, returncode, stopped_at, left)
+        stopped_at = min(self._ending_since_utc, self._first_stop_action_utc)
+        end = RunEnd(outcome, reason, self._started_utc, returncode, stopped_at, remaining_processes)
         has_joined = self._sampler.joined if self._sampler else lambda _rank: None
         self.result = result_document(self._spec, self.folder, end, has_joined)
         try:
@@ -312,10 +317,10 @@ class Supervisor:
             log(f"the result of {self.name} is only in memory: {error}")
         self._node.touch()
 
-    def _tell_end(self, outcome: Outcome, reason: Reason) -> None:
+    def _notify_peers_of_end(self, outcome: Outcome, reason: Reason) -> None:
         """Tell the other nodes, once, how the run ended here."""
-        if self.link is not None and not self._has_told_end:
-            self._has_told_end = True
+        if self.link is not None and not self._has_notified_peers:
+            self._has_notified_peers = True
             self.link.send_event(RunEnded(self.node_index, outcome, reason).document())
             self.link.close()
 
@@ -324,5 +329,5 @@ class Supervisor:
         records = run_files.read_records(self.folder).values()
         return {record.wrapper for record in records if record.wrapper and record.ended is None}
 
-    def _record(self, kind: str, **data: Any) -> None:
+    def _record_event(self, kind: str, **data: Any) -> None:
         run_files.record_event(self.folder, kind, **data)

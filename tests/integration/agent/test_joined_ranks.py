@@ -108,10 +108,10 @@ def test_a_long_enough_look_without_a_connection_is_a_no() -> None:
 def test_who_lives_is_looked_at_until_the_end() -> None:
     with socket.create_server(("127.0.0.1", 0)) as listener:
         sampler = joined_ranks.Sampler(listener.getsockname()[1], 1, 4)
-        sampler.begin()
+        sampler.start()
         assert sampler.watch({}) == set()
         until(lambda: sampler.watch({3: os.getpid()}) == {3}, "it was seen")
-        sampler.end()
+        sampler.stop()
 
 
 def test_a_look_that_is_only_slow_is_soon_followed_by_another(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -124,7 +124,7 @@ def test_a_look_that_is_only_slow_is_soon_followed_by_another(monkeypatch: pytes
 
     sampler = joined_ranks.Sampler(1, 1, 4)
     monkeypatch.setattr(sampler, "sample", lambda _: time.sleep(0.5))
-    monkeypatch.setattr(sampler, "_over", SimpleNamespace(wait=wait))
+    monkeypatch.setattr(sampler, "_stop_requested", SimpleNamespace(wait=wait))
     sampler._run()
     assert max(pauses) < joined_ranks.PAUSE_PER_COST * 0.5
 
