@@ -111,7 +111,7 @@ class Node:
 
     def run(self, name: str) -> str:
         """Folder of a run; a run's name is `[a-z][a-z0-9-]{0,23}`. Raises Refusal(`bad-run`)."""
-        if not name or name.strip("abcdefghijklmnopqrstuvwxyz0123456789-") or len(name) > 24:
+        if not is_run_name(name):
             raise Refusal("bad-run", f"'{name}' is not a run's name")
         return self.path("runs", name)
 
@@ -123,8 +123,8 @@ class Node:
         document = self.settings_document()
         document["node_index"] = document.get("index")
         values = {name: document[name] for name in NodeSettings._fields if document.get(name) is not None}
-        if "notices" in values:
-            service = values["notices"]
+        service = values.pop("notices", None)
+        if isinstance(service, dict):  # a provider's own words, handed through
             values["notices"] = NoticeService(service.get("kind", ""), service.get("url", ""), service.get("every_s"))
         return NodeSettings(**values)
 
@@ -133,10 +133,11 @@ class Node:
         return os.path.basename(os.path.dirname(self.dir))
 
     def runs(self) -> list[str]:
-        """Names of all runs started here, oldest first."""
+        """Names of all runs started here, oldest first. What others put beside them (`.nfs…`) is left out."""
         try:
             with os.scandir(self.path("runs")) as entries:
-                return [entry.name for entry in sorted(entries, key=lambda entry: entry.stat().st_mtime)]
+                runs = [entry for entry in entries if is_run_name(entry.name)]
+                return [entry.name for entry in sorted(runs, key=lambda entry: entry.stat().st_mtime)]
         except OSError:
             return []
 
@@ -173,6 +174,11 @@ class Node:
             os.utime(path)
         except OSError:
             pass  # a full or vanished disk must not break what is being done
+
+
+def is_run_name(name: str) -> bool:
+    """`[a-z][a-z0-9-]{0,23}`, as the client makes them."""
+    return bool(name) and not name.strip("abcdefghijklmnopqrstuvwxyz0123456789-") and len(name) <= 24
 
 
 def parse_node(arguments: Sequence[str]) -> tuple[Node, list[str]]:

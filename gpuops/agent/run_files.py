@@ -36,14 +36,26 @@ _NOT_OUTPUT = ("events.jsonl", TIMES)
 _RANK_FILE = re.compile(r"([0-9]+)\.(out|err)")
 
 
-def run_marker(node: Node, spec: LaunchSpec) -> Marker:
-    return Marker(f"{spec.cluster}-{spec.run}-{spec.node}", os.path.join(node.run(spec.run), "stop"))
+def run_marker(node: Node, run: str, cluster: str, index: int) -> Marker:
+    return Marker(f"{cluster}-{run}-{index}", os.path.join(node.run(run), "stop"))
 
 
 def run_markers(node: Node) -> list[Marker]:
-    """The markers of all runs started here."""
-    specs = (read_spec(node, name) for name in node.runs())
-    return [run_marker(node, spec) for spec in specs if spec]
+    """The markers of all runs started here.
+
+    The watchdog and mode `end` end processes by them: of a spec they need three fields, and no other field of a spec,
+    which another version may have written, may keep them from it.
+    """
+    found = []
+    for name in node.runs():
+        document = read_json(os.path.join(node.run(name), "spec.json"))
+        if document is None:
+            continue  # it was never started
+        try:
+            found.append(run_marker(node, name, document["cluster"], document["node"]))
+        except (KeyError, TypeError):
+            log(f"the spec of run {name} names no cluster and node: its processes are found by descent only")
+    return found
 
 
 def read_result(folder: str) -> dict[str, Any] | None:

@@ -5,9 +5,10 @@
     ssh_authorized_keys     our login
 
 The dead-man: a systemd timer reads every ten seconds `/var/lib/gpuops/end`, an absolute time in UTC seconds or `none`,
-and switches the machine off at that time; the launch has told AWS to terminate a machine that does. The timer needs
-nothing that starts later, so that it runs while cloud-init hangs, and it is enabled, so that a machine that reboots
-keeps its end. It also starts the node again (`revive`), as the login's user.
+and switches the machine off at that time, or once as much uptime has passed as lay before it when it was first read: a
+clock that is set back lets no machine live longer. The launch has told AWS to terminate a machine that does. The timer
+needs nothing that starts later, so that it runs while cloud-init hangs, and it is enabled, so that a machine that
+reboots keeps its end. It also starts the node again (`revive`), as the login's user.
 """
 
 from __future__ import annotations
@@ -23,6 +24,8 @@ MAX_BYTES = 16384
 WATCH = "/var/lib/gpuops"
 """Where the node's own watchdog and this one meet (`boot_watch`)."""
 PROGRAM = "/usr/local/lib/gpuops/end"
+DUE = "/run/gpuops-due"
+"""The end and the uptime (seconds) at which it comes: in memory, forgotten with the uptime itself."""
 CHECK_INTERVAL_S = 10
 REVIVE_ROUNDS = 3
 POWEROFF_TIMEOUT_S = 60
@@ -34,6 +37,7 @@ DefaultDependencies=no
 
 [Timer]
 OnCalendar=*:*:0/@LOOK@
+OnUnitActiveSec=@LOOK@
 AccuracySec=1s
 Persistent=true
 Unit=gpuops-end.service
@@ -80,8 +84,17 @@ done
 [ "$end" = "$(cat "$kept" 2>/dev/null)" ] ||
     { printf '%s\n' "$end" >"$kept.draft" && mv -f "$kept.draft" "$kept"; } 2>/dev/null
 
-now=$(date +%s)
-if [ "$end" != none ] && [ "$now" -ge "$end" ]; then
+now=$(date +%s) up= due_for= due=
+read -r up _ 2>/dev/null <@UPTIME@
+up=${up%%.*}
+read -r due_for due 2>/dev/null <@DUE@
+case $due in '' | *[!0-9]*) due_for= ;; esac
+if [ "$end" != none ] && [ "$due_for" != "$end" ]; then
+    due=$((${up:-0} + end - ${now:-0}))
+    [ "$due" -gt 0 ] || due=0
+    { printf '%s %s\n' "$end" "$due" >@DUE@.draft && mv -f @DUE@.draft @DUE@; } 2>/dev/null
+fi
+if [ "$end" != none ] && { [ "$now" -ge "$end" ] || [ "${up:-0}" -ge "$due" ]; }; then
     timeout @FORCE@ systemctl poweroff
     sleep @FORCE@
     timeout @FORCE@ systemctl --force poweroff
@@ -158,6 +171,8 @@ def _filled(text: str, user: str, end: float) -> str:
         "TIMER": TIMER,
         "WATCH": WATCH,
         "PROGRAM": PROGRAM,
+        "DUE": DUE,
+        "UPTIME": "/proc/uptime",
         "FOLDER": PROGRAM.rpartition("/")[0],
         "USER": shlex.quote(user),
         "END": str(int(end)),

@@ -9,7 +9,7 @@ from __future__ import annotations
 import threading
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from importlib import metadata
 from typing import TYPE_CHECKING
 from urllib.parse import urlsplit
@@ -32,7 +32,7 @@ READ_BYTES = 65536
 class Request:
     method: str
     url: str
-    key: str
+    key: str = field(repr=False)
     """The API key."""
     limit_s: float
     """For the whole exchange."""

@@ -97,8 +97,9 @@ def _is_ours(folder: str, mark: str) -> bool:
 def read_state(node: Node, name: str) -> SinkState | None:
     """How far a run's results are stored; None for a run without a sink."""
     folder = node.run(name)
-    if folder in _unwritten_states:
-        return _unwritten_states[folder]
+    state = _unwritten_states.get(folder)
+    if state is not None:
+        return state
     document = read_json(os.path.join(folder, STATE))
     return SinkState.parse(document) if document else None
 

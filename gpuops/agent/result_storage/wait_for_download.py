@@ -39,7 +39,10 @@ class HeldRuns:
         if os.path.exists(os.path.join(folder, HOME)):
             self._durations.pop(name, None)  # for now: files that another node hands over are held again
         elif name not in self._durations and (reason := run_files.read_end_reason(folder)):
-            hold_s = hold_duration_s(run_files.read_spec(self._node, name), reason)
+            try:
+                hold_s = hold_duration_s(run_files.read_spec(self._node, name), reason)
+            except (AttributeError, KeyError, TypeError, ValueError):
+                hold_s = None  # a spec that cannot be read holds nothing, and must not stop the watchdog
             if hold_s is None:
                 self._never_held.add(name)
             else:

@@ -146,7 +146,7 @@ def settle_lost_runs(node: Node) -> None:
         if not spec:
             shutil.rmtree(folder, ignore_errors=True)  # the agent was killed before it started a process
             continue
-        marker = run_files.run_marker(node, spec)
+        marker = run_files.run_marker(node, spec.run, spec.cluster, spec.node)
         left = processes.end_all(lambda marker=marker: processes.descendant_processes([marker]))  # type: ignore[misc]
         reason = Reason("agent", _describe_loss(node))
         log(f"the run {name} is lost: {reason.say}")

@@ -56,7 +56,7 @@ class Supervisor:
         self.name = spec.run
         self.node_index = spec.node
         self.folder = node.run(spec.run)
-        self._marker = run_files.run_marker(node, spec)
+        self._marker = run_files.run_marker(node, spec.run, spec.cluster, spec.node)
         self._process: subprocess.Popen[bytes] | None = None
         share = spec.here or MachineShare(spec.nodes, spec.world)
         self._sampler = Sampler(spec.master.port, share.nodes, share.ranks) if spec.master else None

@@ -117,8 +117,9 @@ class Machine:
         self.folder = folder
         self.tools, self.said = folder / "tools", folder / "said"
         self.watch, self.program = folder / "var/lib/gpuops", folder / "usr/local/lib/gpuops/end"
-        for path in (self.tools, folder / "etc/systemd/system", folder / "run"):
+        for path in (self.tools, folder / "etc/systemd/system", folder / "run", folder / "proc"):
             path.mkdir(parents=True)
+        self.set_uptime(60.0)
         self.user = subprocess.run(["id", "-un"], capture_output=True, text=True, check=True).stdout.strip()
         for name, text in (
             ("systemctl", f'echo "systemctl $*" >>{self.said}'),
@@ -133,6 +134,12 @@ class Machine:
         path.write_text(f"#!/bin/sh\n{text}\n")
         path.chmod(0o755)
 
+    def set_uptime(self, seconds: float) -> None:
+        (self.folder / "proc/uptime").write_text(f"{seconds:.2f} 7.00\n")
+
+    def set_date(self, utc: float) -> None:
+        self._tool("date", f"echo {int(utc)}")
+
     def arm(self, end: float, user: str = "") -> None:
         self._run(boot_script.arm(user or self.user, end))
 
@@ -140,7 +147,8 @@ class Machine:
         self._run(self.program.read_text())
 
     def _run(self, text: str) -> None:
-        for path in ("/var/lib/gpuops", "/usr/local/lib/gpuops", "/etc/systemd/system", "/run/gpuops-revive"):
+        for path in ("/var/lib/gpuops", "/usr/local/lib/gpuops", "/etc/systemd/system", "/run/gpuops-revive",
+                     "/run/gpuops-due", "/proc/uptime"):  # fmt: skip
             text = text.replace(path, f"{self.folder}{path}") if f"{self.folder}{path}" not in text else text
         text = text.replace("export PATH=", f"export PATH={self.tools}:")
         env = {**os.environ, "PATH": f"{self.tools}:{os.environ['PATH']}"}
@@ -187,6 +195,36 @@ def test_the_time_that_has_come_switches_the_machine_off_and_insists(machine: Ma
         "systemctl --force poweroff",
         "systemctl --force --force poweroff",
     ]
+
+
+def test_a_clock_that_is_set_back_lets_no_machine_live_longer(machine: Machine) -> None:
+    machine.set_date(END - 600)
+    machine.arm(END)
+    machine.look()
+    assert not machine.is_off
+    machine.set_date(END - 4200)  # an hour back
+    machine.set_uptime(60 + 599)
+    machine.look()
+    assert not machine.is_off
+    machine.set_uptime(60 + 600)
+    machine.look()
+    assert machine.is_off
+
+
+def test_an_end_that_moves_is_counted_anew_by_uptime(machine: Machine) -> None:
+    machine.set_date(END - 600)
+    machine.arm(END)
+    machine.look()
+    (machine.watch / "end").write_text(f"{END + 3600:.0f}\n")
+    machine.set_date(END)
+    machine.set_uptime(660)
+    machine.look()
+    machine.set_uptime(660 + 3599)
+    machine.look()
+    assert not machine.is_off
+    (machine.folder / "run/gpuops-due").write_text("rubbish\n")
+    machine.look()
+    assert not machine.is_off, "what cannot be read is counted from the clock"
 
 
 @pytest.mark.parametrize("end", ["none\n", "2100000000\n", "2100000000.75"])
