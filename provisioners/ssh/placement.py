@@ -87,7 +87,7 @@ class Logins:
         from gpuops.nodes import bootstrap
         from gpuops.transport import ssh
 
-        target = ssh.resolve(typed, identity=_identity_path(request))
+        target = ssh.resolve_target(typed, identity=_identity_path(request))
         name = host_name(target)
         target = dataclasses.replace(target, host_keys=self._trusted(name, target, request))
         probe = bootstrap.probe_machine(self.connection(name, target))

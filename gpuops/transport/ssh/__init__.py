@@ -1,8 +1,9 @@
 """Logging in to hosts over SSH: whom to trust, how to get in, programs as byte streams.
 
-`resolve` makes a Target of what a user typed, `scan` and `known_keys` say which host keys it has and ought to
-have, `connect` gives a Connection. `write_config` makes the same hosts known to the system's `ssh`, to editors
-and to rsync. Nothing logs in to a host whose key is not pinned in its Target.
+`resolve_target` makes a Target of the host that a user typed. `scan_host_key` returns the key that it shows,
+`known_keys` those that the user's known_hosts files expect. `connect` returns a Connection. `write_config` makes the
+same hosts known to the system's `ssh`, to editors and to rsync. No login happens where the host key is not pinned in
+the Target.
 """
 
 from __future__ import annotations
@@ -10,7 +11,7 @@ from __future__ import annotations
 from gpuops.transport.ssh.config_files import alias, command_line, remove_config, write_config
 from gpuops.transport.ssh.connection import connect
 from gpuops.transport.ssh.errors import Denied, HostKeyChanged
-from gpuops.transport.ssh.host_resolution import resolve
+from gpuops.transport.ssh.host_resolution import resolve_target
 from gpuops.transport.ssh.keys import fingerprint
 from gpuops.transport.ssh.known_hosts import known_keys, revoked_keys
 from gpuops.transport.ssh.login import scan_host_key
@@ -27,7 +28,7 @@ __all__ = [
     "fingerprint",
     "known_keys",
     "remove_config",
-    "resolve",
+    "resolve_target",
     "revoked_keys",
     "scan_host_key",
     "shell_line",

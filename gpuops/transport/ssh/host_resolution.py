@@ -1,4 +1,8 @@
-"""From what a user typed to a Target. Their own SSH configuration is asked through `ssh -G`, which knows it all."""
+"""Makes the Target of a host that a user typed: address, user, keys and what else a login there needs.
+
+`ssh -G` evaluates the user's own SSH configuration, with its Match and Include lines; without an `ssh` on this computer
+only the typed parts and the default keys count. A login that needs more than paramiko can do is marked for OpenSSH.
+"""
 
 from __future__ import annotations
 
@@ -7,7 +11,7 @@ import os
 import re
 import shutil
 import subprocess
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 
@@ -16,26 +20,27 @@ from gpuops.core.platform import HERE, NULL_FILE, System
 from gpuops.transport.ssh import errors, keys, known_hosts
 from gpuops.transport.ssh.target import HOST, USER, Target
 
-ASK_S = 30.0
-"""How long `ssh -G` may take: a Match may run a program of the user's."""
+SSH_CONFIG_TIMEOUT_S = 30.0
+"""How long `ssh -G` may take. A Match line may run a program of the user, so it is not immediate."""
 DEFAULT_IDENTITIES = ("id_ed25519", "id_ecdsa", "id_rsa")
-CARRIED = (
+FORWARDED_OPTIONS = (
     "AddressFamily", "BindAddress", "BindInterface", "CASignatureAlgorithms", "CertificateFile", "Ciphers",
     "GSSAPIAuthentication", "HostKeyAlgorithms", "IdentityAgent", "IPQoS", "KexAlgorithms", "MACs",
     "PKCS11Provider", "PreferredAuthentications", "PubkeyAcceptedAlgorithms", "PubkeyAcceptedKeyTypes",
     "RequiredRSASize", "SecurityKeyProvider",
 )  # fmt: skip
-"""Lines of the user's configuration that a login may need, where they differ from OpenSSH's defaults."""
-HARMLESS = frozenset({"IPQoS", "Ciphers", "MACs", "RequiredRSASize", "AddressFamily", "GSSAPIAuthentication"})
-"""Of these, what paramiko may do without."""
+"""Options of the user's configuration that are part of the Target where they differ from OpenSSH's defaults."""
+PARAMIKO_IGNORABLE_OPTIONS = frozenset(
+    {"IPQoS", "Ciphers", "MACs", "RequiredRSASize", "AddressFamily", "GSSAPIAuthentication"}
+)
+"""Forwarded options that a login by paramiko may ignore."""
 
-Said = Mapping[str, Sequence[str]]
-"""What `ssh -G` says: small-letter names, each with its values."""
-Ask = Callable[[Sequence[str]], Said]
+SshConfig = Mapping[str, Sequence[str]]
+"""The output of `ssh -G`: option names in small letters, each with its values in order."""
 
 
 @dataclass(frozen=True)
-class Typed:
+class HostSpec:
     """The parts of `[ssh://][user@]host[:port]`."""
 
     host: str
@@ -43,83 +48,91 @@ class Typed:
     user: str = ""
 
 
-def parse(text: str) -> Typed:
-    """Take apart what was typed. Raises UsageError."""
+def parse_host_spec(text: str) -> HostSpec:
+    """Parse a host as a user types it. Raises UsageError where it is not `[ssh://][user@]host[:port]`."""
     rest = text.strip().removeprefix("ssh://").rstrip("/") if text.strip().startswith("ssh://") else text.strip()
-    user, at, place = rest.rpartition("@")
-    bracketed = re.fullmatch(r"\[(?P<host>[^\[\]]+)\](:(?P<port>\d+))?", place)
+    user, at, endpoint = rest.rpartition("@")
+    bracketed = re.fullmatch(r"\[(?P<host>[^\[\]]+)\](:(?P<port>\d+))?", endpoint)
     if bracketed:
         host, port = bracketed["host"], bracketed["port"]
-    elif place.count(":") == 1:
-        host, _, port = place.partition(":")
+    elif endpoint.count(":") == 1:
+        host, _, port = endpoint.partition(":")
     else:
-        host, port = place, None  # a name, or an IPv6 address without brackets
+        host, port = endpoint, None  # a name, or an IPv6 address without brackets
     if not HOST.fullmatch(host) or (at and not USER.fullmatch(user)):
         raise UsageError(f"{text!r} is not a host", "write it as user@host, user@host:port, or a name of ~/.ssh/config")
     if port is not None and not (port.isdecimal() and len(port) <= 5 and 0 < int(port) < 65536):
         raise UsageError(f"{text!r} does not end with a port", "ports are 1 to 65535")
-    return Typed(host, None if port is None else int(port), user)
+    return HostSpec(host, None if port is None else int(port), user)
 
 
-def resolve(typed: str, *, identity: str | None = None, config: Path | None = None) -> Target:
-    """How to log in to the host that was typed: an address, or a name of the user's configuration (`config`,
-    else their own). Keys that their known_hosts files name for it are pinned. Raises UsageError.
+def resolve_target(typed: str, *, identity: str | None = None, config: Path | None = None) -> Target:
+    """Find out how to log in to a host: an address, or a name of an SSH configuration (`config`, else the user's).
+
+    The host keys of the user's known_hosts files are pinned in the Target. `identity` is the file of a private key
+    to use instead of the configured ones. Raises UsageError.
     """
-    place = parse(typed)
+    spec = parse_host_spec(typed)
     if identity is not None:
         identity = os.path.abspath(os.path.expanduser(identity))
         if not os.path.isfile(identity):
             raise UsageError(f"the identity {identity} does not exist", "name the file of a private key")
     program = shutil.which("ssh")
     if program is None:
-        return plain(place, identity, Path.home())
-    asked = [*_options(place), "--", place.host]
-    origin = ["-F", str(config)] if config is not None else []
-    said = _ask(program, [*origin, *asked])
-    defaults = _ask(program, ["-F", NULL_FILE, *asked])
-    return from_config(place, said, defaults, identity, config)
+        return target_without_openssh(spec, identity, Path.home())
+    host_arguments = [*_login_options(spec), "--", spec.host]
+    config_option = ["-F", str(config)] if config is not None else []
+    ssh_config = _read_ssh_config(program, [*config_option, *host_arguments])
+    defaults = _read_ssh_config(program, ["-F", NULL_FILE, *host_arguments])
+    return target_from_ssh_config(spec, ssh_config, defaults, identity, config)
 
 
-def plain(place: Typed, identity: str | None, home: Path) -> Target:
-    """Without an `ssh` to ask: what was typed, and the usual keys."""
-    usual = (str(home / ".ssh" / name) for name in DEFAULT_IDENTITIES)
-    identities = (identity,) if identity else tuple(path for path in usual if os.path.isfile(path))
-    port = place.port or 22
+def target_without_openssh(spec: HostSpec, identity: str | None, home: Path) -> Target:
+    """The target where this computer has no `ssh`: the typed parts and the default keys in `home`/.ssh."""
+    default_paths = (str(home / ".ssh" / name) for name in DEFAULT_IDENTITIES)
+    identities = (identity,) if identity else tuple(path for path in default_paths if os.path.isfile(path))
+    port = spec.port or 22
     return Target(
-        host=place.host,
+        host=spec.host,
         port=port,
-        user=place.user or getpass.getuser(),
+        user=spec.user or getpass.getuser(),
         identities=identities,
         identities_only=identity is not None,
-        host_keys=known_hosts.known_keys(place.host, port),
+        host_keys=known_hosts.known_keys(spec.host, port),
     )
 
 
-def from_config(
-    place: Typed, said: Said, defaults: Said, identity: str | None = None, config: Path | None = None
+def target_from_ssh_config(
+    spec: HostSpec, ssh_config: SshConfig, defaults: SshConfig, identity: str | None = None, config: Path | None = None
 ) -> Target:
-    """The target that `ssh -G`'s words describe. `defaults` is what it says without any configuration."""
-    host, port, user = _one(said, "hostname") or place.host, _port(_one(said, "port")), _one(said, "user")
-    identities = (identity,) if identity else _identities(said, host, port, user)
-    options = tuple((name, text) for name in CARRIED for text in _carried(name, said, defaults))
-    jump, command = _one(said, "proxyjump"), _one(said, "proxycommand")
+    """The target that the output of `ssh -G` describes. Raises UsageError.
+
+    `defaults` is the output of `ssh -G` without any configuration; `config` is the file that hops of a ProxyJump use.
+    """
+    host = _first_value(ssh_config, "hostname") or spec.host
+    port, user = _port(_first_value(ssh_config, "port")), _first_value(ssh_config, "user")
+    identities = (identity,) if identity else _identities(ssh_config, host, port, user)
+    options = tuple(
+        (name, value) for name in FORWARDED_OPTIONS for value in _forwarded_values(name, ssh_config, defaults)
+    )
+    jump, command = _first_value(ssh_config, "proxyjump"), _first_value(ssh_config, "proxycommand")
     proxy = jump_line(jump, config) if jump not in ("", "none") else "" if command == "none" else command
     target = Target(
         host=host,
         port=port,
         user=user,
         identities=identities,
-        identities_only=identity is not None or _one(said, "identitiesonly") == "yes",
+        identities_only=identity is not None or _first_value(ssh_config, "identitiesonly") == "yes",
         proxy=proxy,
         options=options,
-        host_keys=_pinned(said, host, port),
+        host_keys=_pinned_host_keys(ssh_config, host, port),
     )
-    return replace(target, system=bool(proxy) or needs_system(target))
+    return replace(target, system=bool(proxy) or needs_openssh(target))
 
 
-def needs_system(target: Target) -> bool:
-    """Whether the login takes more than paramiko can: see HARMLESS for what it may do without."""
-    if any(name not in HARMLESS for name, _ in target.options):
+def needs_openssh(target: Target) -> bool:
+    """Whether a login needs OpenSSH: for an option that paramiko may not ignore, a security key or a certificate."""
+    if any(name not in PARAMIKO_IGNORABLE_OPTIONS for name, _ in target.options):
         return True
     if ("GSSAPIAuthentication", "yes") in target.options:
         return True
@@ -129,101 +142,105 @@ def needs_system(target: Target) -> bool:
 
 
 def jump_line(jumps: str, config: Path | None = None, system: System = HERE) -> str:
-    """ProxyJump as a ProxyCommand. Each hop is looked up in the user's own configuration, and none may ask anything."""
+    """Translate a ProxyJump value into a ProxyCommand. Raises UsageError.
+
+    `ssh` looks up each hop in the user's configuration (`config`, by default their own) and never asks for input.
+    """
     line = ""
     for jump in jumps.split(","):
-        hop = parse(jump)
-        words = ["ssh", *(["-F", str(config)] if config is not None else []), "-o", "BatchMode=yes"]
+        hop = parse_host_spec(jump)
+        arguments = ["ssh", *(["-F", str(config)] if config is not None else []), "-o", "BatchMode=yes"]
         if line:
-            words += ["-o", "ProxyCommand=" + line.replace("%", "%%")]
-        words += ["-W", "[%h]:%p", *_options(hop), "--", hop.host]
-        line = system.shell_line(words)
+            arguments += ["-o", "ProxyCommand=" + line.replace("%", "%%")]
+        arguments += ["-W", "[%h]:%p", *_login_options(hop), "--", hop.host]
+        line = system.shell_line(arguments)
     return line
 
 
-def _options(place: Typed) -> list[str]:
-    return [*(["-p", str(place.port)] if place.port else []), *(["-l", place.user] if place.user else [])]
+def _login_options(spec: HostSpec) -> list[str]:
+    return [*(["-p", str(spec.port)] if spec.port else []), *(["-l", spec.user] if spec.user else [])]
 
 
-def _ask(program: str, arguments: Sequence[str]) -> Said:
-    """Run `ssh -G`. Raises UsageError with its own words."""
+def _read_ssh_config(program: str, arguments: Sequence[str]) -> SshConfig:
+    """Run `ssh -G`. Raises UsageError with the last line of its errors where it fails or does not answer."""
     try:
-        done = subprocess.run(
+        process = subprocess.run(
             [program, "-G", *arguments],
             stdin=subprocess.DEVNULL,
             capture_output=True,
-            timeout=ASK_S,
+            timeout=SSH_CONFIG_TIMEOUT_S,
             check=False,
         )
     except (OSError, subprocess.TimeoutExpired) as error:
         raise UsageError(
             "`ssh -G`, which reads your SSH configuration, does not answer", "check the Match lines in ~/.ssh/config"
         ) from error
-    if done.returncode != 0:
-        words = done.stderr.decode(errors="replace").strip().splitlines()
+    if process.returncode != 0:
+        lines = process.stderr.decode(errors="replace").strip().splitlines()
         raise UsageError(
-            f"your SSH configuration cannot be read: {errors.shown(words[-1] if words else 'ssh does not say why')}",
+            f"your SSH configuration cannot be read: {errors.shown(lines[-1] if lines else 'ssh does not say why')}",
             "check ~/.ssh/config",
         )
-    said: dict[str, list[str]] = {}
-    for line in done.stdout.decode(errors="replace").splitlines():
-        name, _, text = line.partition(" ")
-        said.setdefault(name.lower(), []).append(text)
-    return said
+    ssh_config: dict[str, list[str]] = {}
+    for line in process.stdout.decode(errors="replace").splitlines():
+        name, _, value = line.partition(" ")
+        ssh_config.setdefault(name.lower(), []).append(value)
+    return ssh_config
 
 
-def _one(said: Said, name: str) -> str:
-    return next(iter(said.get(name, ())), "")
+def _first_value(ssh_config: SshConfig, name: str) -> str:
+    return next(iter(ssh_config.get(name, ())), "")
 
 
 def _port(text: str) -> int:
-    """Raises UsageError."""
+    """The port that `ssh -G` gives; 22 for an empty text. Raises UsageError."""
     if text and not (text.isdecimal() and len(text) <= 5):
         raise UsageError(f"your SSH configuration names the port {text!r}", "ports are 1 to 65535")
     return int(text or 22)
 
 
-def _carried(name: str, said: Said, defaults: Said) -> Sequence[str]:
-    found = said.get(name.lower(), ())
-    if list(found) == list(defaults.get(name.lower(), ())):
+def _forwarded_values(name: str, ssh_config: SshConfig, defaults: SshConfig) -> Sequence[str]:
+    """The values of an option that the Target carries: none where they are OpenSSH's defaults."""
+    values = ssh_config.get(name.lower(), ())
+    if list(values) == list(defaults.get(name.lower(), ())):
         return ()
-    if name == "GSSAPIAuthentication" and not _has_ticket():
+    if name == "GSSAPIAuthentication" and not _has_kerberos_ticket():
         return ()  # distributions turn it on for everybody; without a ticket it does nothing
-    return [text for text in found if text]
+    return [value for value in values if value]
 
 
-def _has_ticket() -> bool:
+def _has_kerberos_ticket() -> bool:
     if os.environ.get("KRB5CCNAME"):
         return True
     return not HERE.windows and os.path.exists(f"/tmp/krb5cc_{os.getuid()}")
 
 
-def _identities(said: Said, host: str, port: int, user: str) -> tuple[str, ...]:
-    """The identity files that exist."""
+def _identities(ssh_config: SshConfig, host: str, port: int, user: str) -> tuple[str, ...]:
+    """Paths of the configured identities of which the private or the public file exists, with ssh's tokens replaced."""
     tokens = {"%%": "%", "%d": str(Path.home()), "%h": host, "%p": str(port), "%r": user, "%u": getpass.getuser()}
-    found = []
-    for text in said.get("identityfile", ()):
+    existing = []
+    for text in ssh_config.get("identityfile", ()):
         path = re.sub("%.", lambda token: tokens.get(token[0], token[0]), os.path.expanduser(text))
         if os.path.isfile(path) or os.path.isfile(f"{path}.pub"):
-            found.append(path)
-    return tuple(dict.fromkeys(found))
+            existing.append(path)
+    return tuple(dict.fromkeys(existing))
 
 
-def _paths(text: str) -> Sequence[str]:
-    """Several of them on a line; an apostrophe in one (`/home/o'hara`) is no quotation mark."""
+def _split_paths(text: str) -> Sequence[str]:
+    """Split a line of paths; at blanks only, where an apostrophe in it (`/home/o'hara`) closes no quotation."""
     try:
         return HERE.paths(text)
     except ValueError:
         return text.split()
 
 
-def _pinned(said: Said, host: str, port: int) -> tuple[str, ...]:
-    """What the user's known_hosts files say, under the names their configuration gives."""
+def _pinned_host_keys(ssh_config: SshConfig, host: str, port: int) -> tuple[str, ...]:
+    """The host keys that the configured known_hosts files give for the host, or for its HostKeyAlias."""
     files = [
         os.path.expanduser(file)
         for name in ("userknownhostsfile", "globalknownhostsfile")
-        for text in said.get(name, ())
-        for file in _paths(text)
+        for text in ssh_config.get(name, ())
+        for file in _split_paths(text)
     ]
-    name = _one(said, "hostkeyalias")
+    name = _first_value(ssh_config, "hostkeyalias")
     return known_hosts.known_keys(name, 22, files) if name else known_hosts.known_keys(host, port, files)

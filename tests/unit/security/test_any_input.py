@@ -104,7 +104,7 @@ def test_files_of_hosts_and_what_is_typed(tmp_path: Path, examples: int) -> None
         (tmp_path / "hosts").write_bytes(content)
         try:
             for line in _read_lines("hosts", str(tmp_path / "hosts")):
-                place = host_resolution.parse(line)
+                place = host_resolution.parse_host_spec(line)
                 assert not place.host.startswith("-")
                 assert place.port is None or 0 < place.port < 65536
         except GpuopsError as error:
@@ -118,7 +118,7 @@ def test_files_of_hosts_and_what_is_typed(tmp_path: Path, examples: int) -> None
 def test_what_ssh_says_of_a_host(examples: int) -> None:
     def check(said: dict[str, list[str]]) -> None:
         try:
-            target = host_resolution.from_config(host_resolution.parse("me@there"), said, {})
+            target = host_resolution.target_from_ssh_config(host_resolution.parse_host_spec("me@there"), said, {})
         except GpuopsError as error:
             return one_sentence(error)
         assert not any(char in "".join([target.proxy, *target.identities]) for char in "\0\n")

@@ -10,8 +10,14 @@ from pathlib import Path
 import pytest
 
 from gpuops.core.errors import UsageError
-from gpuops.transport.ssh import Target, resolve
-from gpuops.transport.ssh.host_resolution import Typed, from_config, jump_line, parse, plain
+from gpuops.transport.ssh import Target, resolve_target
+from gpuops.transport.ssh.host_resolution import (
+    HostSpec,
+    jump_line,
+    parse_host_spec,
+    target_from_ssh_config,
+    target_without_openssh,
+)
 from tests.integration.transport.ssh.conftest import Connect
 from tests.integration.transport.ssh.programs import run
 from tests.sshd import Sshd, make_key
@@ -23,20 +29,20 @@ KEY = "ssh-ed25519 AAAAC3NzaC1lZDI1NTE5AAAAIP7o4sTEDmj9wsA+cpZyP6ntZAxvDJapXatD7
 @pytest.mark.parametrize(
     ("text", "wanted"),
     [
-        ("box", Typed("box")),
-        ("root@10.0.0.5", Typed("10.0.0.5", None, "root")),
-        ("ubuntu@box:2222", Typed("box", 2222, "ubuntu")),
-        (" box:22 ", Typed("box", 22)),
-        ("[::1]:2200", Typed("::1", 2200)),
-        ("[fe80::1%eth0]", Typed("fe80::1%eth0")),
-        ("root@fe80::1", Typed("fe80::1", None, "root")),
-        ("ssh://me@box:22/", Typed("box", 22, "me")),
-        ("ssh://[::1]:99", Typed("::1", 99)),
-        ("me@corp.example@box", Typed("box", None, "me@corp.example")),
+        ("box", HostSpec("box")),
+        ("root@10.0.0.5", HostSpec("10.0.0.5", None, "root")),
+        ("ubuntu@box:2222", HostSpec("box", 2222, "ubuntu")),
+        (" box:22 ", HostSpec("box", 22)),
+        ("[::1]:2200", HostSpec("::1", 2200)),
+        ("[fe80::1%eth0]", HostSpec("fe80::1%eth0")),
+        ("root@fe80::1", HostSpec("fe80::1", None, "root")),
+        ("ssh://me@box:22/", HostSpec("box", 22, "me")),
+        ("ssh://[::1]:99", HostSpec("::1", 99)),
+        ("me@corp.example@box", HostSpec("box", None, "me@corp.example")),
     ],
 )
-def test_what_may_be_typed(text: str, wanted: Typed) -> None:
-    assert parse(text) == wanted
+def test_what_may_be_typed(text: str, wanted: HostSpec) -> None:
+    assert parse_host_spec(text) == wanted
 
 
 @pytest.mark.parametrize(
@@ -47,13 +53,13 @@ def test_what_may_be_typed(text: str, wanted: Typed) -> None:
 )  # fmt: skip
 def test_what_may_not(text: str) -> None:
     with pytest.raises(UsageError) as caught:
-        resolve(text)
+        resolve_target(text)
     assert caught.value.hint
 
 
 def test_an_identity_must_be_there(tmp_path: Path) -> None:
     with pytest.raises(UsageError, match="does not exist"):
-        resolve("box", identity=str(tmp_path / "none"))
+        resolve_target("box", identity=str(tmp_path / "none"))
 
 
 def write(path: Path, text: str) -> Path:
@@ -70,12 +76,12 @@ def test_the_users_configuration_counts(tmp_path: Path) -> None:
         f"Include {tmp_path}/more\nMatch originalhost box\n  HostName 10.1.2.3\n  Port 2201\n"
         f"Host *\n  UserKnownHostsFile {tmp_path}/known\n"
     )
-    target = resolve("box", config=write(tmp_path / "config", text))
+    target = resolve_target("box", config=write(tmp_path / "config", text))
     assert (target.host, target.port, target.user) == ("10.1.2.3", 2201, "included")
     assert (target.identities, target.identities_only) == ((str(tmp_path / "own"),), True)
     assert target.host_keys == (KEY,)
     assert not target.system
-    typed = resolve("other@box:99", config=tmp_path / "config")
+    typed = resolve_target("other@box:99", config=tmp_path / "config")
     assert (typed.host, typed.port, typed.user, typed.host_keys) == ("10.1.2.3", 99, "other", ())
 
 
@@ -85,12 +91,12 @@ def test_an_apostrophe_in_a_path_is_no_quotation_mark(tmp_path: Path) -> None:
     known.parent.mkdir()
     known.write_text("there ssh-ed25519 AAAAC3NzaC1lZDI1NTE5AAAAIGyyyyyyyyyyyyyyyyyyyyyyyyyyyyyyyyyyyyyyyyyy\n")
     said = {"hostname": ["there"], "userknownhostsfile": [f"{known} /nowhere"]}
-    assert from_config(parse("there"), said, {}).host_keys
+    assert target_from_ssh_config(parse_host_spec("there"), said, {}).host_keys
 
 
 def test_an_identity_given_is_the_only_one(tmp_path: Path) -> None:
     make_key(tmp_path / "own")
-    target = resolve("box", identity=str(tmp_path / "own"), config=write(tmp_path / "config", ""))
+    target = resolve_target("box", identity=str(tmp_path / "own"), config=write(tmp_path / "config", ""))
     assert (target.identities, target.identities_only) == ((str(tmp_path / "own"),), True)
     assert target.user == getpass.getuser()
 
@@ -99,7 +105,7 @@ def test_an_identity_given_is_the_only_one(tmp_path: Path) -> None:
 def test_a_host_key_alias_is_looked_up(tmp_path: Path) -> None:
     text = f"Host box\n  HostName 10.0.0.9\n  HostKeyAlias farm\n  UserKnownHostsFile {tmp_path}/known\n"
     write(tmp_path / "known", f"farm {KEY}\n")
-    assert resolve("box", config=write(tmp_path / "config", text)).host_keys == (KEY,)
+    assert resolve_target("box", config=write(tmp_path / "config", text)).host_keys == (KEY,)
 
 
 @needs_ssh
@@ -120,7 +126,7 @@ def test_a_host_key_alias_is_looked_up(tmp_path: Path) -> None:
     ],
 )
 def test_what_takes_the_systems_ssh(tmp_path: Path, lines: str, system: bool) -> None:
-    target = resolve("box", config=write(tmp_path / "config", f"Host box\n  {lines}\n"))
+    target = resolve_target("box", config=write(tmp_path / "config", f"Host box\n  {lines}\n"))
     assert target.system == system
 
 
@@ -130,20 +136,20 @@ def test_security_keys_and_certificates_take_the_systems_ssh(tmp_path: Path) -> 
 
     make_key(tmp_path / "plain")
     config = write(tmp_path / "config", f"IdentityFile {tmp_path}/plain\nIdentityFile {tmp_path}/touch\n")
-    assert not resolve("box", config=config).system
+    assert not resolve_target("box", config=config).system
     kind = b"sk-ssh-ed25519@openssh.com"
     blob = base64.b64encode(len(kind).to_bytes(4, "big") + kind).decode()
     write(tmp_path / "touch.pub", f"{kind.decode()} {blob} me\n")
-    assert resolve("box", config=config).system
+    assert resolve_target("box", config=config).system
     (tmp_path / "touch.pub").unlink()
     write(tmp_path / "plain-cert.pub", "a certificate\n")
-    assert resolve("box", config=config).system
+    assert resolve_target("box", config=config).system
 
 
 @needs_ssh
 def test_a_broken_configuration_is_said(tmp_path: Path) -> None:
     with pytest.raises(UsageError, match=r"(?i)nosuchoption|configuration"):
-        resolve("box", config=write(tmp_path / "config", "NoSuchOption yes\n"))
+        resolve_target("box", config=write(tmp_path / "config", "NoSuchOption yes\n"))
 
 
 def test_jumps_become_one_command() -> None:
@@ -168,7 +174,7 @@ def test_through_jump_hosts(shared_sshd: Sshd, connected: Connect, tmp_path: Pat
     text = text.replace("HostKeyAlias %n\n", "")
     for name in ("first", "second", "far"):
         text += f"Host {name}\n  HostKeyAlias {name}\n"
-    target = resolve("far", config=write(tmp_path / "config", text))
+    target = resolve_target("far", config=write(tmp_path / "config", text))
     assert target.system
     assert target.host_keys == (shared_sshd.host_key,)
     before = shared_sshd.logins()
@@ -182,7 +188,7 @@ def test_through_jump_hosts(shared_sshd: Sshd, connected: Connect, tmp_path: Pat
 def test_without_an_ssh_to_ask(tmp_path: Path) -> None:
     (tmp_path / ".ssh").mkdir()
     make_key(tmp_path / ".ssh" / "id_ed25519")
-    target = plain(Typed("no-such-host-here", 2200, "me"), None, tmp_path)
+    target = target_without_openssh(HostSpec("no-such-host-here", 2200, "me"), None, tmp_path)
     assert (target.host, target.port, target.user) == ("no-such-host-here", 2200, "me")
     assert target.identities == (str(tmp_path / ".ssh" / "id_ed25519"),)
 
