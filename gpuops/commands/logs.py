@@ -220,7 +220,7 @@ def _follow_lines(ctx: Context, live: ClusterSession, row: RunRow, tail: HomeTai
         if ctx.ledger.run(row.id).state == "home":  # another process has finished it
             following.quit()
             break
-    remarks.news()
+    remarks.say_notices()
 
 
 def _say_verdict(ctx: Context, row: RunRow) -> None:

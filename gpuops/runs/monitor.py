@@ -1,7 +1,7 @@
-"""A run while it goes on: its output is shown, its files come home, and what a user should know of it is remarked.
+"""Monitors a live run: shows its output, downloads its files and remarks on what a user should know.
 
-`LiveFetch` fetches files in the background; `Remarks` notices silence, machines about to be preempted and TensorBoard's
-files; `show_run` shows a run to its end and turns signals into a stop.
+`LiveFetch` downloads files in the background. `Remarks` notices silence, machines about to be preempted and files for
+TensorBoard. `show_run` shows a run to its end and turns signals into a stop.
 """
 
 from __future__ import annotations
@@ -33,13 +33,13 @@ from gpuops.runs.spec import request_of
 from gpuops.sync.run_folder import RunHome
 
 LIVE_FETCH_INTERVAL_S = 10.0
-"""How often files of a run that goes on are fetched."""
+"""Time between two downloads of the files of a live run."""
 SILENCE_REMARK_S = 120.0
-"""After how long without a byte from any rank this is remarked."""
+"""How long no rank has printed a byte when that is remarked on."""
 SILENCE_REPEAT_S = 600.0
-"""After how long of further silence it is remarked again."""
+"""Time between two remarks on the same silence."""
 BOARD_POLL_INTERVAL_S = 5.0
-"""How often the results are searched for TensorBoard's files."""
+"""Time between two searches of the results for TensorBoard's files."""
 TENSORBOARD_FILES = "events.out.tfevents*"
 """What TensorBoard calls its files."""
 NODE_EVENTS = "events.jsonl"
@@ -49,113 +49,126 @@ NOTICE_EFFECTS = {
 }
 """What a provider's notice does to the run, by the notice's kind."""
 SAME_END_WINDOW_S = 60.0
-"""Within how many seconds the nodes' announcements of their end are one announcement: their clocks differ."""
+"""Announcements of the end by several nodes within this time are one: the nodes' clocks differ."""
 POLL_INTERVAL_S = 0.2
 HURRIED_STOP_TIMEOUT_S = 30.0
 """How long after a second signal unreachable nodes are still waited for."""
 
 
 class LiveFetch:
-    """A fetch in a thread of its own, every `every_s` seconds at most, never two at once."""
+    """Downloads a run's files in a thread, at most every `interval_s` seconds and never twice at once."""
 
     def __init__(
         self,
-        live: ClusterSession,
+        session: ClusterSession,
         row: RunRow,
         clock: Clock,
-        every_s: float = LIVE_FETCH_INTERVAL_S,
+        interval_s: float = LIVE_FETCH_INTERVAL_S,
     ) -> None:
-        self._live = live
+        self._session = session
         self._row = row
-        self._every_s = every_s
+        self._interval_s = interval_s
         self._clock = clock
-        self._began = clock.monotonic()
+        self._last_fetch_start = clock.monotonic()
         self._thread: threading.Thread | None = None
 
     def poll(self) -> None:
         """Start a fetch where one is due and none is running; returns at once."""
         now = self._clock.monotonic()
-        if now - self._began < self._every_s or (self._thread is not None and self._thread.is_alive()):
+        if now - self._last_fetch_start < self._interval_s or (self._thread is not None and self._thread.is_alive()):
             return
-        self._began = now
+        self._last_fetch_start = now
         self._thread = threading.Thread(target=self._fetch, daemon=True, name=f"fetch {self._row.name}")
         self._thread.start()
 
     def _fetch(self) -> None:
         try:
-            fetch_now(self._live, self._row, Silent(), final=False)
+            fetch_now(self._session, self._row, Silent(), final=False)
         except Exception:
-            pass  # the final fetch is the one that counts, and says what is wrong
+            pass  # the final fetch counts, and reports what is wrong
 
 
 class Remarks:
-    """Remarks about one run that is followed. `heard` may be called from any thread, `poll` from one."""
+    """Remarks about one run that is followed.
+
+    Any thread may call `handle_log_bytes`, only one the other methods. `inspect_command` shows what node0 does.
+    """
 
     def __init__(
         self,
         say: Callable[[str], None],
         home: RunHome,
         folder: Path,
-        how_to_look: str,
+        inspect_command: str,
         clock: Clock,
     ) -> None:
         self._say = say
         self._home = home
         self._folder = folder
-        self._how = how_to_look
+        self._inspect_command = inspect_command
         self._clock = clock
         self._lock = threading.Lock()
-        self._heard = clock.monotonic()
-        self._said: float | None = None
-        """When silence was last remarked."""
-        self._looked = self._heard
-        self._board_said = False
-        self._events: dict[int, bytes] = {}
-        """By node, the beginning of a line that is not complete yet."""
+        self._last_output_at = clock.monotonic()
+        self._last_silence_remark: float | None = None
+        """When silence was last remarked on (monotonic seconds)."""
+        self._last_board_search = self._last_output_at
+        self._has_announced_board = False
+        self._partial_lines: dict[int, bytes] = {}
+        """For each node, the start of an event line whose end has not come yet."""
         self._notices: list[str] = []
-        self._ends: list[float] = []
+        self._announced_ends: list[float] = []
         """When the nodes asked for a snapshot before their end (UTC seconds)."""
 
-    def heard(self, node: int, stream: str, _offset: int, data: bytes) -> None:
-        """Bytes of a stream have come (`follow.OnBytes`)."""
+    def handle_log_bytes(self, node: int, stream: str, _offset: int, data: bytes) -> None:
+        """Take bytes of a stream from the Follower (a `follow.OnBytes`)."""
         if stream == NODE_EVENTS:
-            *lines, self._events[node] = (self._events.get(node, b"") + data).split(b"\n")
-            self._notices += filter(None, map(self._notice, lines))
+            *lines, self._partial_lines[node] = (self._partial_lines.get(node, b"") + data).split(b"\n")
+            self._notices += filter(None, map(self._describe_new_notice, lines))
         if STREAM.fullmatch(stream):
             with self._lock:
-                self._heard = self._clock.monotonic()
+                self._last_output_at = self._clock.monotonic()
 
-    def _notice(self, line: bytes) -> str:
+    def _describe_new_notice(self, line: bytes) -> str:
         say, at = describe_notice(line)
         with self._lock:
-            if at is not None and any(abs(at - before) < SAME_END_WINDOW_S for before in self._ends):
+            if at is not None and any(abs(at - before) < SAME_END_WINDOW_S for before in self._announced_ends):
                 return ""
-            self._ends += [at] if at is not None else []
+            self._announced_ends += [at] if at is not None else []
         return say
 
     def poll(self) -> None:
-        self.news()
+        """Make the remarks that are due."""
+        self.say_notices()
         now = self._clock.monotonic()
-        with self._lock:
-            silent = now - self._heard
-        if silent >= SILENCE_REMARK_S if self._said is None else min(silent, now - self._said) >= SILENCE_REPEAT_S:
-            self._said = now
-            self._say(f"nothing was printed by any rank for {span(silent)}; what node0 does: {self._how}")
-        if now - self._looked >= BOARD_POLL_INTERVAL_S and not self._board_said:
-            self._looked = now
+        self._remark_on_silence(now)
+        if now - self._last_board_search >= BOARD_POLL_INTERVAL_S and not self._has_announced_board:
+            self._last_board_search = now
             if line := tensorboard_command(self._home, self._folder, live=True):
-                self._board_said = True
+                self._has_announced_board = True
                 self._say(line)
 
-    def news(self) -> None:
-        """Say what the nodes announced, also once the run is over."""
+    def _remark_on_silence(self, now: float) -> None:
+        with self._lock:
+            silent_s = now - self._last_output_at
+        if self._last_silence_remark is None:
+            is_due = silent_s >= SILENCE_REMARK_S
+        else:
+            is_due = min(silent_s, now - self._last_silence_remark) >= SILENCE_REPEAT_S
+        if is_due:
+            self._last_silence_remark = now
+            self._say(f"nothing was printed by any rank for {span(silent_s)}; what node0 does: {self._inspect_command}")
+
+    def say_notices(self) -> None:
+        """Say what the nodes have announced since the last call. Also called after the end of the run."""
         while self._notices:
             self._say(self._notices.pop(0))
 
 
 def describe_notice(line: bytes) -> tuple[str, float | None]:
-    """The sentence for an event of a node that announces a preemption, or the node's end; empty for any other event.
-    With the end its time (UTC seconds), since every node announces it."""
+    """The sentence for an event line that announces a preemption or the node's end; empty for any other line.
+
+    For an end also its time (UTC seconds): every node announces it, and the times show that it is the same one.
+    """
     from gpuops.transport import validation
 
     event = validation.parse_event(line)
@@ -188,52 +201,54 @@ def tensorboard_command(home: RunHome, folder: Path, *, live: bool = False) -> s
     return f"curves: tensorboard {'--load_fast=false ' * live}--logdir {shlex.quote(str(shown))}"
 
 
-def show_run(ctx: Context, live: ClusterSession, row: RunRow, tail: HomeTail) -> Follower:
+def show_run(ctx: Context, session: ClusterSession, row: RunRow, tail: HomeTail) -> Follower:
     """Show a run until it has ended everywhere. A first signal stops it gracefully, a second at once."""
 
     def show(lines: Iterator[str]) -> None:
         for line in lines:
             ctx.out.line(line)
 
-    following, remarks = follow_with_remarks(ctx, live, row)
+    follower, remarks = follow_with_remarks(ctx, session, row)
     try:
-        fetching, renewal = LiveFetch(live, row, ctx.clock), UrlRenewal(ctx, live, row)
+        live_fetch, renewal = LiveFetch(session, row, ctx.clock), UrlRenewal(ctx, session, row)
         with show_waiting(ctx, row) as until_first_line:
-            while not following.watch(POLL_INTERVAL_S):
+            while not follower.watch(POLL_INTERVAL_S):
                 show(close_at_first_line(until_first_line, tail.new()))
-                fetching.poll()
+                live_fetch.poll()
                 renewal.poll()
                 remarks.poll()
     except HandOver:
-        following.quit()
+        follower.quit()
         raise
     except Interrupted:
         with show_stopping(ctx.progress, row):
-            _stop_run(ctx, live, row, following, lambda: show(tail.new()))
+            _stop_run(ctx, session, row, follower, lambda: show(tail.new()))
     show(tail.rest())
-    remarks.news()
-    return following
+    remarks.say_notices()
+    return follower
 
 
-def _stop_run(ctx: Context, live: ClusterSession, row: RunRow, following: Follower, show: Callable[[], None]) -> None:
+def _stop_run(ctx: Context, session: ClusterSession, row: RunRow, follower: Follower, show: Callable[[], None]) -> None:
     """Stop a run and wait until every node has ended it; after a second signal, only `HURRIED_STOP_TIMEOUT_S` for nodes
     that are unreachable."""
-    _halt_in_background(live, row, "graceful", "interrupted")
+    _stop_in_background(session, row, "graceful", "interrupted")
     deadline = math.inf
-    for attempt in Poller.every(ctx.clock, POLL_INTERVAL_S, wait=following.wait):
-        if following.has_ended:
+    for attempt in Poller.every(ctx.clock, POLL_INTERVAL_S, wait=follower.wait):
+        if follower.has_ended:
             return
         show()
         if ctx.signals.hurry and deadline == math.inf:
             deadline = attempt.started + HURRIED_STOP_TIMEOUT_S
-            _halt_in_background(live, row, "now", "interrupted twice")
+            _stop_in_background(session, row, "now", "interrupted twice")
         if attempt.started > deadline:
-            following.abandon()
+            follower.abandon()
 
 
-def _halt_in_background(live: ClusterSession, row: RunRow, how: Literal["graceful", "now"], why: str) -> None:
+def _stop_in_background(session: ClusterSession, row: RunRow, how: Literal["graceful", "now"], why: str) -> None:
     """Stop without waiting for the answers: a node that gives none must not delay a second signal."""
-    threading.Thread(target=stop_nodes, args=(live, row.name, how, why), daemon=True, name=f"stop {row.name}").start()
+    threading.Thread(
+        target=stop_nodes, args=(session, row.name, how, why), daemon=True, name=f"stop {row.name}"
+    ).start()
 
 
 def show_waiting(ctx: Context, row: RunRow, line_filter: Filter | None = None) -> ExitStack:
@@ -254,10 +269,10 @@ def close_at_first_line(until_first_line: ExitStack, lines: Iterator[str]) -> It
         yield line
 
 
-def follow_with_remarks(ctx: Context, live: ClusterSession, row: RunRow) -> tuple[Follower, Remarks]:
+def follow_with_remarks(ctx: Context, session: ClusterSession, row: RunRow) -> tuple[Follower, Remarks]:
     """Start to follow a run to its end, with remarks about it."""
-    command = busy_command(live.row.name, gpus=any(live.gpus()))
+    command = busy_command(session.row.name, gpus=any(session.gpus()))
     remarks = Remarks(ctx.out.say, RunHome(row.home), ctx.folder, command, ctx.clock)
-    following = make_follower(ctx, live, row, remarks.heard, ctx.out.say)
-    following.start()
-    return following, remarks
+    follower = make_follower(ctx, session, row, remarks.handle_log_bytes, ctx.out.say)
+    follower.start()
+    return follower, remarks

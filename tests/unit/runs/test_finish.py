@@ -494,7 +494,7 @@ def test_a_fetch_that_hangs_keeps_nobody_waiting_and_is_never_doubled(world: Con
     cluster = a_cluster(world, created=time.time())
     row = a_run(world, cluster, created=time.time())
     node = Hanging()
-    fetching = LiveFetch(ClusterSession(cluster, [], cast("Any", [node])), row, Clock(), every_s=0.0)
+    fetching = LiveFetch(ClusterSession(cluster, [], cast("Any", [node])), row, Clock(), interval_s=0.0)
     fetching.poll()
     until(lambda: node.asked, "the fetch to begin")
     fetching.poll()

@@ -22,15 +22,15 @@ def test_silence_is_remarked_and_again_where_it_lasts(tmp_path: Path) -> None:
     remarks = Remarks(said.append, RunHome(tmp_path), tmp_path, busy_command("lab", gpus=True), clock)
     clock.seconds = 119
     remarks.poll()
-    remarks.heard(0, "rank3.err", 0, b"x")
-    remarks.heard(0, "times.jsonl", 0, b"{}")
+    remarks.handle_log_bytes(0, "rank3.err", 0, b"x")
+    remarks.handle_log_bytes(0, "times.jsonl", 0, b"{}")
     clock.seconds = 238
-    remarks.heard(0, "events.jsonl", 0, b"{}")
+    remarks.handle_log_bytes(0, "events.jsonl", 0, b"{}")
     remarks.poll()
     assert said == []
     for clock.seconds in (239, 240, 839, 840):
         remarks.poll()
-    remarks.heard(0, "rank3.err", 0, b"x")
+    remarks.handle_log_bytes(0, "rank3.err", 0, b"x")
     for clock.seconds in (1439, 1440):
         remarks.poll()
     assert said == [
@@ -50,14 +50,16 @@ def test_what_a_provider_says_of_a_machine_is_said_once_however_it_arrives(tmp_p
     hint = {"kind": "rebalance", "by": "AWS", "say": "AWS may take node1 back soon", "at": 1.0, "node": 1}
     lines = event("started", pid=3) + event("notice", reason=hint) + b"no json\n" + event("notice") + b"[]\n"
     for offset in range(len(lines)):
-        remarks.heard(1, "events.jsonl", offset, lines[offset : offset + 1])
-        remarks.heard(0, "events.jsonl", offset, b"{")
+        remarks.handle_log_bytes(1, "events.jsonl", offset, lines[offset : offset + 1])
+        remarks.handle_log_bytes(0, "events.jsonl", offset, b"{")
     remarks.poll()
     remarks.poll()
     assert said == ["AWS may take node1 back soon; the run goes on; a snapshot was asked for"]
     reclaim = {**hint, "kind": "reclaim", "say": "AWS takes node1 back at 08:22:00Z"}
-    remarks.heard(1, "events.jsonl", len(lines), event("notice", reason=reclaim) + event("stopping", reason=reclaim))
-    remarks.news()
+    remarks.handle_log_bytes(
+        1, "events.jsonl", len(lines), event("notice", reason=reclaim) + event("stopping", reason=reclaim)
+    )
+    remarks.say_notices()
     assert said[1:] == ["AWS takes node1 back at 08:22:00Z; the run stops, with a snapshot where its script makes one"]
 
 
@@ -67,13 +69,13 @@ def test_an_end_that_all_nodes_share_is_said_once_each_time(tmp_path: Path) -> N
     end = {"kind": "lease", "say": "its lease ends in 10 min", "at": 601.0}
     hint = {"kind": "rebalance", "by": "AWS", "say": "AWS may take node0 back soon", "at": 1.0, "node": 0}
     for node, at in ((0, 1.0), (1, 3.5), (0, 3601.0), (1, 3599.0)):
-        remarks.heard(node, "events.jsonl", 0, event("snapshot", reason={**end, "node": node}, at=at))
-    remarks.heard(2, "events.jsonl", 0, event("snapshot", reason={**end, "node": 0, "from": 0}, at=9999.0))
-    remarks.heard(0, "events.jsonl", 0, event("snapshot", reason=hint, at=99.0))  # said with its notice
-    remarks.heard(
+        remarks.handle_log_bytes(node, "events.jsonl", 0, event("snapshot", reason={**end, "node": node}, at=at))
+    remarks.handle_log_bytes(2, "events.jsonl", 0, event("snapshot", reason={**end, "node": 0, "from": 0}, at=9999.0))
+    remarks.handle_log_bytes(0, "events.jsonl", 0, event("snapshot", reason=hint, at=99.0))  # said with its notice
+    remarks.handle_log_bytes(
         0, "events.jsonl", 0, event("snapshot", reason="?") + event("snapshot") + event("snapshot", reason={})
     )
-    remarks.news()
+    remarks.say_notices()
     assert said == ["its lease ends in 10 min: a snapshot was asked for"] * 2
 
 
