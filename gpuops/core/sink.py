@@ -122,11 +122,28 @@ class SinkProgress:
         )
 
 
+BUCKET_FIELDS = ("bucket", "prefix", "profile", "region", "end")
+FOLDER_FIELDS = ("volume", "mount", "end", "id")
+
+
 def parse_document(document: Mapping[str, Any] | None) -> Sink | None:
-    """The sink of a JSON form; None without one. Raises TypeError, ValueError for what is no sink."""
+    """The sink of a JSON form; None without one. Raises ValueError for what is no sink."""
     if not document:
         return None
-    if document.get("bucket"):
-        known = {name: document[name] for name in ("bucket", "prefix", "profile", "region", "end") if name in document}
-        return BucketSink(**known, dotenv=DotenvPolicy(document.get("dotenv")))
-    return FolderSink(**{name: document[name] for name in ("volume", "mount", "end", "id") if name in document})
+    try:
+        if document.get("bucket"):
+            known = {name: document[name] for name in BUCKET_FIELDS if name in document}
+            return BucketSink(**known, dotenv=DotenvPolicy(document.get("dotenv")))
+        return FolderSink(**{name: document[name] for name in FOLDER_FIELDS if name in document})
+    except (AttributeError, TypeError, ValueError) as error:
+        raise ValueError(f"this is no sink: {document!r:.200}") from error
+
+
+def find_bucket(document: Mapping[str, Any] | None) -> BucketSink | None:
+    """The bucket of a JSON form that was stored; None for every other, also one that cannot be read: what asks for it
+    ends and looks, and must go on."""
+    try:
+        sink = parse_document(document)
+    except ValueError:
+        return None
+    return sink if isinstance(sink, BucketSink) else None

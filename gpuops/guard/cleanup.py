@@ -183,6 +183,7 @@ def _finish_run(
     """
     if not _take_run(ctx, run):
         return None  # a command took it while another run was finished
+    run = ctx.ledger.run(run.id)  # its owner may have launched it just before it died
     try:
         live = _open_session(ctx, row)
     except NodeError as error:

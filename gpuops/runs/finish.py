@@ -116,7 +116,8 @@ def finish(ctx: Context, row: RunRow, source: Source, policy: Policy) -> RunOutc
         outcome = with_bucket()
     if outcome.may_destroy:
         source.release(row)
-        if outcome.deferred_fetch is None:  # a node that is ending may still close its archive
+        # A node that is ending may still close its archive, also when the run is judged once more.
+        if outcome.deferred_fetch is None and not evidence.is_late:
             bucket.abort_uploads(ctx, ctx.ledger.run(row.id))
     elif policy.retry_hint is not None and isinstance(outcome.results, Retryable):
         raise NodeError(f"results of {row.name} are not home: {outcome.results.why}", policy.retry_hint)

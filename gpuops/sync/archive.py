@@ -19,7 +19,7 @@ from gpuops.core.errors import GpuopsError, LocalDisk, NodeError
 from gpuops.core.format import amount, first_few, plural
 from gpuops.core.reporting import Progress
 from gpuops.core.safe_folder import DISK_RESERVE_BYTES, Readable, SafeFolder, local_errors, may_come
-from gpuops.core.sink import BucketSink, parse_document
+from gpuops.core.sink import BucketSink, find_bucket
 from gpuops.ledger.store import RunRow
 from gpuops.sync import bucket
 from gpuops.sync.merged_outputs import OutFolder
@@ -158,7 +158,7 @@ class FetchedNode:
 
 def is_kept_in_bucket(row: RunRow) -> bool:
     """Whether a run's nodes keep its results in a bucket."""
-    return isinstance(parse_document(row.request.get("sink")), BucketSink) and bool(row.facts.bucket_place)
+    return find_bucket(row.request.get("sink")) is not None and bool(row.facts.bucket_place)
 
 
 def fetch_archives(
@@ -167,8 +167,8 @@ def fetch_archives(
     """Fetch the archives of those nodes. Returns what came, by node, and the errors of the nodes whose archive is
     damaged, unreadable or too large for this disk; a node without an archive is in neither. Raises LocalDisk.
     """
-    home, sink, place = RunHome(row.home), parse_document(row.request.get("sink")), row.facts.bucket_place
-    if not isinstance(sink, BucketSink):
+    home, sink, place = RunHome(row.home), find_bucket(row.request.get("sink")), row.facts.bucket_place
+    if sink is None:
         return {}, []
     home.create()
     out = OutFolder(home)

@@ -20,7 +20,7 @@ from gpuops.core.context import Context
 from gpuops.core.errors import GpuopsError, Unknown, UsageError
 from gpuops.core.format import clock_time
 from gpuops.core.polling import Poller
-from gpuops.core.sink import BucketSink, DotenvPolicy, parse_document
+from gpuops.core.sink import BucketSink, DotenvPolicy, find_bucket
 from gpuops.ledger.rows import MultipartUpload
 from gpuops.ledger.store import RunRow
 from gpuops.sync.object_store import (
@@ -190,8 +190,8 @@ def desired_grant_end(now: float, lease_end: float | None) -> float:
 
 def abort_uploads(ctx: Context, row: RunRow) -> None:
     """End a run's uploads that no node has completed: their parts bill until then. A failure is printed."""
-    uploads, sink = row.facts.uploads, parse_document(row.request.get("sink"))
-    if not uploads or not isinstance(sink, BucketSink):
+    uploads, sink = row.facts.uploads, find_bucket(row.request.get("sink"))
+    if not uploads or sink is None:
         return
     try:
         s3 = create_client(ctx, sink)

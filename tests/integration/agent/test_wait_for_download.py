@@ -30,7 +30,7 @@ def test_it_outlives_its_idle_end_until_they_are_home(node: RealNode) -> None:
     time.sleep(4.0)  # twice what it would have stood idle, and a tick
     assert not (node.folder / "ended.json").exists()
     client = node.client()
-    assert client.call("home", run="r-1") == {}
+    client.call("home", run="r-1")
     client.close()
     assert why_ended(node) == "nothing was run on it for 1 s"
 

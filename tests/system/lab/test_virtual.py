@@ -71,6 +71,7 @@ def test_two_nodes_on_one_rented_machine(laptop: Laptop, houses: Any) -> None:
     assert not list((Path(laptop.env["LANDLORD"]) / "let").iterdir())
 
 
+@pytest.mark.real_torch
 def test_four_nodes_on_two_machines(laptop: Laptop, houses: Any) -> None:
     houses(2)
     up = laptop.run("up", "landlord", "--name", "lab", "--yes", "--nodes", "2")

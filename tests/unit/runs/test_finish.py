@@ -290,7 +290,10 @@ def test_what_was_left_there_is_fetched_later_and_nothing_else(world: Context, m
         return {0: FetchedNode(DONE, 0)}, []
 
     monkeypatch.setattr("gpuops.sync.archive.fetch_archives", bring)
+    aborted: list[RunRow] = []
+    monkeypatch.setattr("gpuops.sync.bucket.abort_uploads", lambda _world, run: aborted.append(run))
     finish_late(world, world.ledger.run(row.id), Silent())
+    assert not aborted, "a node that is ending may still close its archive"
     assert asked == [[0]]
     record = json.loads((row.home / "run.json").read_text())
     assert (record["verdict"]["outcome"], record["missing"]) == ("done", "")
