@@ -153,7 +153,7 @@ class SshConnection:
 
     def _silent(self, login: Login, program: Any, seen: bytes, late: bool) -> NodeError:
         """Why a program's output never began."""
-        why = None if late else login.broken(program)
+        why = None if late else login.explain_failed_start(program)
         program.close()
         if why is not None:
             return why

@@ -1,4 +1,9 @@
-"""Logging in by paramiko: the library is loaded when a host is first reached, and offers one key after another."""
+"""One SSH login by paramiko: handshake, check of the host key, authentication by key, and the open transport.
+
+`log_in` returns an OpenLogin, on which channels for programs are opened; `scan_host_key` only reads the host's key.
+paramiko is imported when a host is first reached. Nothing but the handshake happens where a host presents another key
+than those pinned in the Target.
+"""
 
 from __future__ import annotations
 
@@ -40,7 +45,7 @@ KEY_AGENT_TIMEOUT_S = 5.0
 
 @dataclass
 class KeyAttempts:
-    """What came of each key, for the message."""
+    """What happened to each key, for the message of a failed login."""
 
     tried: list[str] = field(default_factory=list)
     locked: list[str] = field(default_factory=list)
@@ -48,25 +53,25 @@ class KeyAttempts:
 
 
 def authenticate(transport: paramiko.Transport, target: Target) -> None:
-    """Log in with the first key that is taken. Raises Denied, ConnectionLost."""
+    """Log in with the first key that the server accepts. Raises Denied, ConnectionLost."""
     import paramiko
 
-    told = KeyAttempts()
-    agent = _connect_key_agent(told)
+    attempts = KeyAttempts()
+    agent = _connect_key_agent(attempts)
     try:
-        for name, key in _offer_keys(agent, target, told):
+        for name, key in _offer_keys(agent, target, attempts):
             try:
                 more = transport.auth_publickey(target.user, key)
             except paramiko.BadAuthenticationType as error:
-                told.notes.append(f"it takes only: {', '.join(error.allowed_types)}")
-                raise errors.denied(target, told.tried, [], told.notes) from error
+                attempts.notes.append(f"it takes only: {', '.join(error.allowed_types)}")
+                raise errors.denied(target, attempts.tried, [], attempts.notes) from error
             except paramiko.AuthenticationException as error:
                 if "timeout" in str(error):
                     raise errors.ended(target.where) from error
-                told.tried.append(name)
+                attempts.tried.append(name)
                 if not transport.is_active():
-                    told.notes.append("then it hung up")
-                    raise errors.denied(target, told.tried, told.locked, told.notes) from error
+                    attempts.notes.append("then it hung up")
+                    raise errors.denied(target, attempts.tried, attempts.locked, attempts.notes) from error
                 continue
             except (paramiko.SSHException, EOFError, OSError) as error:
                 raise errors.ended(target.where) from error
@@ -79,31 +84,31 @@ def authenticate(transport: paramiko.Transport, target: Target) -> None:
     finally:
         if agent is not None:
             agent.close()
-    raise errors.denied(target, told.tried, told.locked, told.notes)
+    raise errors.denied(target, attempts.tried, attempts.locked, attempts.notes)
 
 
-def _connect_key_agent(told: KeyAttempts) -> paramiko.Agent | None:
+def _connect_key_agent(attempts: KeyAttempts) -> paramiko.Agent | None:
     """The user's key agent; None where it fails, or hangs as one does whose forwarded socket is stale."""
     import paramiko
 
-    found: list[paramiko.Agent] = []
+    agents: list[paramiko.Agent] = []
 
-    def ask() -> None:
+    def connect() -> None:
         try:
-            found.append(paramiko.Agent())
+            agents.append(paramiko.Agent())
         except (paramiko.SSHException, OSError, EOFError) as error:
-            told.notes.append(f"the key agent failed: {errors.shown(str(error))}")
+            attempts.notes.append(f"the key agent failed: {errors.shown(str(error))}")
 
-    asking = threading.Thread(target=ask, daemon=True, name="key agent")
-    asking.start()
-    asking.join(KEY_AGENT_TIMEOUT_S)
-    if asking.is_alive():
-        told.notes.append("the key agent does not answer")
-    return found[0] if found else None
+    connect_thread = threading.Thread(target=connect, daemon=True, name="key agent")
+    connect_thread.start()
+    connect_thread.join(KEY_AGENT_TIMEOUT_S)
+    if connect_thread.is_alive():
+        attempts.notes.append("the key agent does not answer")
+    return agents[0] if agents else None
 
 
 def _offer_keys(
-    agent: paramiko.Agent | None, target: Target, told: KeyAttempts
+    agent: paramiko.Agent | None, target: Target, attempts: KeyAttempts
 ) -> Iterator[tuple[str, paramiko.PKey | paramiko.AgentKey]]:
     """Agent keys that belong to an identity, identities from their files, then the agent's other keys.
 
@@ -119,8 +124,8 @@ def _offer_keys(
             files.append(path)
     for path in files:
         if keys.is_locked(path):
-            told.locked.append(path)
-        elif key := _load_key(path, told):
+            attempts.locked.append(path)
+        elif key := _load_key(path, attempts):
             yield path, key
     if not target.identities_only:
         for key in held.values():
@@ -132,17 +137,17 @@ def _is_usable(key: paramiko.AgentKey) -> bool:
     return not name.startswith("sk-") and "-cert-" not in name
 
 
-def _load_key(path: str, told: KeyAttempts) -> paramiko.PKey | None:
+def _load_key(path: str, attempts: KeyAttempts) -> paramiko.PKey | None:
     import paramiko
 
     try:
         return paramiko.PKey.from_path(path)
     except FileNotFoundError:
-        told.notes.append(f"{path} is not there")
+        attempts.notes.append(f"{path} is not there")
     except OSError as error:
-        told.notes.append(f"{path} cannot be read: {error.strerror}")
+        attempts.notes.append(f"{path} cannot be read: {error.strerror}")
     except Exception as error:  # two libraries read key files, and neither says what it may raise
-        told.notes.append(f"{path} is no key that can be used: {errors.shown(str(error))}")
+        attempts.notes.append(f"{path} is no key that can be used: {errors.shown(str(error))}")
     return None
 
 
@@ -163,46 +168,48 @@ class LoginGone(Exception):
 class OpenLogin:
     """An open, verified, authenticated transport."""
 
-    def __init__(self, target: Target, limits: Limits, transport: paramiko.Transport, below: proxy.Wire) -> None:
+    def __init__(self, target: Target, limits: Limits, transport: paramiko.Transport, wire: proxy.Wire) -> None:
         self.target = target
         self._limits = limits
         self._transport = transport
-        self._wire = below
-        self._heard = 0
+        self._wire = wire
+        self._received_before = 0
         self._silent_s = 0.0
-        self._asking: threading.Thread | None = None
+        self._keepalive_thread: threading.Thread | None = None
 
     @property
     def alive(self) -> bool:
         return self._transport.is_active()
 
-    def session(self) -> paramiko.Channel:
-        """A channel for one program. Raises Full, Gone."""
+    def open_channel(self) -> paramiko.Channel:
+        """Open a channel for one program. Raises LoginFull, LoginGone."""
         import paramiko
 
         try:
             return self._transport.open_session(window_size=WINDOW_BYTES, timeout=self._limits.silence_s)
         except (paramiko.SSHException, EOFError, OSError) as error:
-            # Which exception it is does not tell: of two that are refused at once, one gets the other's.
+            # The type of the exception does not say which: of two requests refused at once, one gets the other's error.
             raise (LoginFull if self.alive else LoginGone) from error
 
     def tick(self, passed_s: float) -> None:
-        """To be called about once a second: asks a silent peer whether it is there, and ends a dead connection.
+        """Send a keepalive to a silent peer, and close a connection that stays silent. Called about once a second.
 
-        paramiko's own keepalive asks for no answer, and so never notices a peer that hangs.
+        paramiko's own keepalive requests no answer, and so never notices a peer that hangs.
         """
-        if self._wire.heard != self._heard:
-            self._heard, self._silent_s = self._wire.heard, 0.0
+        if self._wire.received_count != self._received_before:
+            self._received_before, self._silent_s = self._wire.received_count, 0.0
             return
         self._silent_s += passed_s
         if self._silent_s >= self._limits.silence_s:
             self.close()
-        elif self._silent_s >= self._limits.ping_s and (self._asking is None or not self._asking.is_alive()):
-            # In a thread, because a write waits where the peer takes nothing.
-            self._asking = threading.Thread(target=self._ask, daemon=True, name="ssh ping")
-            self._asking.start()
+        elif self._silent_s >= self._limits.ping_s and (
+            self._keepalive_thread is None or not self._keepalive_thread.is_alive()
+        ):
+            # In a thread, because a write blocks while the peer reads nothing.
+            self._keepalive_thread = threading.Thread(target=self._send_keepalive, daemon=True, name="ssh ping")
+            self._keepalive_thread.start()
 
-    def _ask(self) -> None:
+    def _send_keepalive(self) -> None:
         import paramiko
 
         try:
@@ -211,7 +218,7 @@ class OpenLogin:
             pass  # the transport's own thread has seen it, or `tick` will
 
     def close(self) -> None:
-        """End it; never raises."""
+        """Close the transport; never raises."""
         import paramiko
 
         self._wire.cut()  # wakes every thread at once
@@ -225,24 +232,24 @@ def log_in(target: Target, limits: Limits) -> OpenLogin:
     """Log in, once. Raises Refused, ConnectionLost, HostKeyChanged, Denied, NodeError."""
     if not target.host_keys:
         raise errors.unpinned(target)
-    below, transport = handshake(target, limits.connect_s, target.host_keys)
+    wire, transport = handshake(target, limits.connect_s, target.host_keys)
     try:
         verify_host_key(target, transport)
         authenticate(transport, target)
     except BaseException:
-        end_transport(below, transport)
+        end_transport(wire, transport)
         raise
-    return OpenLogin(target, limits, transport, below)
+    return OpenLogin(target, limits, transport, wire)
 
 
 def handshake(target: Target, timeout_s: float, prefer: Sequence[str]) -> tuple[proxy.Wire, paramiko.Transport]:
-    """A transport that has met the host and told it nothing. Raises Refused, ConnectionLost."""
+    """A transport that has exchanged keys with the host and sent it nothing else. Raises Refused, ConnectionLost."""
     import_paramiko()
     import paramiko
 
     silence_logger()
-    below = proxy.dial(target, timeout_s)
-    transport = paramiko.Transport(below)  # type: ignore[arg-type]
+    wire = proxy.dial(target, timeout_s)
+    transport = paramiko.Transport(wire)  # type: ignore[arg-type]
     transport.banner_timeout = transport.handshake_timeout = timeout_s
     options = transport.get_security_options()
     gcm = [cipher for cipher in options.ciphers if "gcm" in cipher]
@@ -254,21 +261,21 @@ def handshake(target: Target, timeout_s: float, prefer: Sequence[str]) -> tuple[
         transport.get_remote_server_key()
     except BaseException as error:
         late = time.monotonic() - begin >= timeout_s
-        end_transport(below, transport)
-        why = below.complaint()
+        end_transport(wire, transport)
+        why = wire.complaint()
         if isinstance(error, paramiko.SSHException | EOFError | OSError):
-            raise why or _explain_failed_handshake(target, error, bool(below.heard), late) from error
+            raise why or _explain_failed_handshake(target, error, bool(wire.received_count), late) from error
         raise
-    return below, transport
+    return wire, transport
 
 
 def order_key_types(host_keys: Sequence[str], types: Sequence[str]) -> tuple[str, ...]:
     """Key algorithms in the order in which to ask for them: those of `host_keys` (lines or types) first."""
-    wanted: list[str] = []
+    preferred: list[str] = []
     for key in host_keys:
         kind = keys.host_key_kind(key)
-        wanted += RSA_SIGNATURES if kind == "ssh-rsa" else [kind]
-    first = [kind for kind in dict.fromkeys(wanted) if kind in types]
+        preferred += RSA_SIGNATURES if kind == "ssh-rsa" else [kind]
+    first = [kind for kind in dict.fromkeys(preferred) if kind in types]
     return (*first, *(kind for kind in types if kind not in first))
 
 
@@ -280,23 +287,23 @@ def read_host_key(transport: paramiko.Transport) -> str:
 
 def verify_host_key(target: Target, transport: paramiko.Transport) -> None:
     """Raises HostKeyChanged unless the host presents one of the pinned keys."""
-    got = read_host_key(transport)
+    presented = read_host_key(transport)
     for pinned in target.host_keys:
-        if pinned.split()[:2] == got.split():
+        if pinned.split()[:2] == presented.split():
             return
-    raise errors.changed(target, keys.fingerprint(got))
+    raise errors.changed(target, keys.fingerprint(presented))
 
 
-def end_transport(below: proxy.Wire, transport: paramiko.Transport) -> None:
-    """Close a transport that came to nothing. Its timer would hold up the end of this process."""
-    below.cut()
+def end_transport(wire: proxy.Wire, transport: paramiko.Transport) -> None:
+    """Close a transport that is not used for a login. Its timer would delay the end of this process."""
+    wire.cut()
     transport.close()
     transport.packetizer.complete_handshake()
-    below.close()
+    wire.close()
 
 
-def _explain_failed_handshake(target: Target, error: Exception, heard: bool, late: bool) -> NodeError:
-    """What it means that the two sides did not come to terms. `heard`: the server said something."""
+def _explain_failed_handshake(target: Target, error: Exception, has_received: bool, late: bool) -> NodeError:
+    """The error for a handshake that failed. `has_received`: the server sent bytes; `late`: the time was up."""
     import paramiko
 
     where = target.where
@@ -309,7 +316,7 @@ def _explain_failed_handshake(target: Target, error: Exception, heard: bool, lat
         return ConnectionLost(f"what answers at {where} is no SSH server", "check the port")
     if not late:
         return errors.Refused(f"{where} closed the connection before the login", errors.AGAIN)
-    if heard:
+    if has_received:
         return ConnectionLost(f"{where} stopped answering while the connection was made", errors.AGAIN)
     return errors.Refused(f"{where} takes connections but sends no SSH banner", errors.AGAIN)
 
@@ -329,11 +336,11 @@ def scan_host_key(
     One key, from one connection: newer servers punish hosts that only look. Raises ConnectionLost.
     """
 
-    def look() -> tuple[str, ...]:
-        below, transport = handshake(target, timeout_s, prefer)
+    def scan() -> tuple[str, ...]:
+        wire, transport = handshake(target, timeout_s, prefer)
         try:
             return (read_host_key(transport),)
         finally:
-            end_transport(below, transport)
+            end_transport(wire, transport)
 
-    return gate.start(target.address, look)
+    return gate.start(target.address, scan)

@@ -1,8 +1,8 @@
-"""Logins by the system's OpenSSH: one master per host, through which every program is started.
+"""Logins by the system's OpenSSH, for hosts that paramiko cannot log in to: programs share a few master connections.
 
-The master is shared by all processes of this user that mean the same target (the path of its socket says which),
-and ends by itself some time after its last program. What is generated for `ssh` shields from the user's own
-configuration: what of it counts is in the target already.
+All processes of this user with the same target share a master, whose socket's path is derived from the target. A
+master ends by itself MASTER_IDLE_S after its last program. `ssh` reads a generated configuration instead of the
+user's: the target already holds the options of that one.
 """
 
 from __future__ import annotations
@@ -31,36 +31,36 @@ from gpuops.transport.ssh.target import Target
 
 ALIAS = "gpuops"
 CONNECTION_LOST_CODE = 255
-"""How `ssh` ends when the connection does, or never was."""
+"""Exit code of `ssh` where the connection ended or could not be made."""
 MASTER_IDLE_S = 60
-"""How long a master lives without programs: the next command finds it, and nobody has to touch a key again."""
+"""How long a master lives without programs: the next command uses it, without another touch of a security key."""
 
 
 class SystemProgram(ProcessChannel):
-    """A program through `ssh`, counted on the master it uses."""
+    """A program run by `ssh`; counted on the master that it uses, until it is closed."""
 
-    def __init__(self, argv: Sequence[str], slot: Master | None, where: str) -> None:
+    def __init__(self, argv: Sequence[str], master: Master | None, where: str) -> None:
         super().__init__(argv)
-        self._slot = slot
+        self._master = master
         self._where = where
-        self._left = False
+        self._is_released = False
 
     def errors(self) -> str:
-        said = super().errors()
+        messages = super().errors()
         if (
-            not said
+            not messages
             and self._process.poll() == CONNECTION_LOST_CODE
-            and self._slot is not None
-            and not self._slot.alive()
+            and self._master is not None
+            and not self._master.alive()
         ):
-            return f"{faults.ended(self._where).say}\n"  # of a login that it shared `ssh` says nothing
-        return said
+            return f"{faults.ended(self._where).say}\n"  # where its master ended, `ssh` prints nothing
+        return messages
 
     def close(self) -> None:
         super().close()
-        if self._slot is not None and not self._left:
-            self._left = True
-            self._slot.leave()
+        if self._master is not None and not self._is_released:
+            self._is_released = True
+            self._master.remove_program()
 
 
 class Master:
@@ -72,19 +72,19 @@ class Master:
         self._programs = 0
         self._lock = threading.Lock()
 
-    def enter(self, limit: int) -> bool:
+    def add_program(self, limit: int) -> bool:
         with self._lock:
             if self._programs >= limit:
                 return False
             self._programs += 1
             return True
 
-    def leave(self) -> None:
+    def remove_program(self) -> None:
         with self._lock:
             self._programs -= 1
 
     def alive(self) -> bool:
-        """Whether a master listens there."""
+        """Whether a master listens on the socket."""
         with socket.socket(socket.AF_UNIX, socket.SOCK_STREAM) as sock:
             sock.settimeout(2)
             try:
@@ -102,47 +102,47 @@ class SystemLogin:
         self._folder = folder
         self._limits = limits
         self._gate = gate
-        self._slots = [Master(config_lines.control_path(folder, target, number)) for number in range(limits.logins)]
-        self._config: Path | None = None
+        self._masters = [Master(config_lines.control_path(folder, target, number)) for number in range(limits.logins)]
+        self._config_path: Path | None = None
         self._lock = threading.Lock()
         self._running: list[SystemProgram] = []
 
-    def start(self, line: str) -> SystemProgram:
-        """Start a line on the host. Raises ConnectionLost, Denied, HostKeyChanged, NodeError, UsageError."""
+    def start(self, shell_command: str) -> SystemProgram:
+        """Start a shell command on the host. Raises ConnectionLost, Denied, HostKeyChanged, NodeError, UsageError."""
         if not self.target.host_keys:
             raise faults.unpinned(self.target)
-        argv = [ssh_program(), "-F", str(self._configured()), "-T", "-e", "none", "-o", "BatchMode=yes"]
-        command = os.fsdecode(encoded(line))
-        slot = next((slot for slot in self._shared() if slot.enter(self._limits.programs)), None)
-        if slot is None:  # a login of its own
+        argv = [ssh_program(), "-F", str(self._config_file()), "-T", "-e", "none", "-o", "BatchMode=yes"]
+        command = os.fsdecode(encoded(shell_command))
+        master = next((master for master in self._shared_masters() if master.add_program(self._limits.programs)), None)
+        if master is None:  # a login of its own
             program = SystemProgram([*argv, "-S", "none", ALIAS, command], None, self.target.where)
         else:
             try:
-                slot.opening.get(lambda: slot.alive() or None, lambda: self._open_master(argv, slot))
+                master.opening.get(lambda: master.alive() or None, lambda: self._open_master(argv, master))
                 program = SystemProgram(
-                    [*argv, "-o", "ControlMaster=no", "-S", str(slot.path), ALIAS, command], slot, self.target.where
+                    [*argv, "-o", "ControlMaster=no", "-S", str(master.path), ALIAS, command], master, self.target.where
                 )
             except BaseException:
-                slot.leave()
+                master.remove_program()
                 raise
         with self._lock:
-            self._running = [*(known for known in self._running if not known.closed), program]
+            self._running = [*(program for program in self._running if not program.closed), program]
         return program
 
-    def _shared(self) -> list[Master]:
+    def _shared_masters(self) -> list[Master]:
         if not HERE.shares_logins:
             return []
-        if not HERE.fits_socket(str(self._slots[0].path)):
+        if not HERE.fits_socket(str(self._masters[0].path)):
             raise UsageError(
                 f"the folder {self._folder} has too long a name for the socket that `ssh` needs in it",
                 "set GPUOPS_HOME to a shorter path",
             )
-        return self._slots
+        return self._masters
 
-    def _configured(self) -> Path:
+    def _config_file(self) -> Path:
         """The generated configuration of this target, written once."""
         with self._lock:
-            if self._config is None or not self._config.exists():
+            if self._config_path is None or not self._config_path.exists():
                 private_folder(self._folder)
                 private_folder(self._folder / "cm")
                 own = private_folder(self._folder / "own")
@@ -154,15 +154,15 @@ class SystemLogin:
                 )
                 lines += ["  LogLevel ERROR", "  ClearAllForwardings yes", f"  ControlPersist {MASTER_IDLE_S}"]
                 write_private(own / f"{name}.config", "\n".join([*lines, ""]))
-                self._config = own / f"{name}.config"
-            return self._config
+                self._config_path = own / f"{name}.config"
+            return self._config_path
 
-    def _open_master(self, argv: Sequence[str], slot: Master) -> bool:
+    def _open_master(self, argv: Sequence[str], master: Master) -> bool:
         """Log in, and leave the login in the background, unless another process of this user just did."""
         try:
-            with FileLock(self._folder / "own" / f"{slot.path.name}.lock", timeout=self._limits.login_s, mode=0o600):
-                if not slot.alive():
-                    self._gate.start(self.target.address, lambda: self._log_in(argv, slot.path))
+            with FileLock(self._folder / "own" / f"{master.path.name}.lock", timeout=self._limits.login_s, mode=0o600):
+                if not master.alive():
+                    self._gate.start(self.target.address, lambda: self._log_in(argv, master.path))
         except Timeout as error:
             raise ConnectionLost(
                 f"another gpuops has been logging in to {self.target.where} for {self._limits.login_s:.0f} s",
@@ -171,14 +171,14 @@ class SystemLogin:
         return True
 
     def _log_in(self, argv: Sequence[str], path: Path) -> None:
-        """Raises what `faults.from_openssh` says."""
-        path.unlink(missing_ok=True)  # nobody listens there any more
-        with tempfile.TemporaryFile() as words:
+        """Start a master in the background. Raises ConnectionLost, and the errors of `faults.from_openssh`."""
+        path.unlink(missing_ok=True)  # no master listens on it any more
+        with tempfile.TemporaryFile() as error_file:
             process = start_apart(
                 [*argv, "-o", "ControlMaster=yes", "-S", str(path), "-N", "-f", ALIAS],
                 stdin=subprocess.DEVNULL,
                 stdout=subprocess.DEVNULL,
-                stderr=words,
+                stderr=error_file,
             )
             try:
                 code = process.wait(self._limits.login_s)
@@ -192,21 +192,21 @@ class SystemLogin:
                     end_apart(process)
                     process.wait()
             if code != 0:
-                words.seek(0)
-                raise self.explain(words.read().decode(errors="replace"))
+                error_file.seek(0)
+                raise self.explain_failure(error_file.read().decode(errors="replace"))
 
-    def explain(self, words: str) -> NodeError:
-        """What `ssh` meant by its last words."""
+    def explain_failure(self, messages: str) -> NodeError:
+        """The error that the messages of `ssh` stand for."""
         locked = [path for path in self.target.identities if keys.is_locked(path)]
-        return faults.from_openssh(self.target, words, locked)
+        return faults.from_openssh(self.target, messages, locked)
 
-    def broken(self, program: SystemProgram) -> NodeError | None:
-        """Why a program never began; None where the far side's shell is to blame."""
+    def explain_failed_start(self, program: SystemProgram) -> NodeError | None:
+        """The error for a program that never began; None where the far side's shell is to blame."""
         try:
             code = program.wait(self._limits.close_s)
         except TimeoutError:
             return None
-        return self.explain(program.errors()) if code == CONNECTION_LOST_CODE else None
+        return self.explain_failure(program.errors()) if code == CONNECTION_LOST_CODE else None
 
     @property
     def busy(self) -> bool:
@@ -225,11 +225,11 @@ class SystemLogin:
 
 
 def ssh_program(system: System = HERE) -> str:
-    """Where `ssh` is. Raises UsageError."""
-    found = shutil.which("ssh")
-    if found is None:
+    """The path of `ssh`. Raises UsageError where it is not installed."""
+    path = shutil.which("ssh")
+    if path is None:
         raise UsageError("this takes the program `ssh`, which is not installed here", system.install_ssh)
-    return found
+    return path
 
 
 def end_master(path: Path) -> None:

@@ -24,23 +24,23 @@ class ParamikoLogin:
         self.target = target
         self._limits = limits
         self._gate = gate
-        self._lines: list[OpenLogin] = []
+        self._open_logins: list[OpenLogin] = []
         self._running: list[Program] = []
         self._lock = threading.Lock()
         self._logging_in: Once[OpenLogin] = Once()
 
-    def start(self, line: str) -> Program:
-        """Start a line on the host. Raises ConnectionLost, Denied, HostKeyChanged, NodeError."""
+    def start(self, shell_command: str) -> Program:
+        """Start a shell command on the host. Raises ConnectionLost, Denied, HostKeyChanged, NodeError."""
         login.import_paramiko()
         import paramiko
 
-        channel = self._channel()
+        channel = self._open_channel()
         program = Program(channel, self.target.where)
         limit = threading.Timer(self._limits.noise_s, channel.event.set)  # paramiko waits for the answer without end
         limit.daemon = True
         limit.start()
         try:
-            program.start(encoded(line))
+            program.start(encoded(shell_command))
         except (paramiko.SSHException, EOFError, OSError) as error:
             program.close(self._limits.close_s)
             if program.connected:
@@ -49,44 +49,44 @@ class ParamikoLogin:
         finally:
             limit.cancel()
         with self._lock:
-            self._running = [*(known for known in self._running if not known.closed), program]
+            self._running = [*(program for program in self._running if not program.closed), program]
         return program
 
-    def _channel(self) -> paramiko.Channel:
+    def _open_channel(self) -> paramiko.Channel:
         full: list[OpenLogin] = []
         for _ in range(2 * self._limits.logins):
-            line = self._line(full)
+            open_login = self._get_login(full)
             try:
-                return line.session()
+                return open_login.open_channel()
             except LoginFull:
-                full.append(line)
+                full.append(open_login)
             except LoginGone:
-                line.close()
+                open_login.close()
         raise errors.ended(self.target.where)
 
-    def _line(self, full: list[OpenLogin]) -> OpenLogin:
+    def _get_login(self, full: list[OpenLogin]) -> OpenLogin:
         """A live transport that is not in `full`; a new login where there is none."""
-        return self._logging_in.get(lambda: self._live(full), lambda: self._log_in(full))
+        return self._logging_in.get(lambda: self._find_login(full), lambda: self._log_in(full))
 
-    def _live(self, full: list[OpenLogin]) -> OpenLogin | None:
+    def _find_login(self, full: list[OpenLogin]) -> OpenLogin | None:
         with self._lock:
-            dead = [line for line in self._lines if not line.alive]
-            self._lines = [line for line in self._lines if line.alive]
-            found = next((line for line in self._lines if line not in full), None)
-        for line in dead:
-            line.close()
-        return found
+            dead = [open_login for open_login in self._open_logins if not open_login.alive]
+            self._open_logins = [open_login for open_login in self._open_logins if open_login.alive]
+            free_login = next((open_login for open_login in self._open_logins if open_login not in full), None)
+        for open_login in dead:
+            open_login.close()
+        return free_login
 
     def _log_in(self, full: list[OpenLogin]) -> OpenLogin:
-        if len([line for line in full if line.alive]) >= self._limits.logins:
+        if len([open_login for open_login in full if open_login.alive]) >= self._limits.logins:
             raise errors.crowded(self.target.where)
-        line = self._gate.start(self.target.address, lambda: log_in(self.target, self._limits))
+        open_login = self._gate.start(self.target.address, lambda: log_in(self.target, self._limits))
         with self._lock:
-            self._lines.append(line)
-        return line
+            self._open_logins.append(open_login)
+        return open_login
 
-    def broken(self, program: Program) -> NodeError | None:
-        """Why a program never began; None where the far side's shell is to blame."""
+    def explain_failed_start(self, program: Program) -> NodeError | None:
+        """The error for a program that never began; None where the far side's shell is to blame."""
         return None if program.connected else errors.ended(self.target.where)
 
     @property
@@ -96,15 +96,15 @@ class ParamikoLogin:
 
     def tick(self, passed_s: float) -> None:
         with self._lock:
-            lines = list(self._lines)
-        for line in lines:
-            line.tick(passed_s)
+            open_logins = list(self._open_logins)
+        for open_login in open_logins:
+            open_login.tick(passed_s)
 
     def close(self) -> None:
         with self._lock:
-            lines, self._lines = self._lines, []
+            open_logins, self._open_logins = self._open_logins, []
             running, self._running = self._running, []
-        for line in lines:
-            line.close()
+        for open_login in open_logins:
+            open_login.close()
         for program in running:
             program.close(self._limits.close_s)

@@ -28,11 +28,11 @@ class Login(Protocol):
     def busy(self) -> bool:
         """Whether programs run on it."""
 
-    def start(self, line: str) -> Channel:
-        """Start a line of shell. Raises NodeError."""
+    def start(self, shell_command: str) -> Channel:
+        """Start a shell command on the host. Raises NodeError."""
 
-    def broken(self, program: Any) -> NodeError | None:
-        """Why a program never began; None where the far side's shell is to blame."""
+    def explain_failed_start(self, program: Any) -> NodeError | None:
+        """The error for a program that never began; None where the far side's shell is to blame."""
 
     def tick(self, passed_s: float) -> None:
         """About once a second."""

@@ -20,7 +20,7 @@ class Wire:
     """A connected socket as paramiko uses it. It reads ahead, and counts what comes."""
 
     def __init__(self, sock: socket.socket) -> None:
-        self.heard = 0
+        self.received_count = 0
         """Reads that brought something."""
         self._sock = sock
         self._ahead = memoryview(b"")
@@ -30,7 +30,7 @@ class Wire:
             data = self._sock.recv(max(count, READ))
             if not data:
                 return b""
-            self.heard += 1
+            self.received_count += 1
             self._ahead = memoryview(data)
         piece, self._ahead = self._ahead[:count], self._ahead[count:]
         return bytes(piece)
