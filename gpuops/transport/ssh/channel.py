@@ -1,4 +1,8 @@
-"""A program on a paramiko channel: its streams, its end."""
+"""A program on a paramiko channel: its streams, its exit code and how it is closed.
+
+`Program` drains stderr in a thread, reports a lost connection as such, and closes in limited time even where the
+network hangs. `Chunks` replaces paramiko's buffer of received bytes, which is slow with large windows.
+"""
 
 from __future__ import annotations
 
@@ -13,9 +17,10 @@ from gpuops.transport.ssh import errors as faults
 if TYPE_CHECKING:
     import paramiko
 
-ERRORS_KEPT = 65536
-LOST = 255
-"""The exit code of a program whose end nobody told us, as `ssh` has it."""
+MAX_STDERR_BYTES = 65536
+"""How much of the end of stderr is kept."""
+CONNECTION_LOST_CODE = 255
+"""The exit code of a program whose connection ended before its own was received; `ssh` uses the same."""
 
 
 class Program:
@@ -29,42 +34,44 @@ class Program:
         self.stdin = cast(BinaryIO, _Stdin(channel))
         self.stdout = cast(BinaryIO, _Stdout(channel))
         channel.in_buffer = Chunks()  # type: ignore[assignment]
-        self._drain = threading.Thread(target=self._drain_stderr, daemon=True, name="ssh stderr")
+        self._drain_thread = threading.Thread(target=self._drain_stderr, daemon=True, name="ssh stderr")
 
     def start(self, line: bytes) -> None:
         """Raises SSHException where the server refuses, or the connection ends."""
         self._channel.exec_command(line)
-        self._drain.start()
+        self._drain_thread.start()
 
     def _drain_stderr(self) -> None:
         try:
             while chunk := self._channel.recv_stderr(65536):
                 self._errors += chunk
-                del self._errors[:-ERRORS_KEPT]
+                del self._errors[:-MAX_STDERR_BYTES]
         except (OSError, EOFError):
-            pass  # the connection ended: told below
+            pass  # the connection ended: `errors` reports it
 
     def wait(self, timeout: float | None = None) -> int:
         if not self._channel.status_event.wait(timeout):
             raise TimeoutError(f"a program on {self._where} still runs")
-        if self._drain.ident is not None:
-            self._drain.join(WORDS_S)
-        return self._channel.exit_status if self._channel.exit_status >= 0 else LOST
+        if self._drain_thread.ident is not None:
+            self._drain_thread.join(WORDS_S)
+        return self._channel.exit_status if self._channel.exit_status >= 0 else CONNECTION_LOST_CODE
 
     @property
     def connected(self) -> bool:
-        """Of a connection that is lost, paramiko ends the programs before it says so: what it met tells."""
+        """Whether the connection is up. paramiko ends the programs of a lost one first: its saved error counts, too."""
         import paramiko
 
         transport = self._channel.get_transport()
-        met = transport.saved_exception
-        return transport.is_active() and (met is None or isinstance(met, paramiko.ChannelException))
+        saved_error = transport.saved_exception
+        return transport.is_active() and (saved_error is None or isinstance(saved_error, paramiko.ChannelException))
 
     def errors(self) -> str:
-        said = bytes(self._errors).decode(errors="replace")
+        messages = bytes(self._errors).decode(errors="replace")
         if self._channel.exit_status < 0 and not self.closed and not self.connected:
-            said += f"{'' if not said or said.endswith(chr(10)) else chr(10)}{faults.ended(self._where).say}\n"
-        return said
+            messages += (
+                f"{'' if not messages or messages.endswith(chr(10)) else chr(10)}{faults.ended(self._where).say}\n"
+            )
+        return messages
 
     def close(self, limit_s: float = 2.0) -> None:
         if self.closed:
@@ -72,22 +79,22 @@ class Program:
         self.closed = True
         for buffer in (self._channel.in_buffer, self._channel.in_stderr_buffer):
             buffer.close()  # readers here see the end, whatever the network does
-        farewell = threading.Thread(target=self._end, daemon=True, name="ssh close")
-        farewell.start()
-        farewell.join(limit_s)  # a hung connection takes nothing; the login's watch ends it
+        close_thread = threading.Thread(target=self._close_channel, daemon=True, name="ssh close")
+        close_thread.start()
+        close_thread.join(limit_s)  # on a hung connection it blocks until the login's `tick` closes that
 
-    def _end(self) -> None:
+    def _close_channel(self) -> None:
         import paramiko
 
         try:
             if self._channel.exit_status < 0 and not self._channel.closed:
-                self._kill()
+                self._request_kill()
             self._channel.close()
         except (OSError, EOFError, paramiko.SSHException):
             pass  # the connection ended first
 
-    def _kill(self) -> None:
-        """Ask for the program's end. sshd does so for users who are not root; the others' see their streams end."""
+    def _request_kill(self) -> None:
+        """Request SIGKILL. sshd sends it for users other than root; a program of root only sees its streams end."""
         import paramiko
         from paramiko.common import cMSG_CHANNEL_REQUEST
 
@@ -108,7 +115,7 @@ class _Stdin(io.RawIOBase):
         return True
 
     def write(self, data: Any) -> int:
-        """As much as the other side takes now. Raises OSError where it takes nothing any more."""
+        """Write as much as the other side accepts now; returns how much. Raises OSError where it accepts no more."""
         import paramiko
 
         view = memoryview(data).cast("B")
@@ -142,7 +149,7 @@ class _Stdout(io.RawIOBase):
         return True
 
     def read(self, count: int = -1) -> bytes:
-        """What is there, at most `count`; waits for the first byte. Nothing at the end."""
+        """At most `count` of the bytes received; waits for the first one. Empty at the end of the stream."""
         import paramiko
 
         if self.closed:
@@ -152,7 +159,7 @@ class _Stdout(io.RawIOBase):
         try:
             return self._channel.recv(count) if count else b""
         except (EOFError, paramiko.SSHException):
-            return b""  # told by the exit code
+            return b""  # the exit code reports it
 
     def readinto(self, buffer: Any) -> int:
         data = self.read(len(buffer))
@@ -161,7 +168,7 @@ class _Stdout(io.RawIOBase):
 
 
 class Chunks:
-    """Bytes that came and were not yet read, in place of paramiko's array, which moves all of them at every read."""
+    """Received bytes that are not read yet. paramiko's own array moves all of them at every read."""
 
     def __init__(self) -> None:
         self._ready = threading.Condition()
@@ -176,27 +183,27 @@ class Chunks:
             self._ready.notify_all()
 
     def read(self, count: int, timeout: float | None = None) -> bytes:
-        """At most `count` bytes, the first of them waited for. The channel has no timeout, and gives none here."""
+        """At most `count` bytes; waits for the first one. The channel has no timeout, so `timeout` is None."""
         with self._ready:
             self._ready.wait_for(lambda: self._chunks or self._closed, timeout)
-            taken = []
+            pieces = []
             while self._chunks and count:
                 piece = self._chunks[0][:count]
-                taken.append(piece)
+                pieces.append(piece)
                 count -= len(piece)
                 self._size -= len(piece)
                 if len(piece) == len(self._chunks[0]):
                     self._chunks.popleft()
                 else:
                     self._chunks[0] = self._chunks[0][len(piece) :]
-            return b"".join(taken)
+            return b"".join(pieces)
 
     def empty(self) -> bytes:
         with self._ready:
-            left = b"".join(self._chunks)
+            unread = b"".join(self._chunks)
             self._chunks.clear()
             self._size = 0
-            return left
+            return unread
 
     def close(self) -> None:
         with self._ready:
