@@ -2,7 +2,7 @@
 
     base             the contract as provider modules import it, ours and those of other wheels
     registry         from a provider's name to its provisioner, lazily; entry points of other wheels
-    contract_checks  a provisioner held to its contract: it answers in time, in our errors, each resource once
+    checked_provisioner  a provisioner held to its contract: it answers in time, in our errors, each resource once
     keys             SSH key pairs: our login, and a machine's first host key
     api_endpoint     addresses of APIs that a key may be sent to
     error_table      the one table form for a provider's failed answers

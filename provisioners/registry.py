@@ -14,7 +14,7 @@ from typing import cast
 from gpuops.core.errors import GpuopsError, UsageError
 from gpuops.core.names import did_you_mean
 from provisioners.base import CONTRACT, Context, Provisioner
-from provisioners.contract_checks import CheckedProvisioner
+from provisioners.checked_provisioner import CheckedProvisioner
 
 BUILT_IN = {
     "local": "provisioners.local:LocalProvisioner",

@@ -6,7 +6,7 @@ Python 2.7 and 3.6 must be able to read this file as far as the version check.
 import sys
 
 MODES = {
-    "init": "daemon.start_node",
+    "init": "daemon.init_mode",
     "watchdog": "daemon.watchdog",
     "agent": "daemon.main",
     "connect": "rpc.connect",
@@ -14,8 +14,8 @@ MODES = {
     "send": "files.transfer_modes",
     "restore": "files.transfer_modes",
     "left": "files.transfer_modes",
-    "end": "daemon.end_node",
-    "nodes": "daemon.end_node",
+    "end": "daemon.end_mode",
+    "nodes": "daemon.end_mode",
     "rank": "run.rank",
     "checkup": "checkup.checkup",
 }

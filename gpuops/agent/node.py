@@ -52,7 +52,7 @@ class Cancelled(Exception):
 
 
 class NoticeService(NamedTuple):
-    """Where the machine itself says that its provider takes it back (run.preemption)."""
+    """Where the machine itself says that its provider takes it back (run.preemption_notices)."""
 
     kind: str = ""
     url: str = ""

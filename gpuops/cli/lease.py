@@ -31,7 +31,7 @@ def lease(
     from gpuops.core.errors import NodeError
     from gpuops.core.models import Lease
     from gpuops.nodes.session import open_session, send_lease
-    from gpuops.offers import lease as leases
+    from gpuops.offers import lease_limits as leases
     from gpuops.offers.search import balance_shortfall
 
     by_s = leases.parse_span(extend) if extend is not None else None

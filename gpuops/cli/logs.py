@@ -49,7 +49,7 @@ def logs(
     as_json: Json = False,
 ) -> None:
     from gpuops.commands.logs import show_logs
-    from gpuops.runs.logs.view import Filter, parse_moment
+    from gpuops.runs.logs.home_tail import Filter, parse_moment
 
     if tail is not None and tail < 1:
         raise UsageError(f"--tail is at least 1 line, not {tail}", "gpuops logs --tail 50")

@@ -12,7 +12,7 @@ from gpuops.cli.context import make_context
 from gpuops.cli.flags import Json
 from gpuops.cli.help import example_help
 from gpuops.core.errors import UsageError
-from provisioners.contract_checks import CheckedProvisioner
+from provisioners.checked_provisioner import CheckedProvisioner
 
 POLICY_HELP = example_help(
     "Print the least that an account must allow for what gpuops does.\n\n"

@@ -56,7 +56,7 @@ def quota(
 ) -> None:
     from gpuops.cli.request import machine_request, parse_provider_options
     from gpuops.offers import quota as quotas
-    from gpuops.offers import quota_report
+    from gpuops.offers import quota_output
 
     if provider.startswith("-"):
         raise UsageError(f"there is no option {provider}", "the provider comes first: gpuops quota aws")
@@ -70,7 +70,7 @@ def quota(
     report = quotas.read_quotas(ctx, request)
     for note in report.notes:
         ctx.out.say(f"note: {note}")
-    outcome = quota_report.Outcome(report)
+    outcome = quota_output.Outcome(report)
     if wanted is None:
         increases = quotas.open_increases(report)
     else:
@@ -83,7 +83,7 @@ def quota(
         outcome = replace(outcome, watched=quotas.watch_increases(ctx, provider, increases))
     elif watch:
         ctx.out.say("no request for more is open")
-    lines = quota_report.format_lines(outcome, ctx.clock.now(), ctx.out.columns(ctx.out.out))
-    ctx.out.result(quota_report.KIND, quota_report.build_document(provider, outcome), lines)
+    lines = quota_output.format_lines(outcome, ctx.clock.now(), ctx.out.columns(ctx.out.out))
+    ctx.out.result(quota_output.KIND, quota_output.build_document(provider, outcome), lines)
     if outcome.exit_code:
         raise typer.Exit(outcome.exit_code)

@@ -18,7 +18,7 @@ from gpuops.core.errors import UsageError
 from gpuops.core.models import Option, Request
 from gpuops.core.names import did_you_mean
 from gpuops.core.settings import KEYS, Settings
-from gpuops.offers.lease import LeaseLimits, parse_span
+from gpuops.offers.lease_limits import LeaseLimits, parse_span
 
 F = TypeVar("F")
 TIMEOUT_MIN = 20.0
@@ -157,7 +157,7 @@ def _option_names(options: Sequence[Option]) -> list[str]:
 
 def parse_environment(words: Sequence[str], environ: Mapping[str, str]) -> dict[str, str]:
     """`--env K=V` and `--env K` as a mapping. Raises UsageError, also for a variable that identifies a rank."""
-    from gpuops.runs.spec import IDENTITY
+    from gpuops.runs.launch_spec import IDENTITY
 
     values = {}
     for word in words:

@@ -91,7 +91,7 @@ def _announce(ctx: Context, row: ClusterRow, machines: Sequence[Resource]) -> No
     """What is up, until when, and the document for programs."""
     from gpuops.commands import ssh
     from gpuops.core.format import money
-    from gpuops.offers import lease as leases
+    from gpuops.offers import lease_limits as leases
 
     if ctx.ledger.needs_guard(row):
         ctx.ensure_guard(row)

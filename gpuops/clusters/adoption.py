@@ -25,7 +25,7 @@ from gpuops.ledger.store import ClusterRow, RunRow
 from gpuops.nodes import host_key_handover
 from gpuops.nodes.gpu_shares import folded, with_virtual
 from gpuops.nodes.session import contact_cluster, open_programs, open_session, send_lease, sort_by_node, write_ssh_names
-from gpuops.offers import lease as leases
+from gpuops.offers import lease_limits as leases
 from gpuops.offers.billing_account import find_payer, payer_record
 from gpuops.sync.run_folder import read_json
 

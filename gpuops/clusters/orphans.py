@@ -35,7 +35,7 @@ from gpuops.core.errors import (
 from gpuops.core.models import Resource
 from gpuops.core.polling import Poller
 from provisioners import registry
-from provisioners.contract_checks import CheckedProvisioner
+from provisioners.checked_provisioner import CheckedProvisioner
 
 if TYPE_CHECKING:
     from gpuops.core.provider import Provisioner

@@ -31,7 +31,7 @@ from gpuops.core.provider import Provisioner, is_rented
 from gpuops.ledger.store import ClusterRow
 from gpuops.nodes import bootstrap, host_key_handover
 from gpuops.nodes.session import ClusterSession, contact_cluster, machines_of, write_ssh_names
-from gpuops.offers import lease as leases
+from gpuops.offers import lease_limits as leases
 
 if TYPE_CHECKING:
     from gpuops.transport.schemas import NodeHello

@@ -35,7 +35,7 @@ from gpuops.nodes import bootstrap
 from gpuops.nodes.session import ClusterSession, machines_of, send_lease
 from gpuops.offers import offer_table
 from gpuops.offers.billing_account import payer_record
-from gpuops.offers.lease import MIN_LEASE_S, LeaseLimits, until_offer_ends
+from gpuops.offers.lease_limits import MIN_LEASE_S, LeaseLimits, until_offer_ends
 from gpuops.offers.price_approval import PRICE_ROUNDING, PriceApproval
 from gpuops.offers.price_terms import Terms
 from gpuops.offers.search import OfferSearch, OfferSource, Refusals

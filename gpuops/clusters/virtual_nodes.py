@@ -19,7 +19,7 @@ from gpuops.ledger.store import ClusterRow
 from gpuops.nodes import bootstrap, gpu_shares
 from gpuops.nodes.gpu_shares import MOST_NODES
 from gpuops.nodes.session import ClusterSession, contact_node, machines_of
-from gpuops.sync.node_edits import save_node_edits
+from gpuops.sync.pull_edits import save_node_edits
 from gpuops.transport.connect import connect
 from gpuops.transport.rpc import NodePaths, UnreachableAgent
 

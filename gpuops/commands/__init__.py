@@ -3,7 +3,7 @@
 - `plan`: what one `run` or `train` will do, decided once as a value.
 - `dry_run`: what a plan would create, send and execute, for `--dry-run`.
 - `train`: carries a plan out, from the cluster to the receipt.
-- `cluster_end`: ends the cluster that a run brought up, or hands it to the guard.
+- `end_after_run`: ends the cluster that a run brought up, or hands it to the guard.
 - `logs`: a run's output, from its files here and from its nodes.
 - `stop`: stops one run; also chooses the run that a command means.
 - `status`: live clusters by the ledger, resources by the providers.

@@ -16,7 +16,7 @@ from gpuops.runs.finish import Policy, RunOutcome, finish
 from gpuops.runs.graceful_stop import stop_and_wait
 from gpuops.runs.results.collect import Agents, Disks
 from gpuops.sync import archive
-from gpuops.sync.node_edits import save_cluster_edits
+from gpuops.sync.pull_edits import save_cluster_edits
 
 DeferredFetch = Callable[[], RunOutcome]
 """Downloads what a run kept in a bucket; called once no machine bills any more."""

@@ -23,8 +23,8 @@ from gpuops.ledger.store import ClusterRow
 from gpuops.nodes.gpu_shares import lots, ranks_for, sentence, with_virtual
 from gpuops.nodes.session import machines_of
 from gpuops.offers import offer_table
+from gpuops.runs.launch_spec import node_specs
 from gpuops.runs.prepare import choose_tree, describe_secrets
-from gpuops.runs.spec import node_specs
 from gpuops.sync import upload, workloads_and_data
 
 TOKEN = re.compile(r"\{(python|agent|run)\}")

@@ -15,10 +15,10 @@ from gpuops.core.polling import Poller
 from gpuops.core.signals import Signals
 from gpuops.ledger.store import RunRow
 from gpuops.nodes.session import ClusterSession, open_session
+from gpuops.runs.launch_spec import request_of
+from gpuops.runs.logs.home_tail import Filter, HomeTail, LogTimes, last_output_time
 from gpuops.runs.logs.lines import LineMerger
-from gpuops.runs.logs.view import Filter, HomeTail, LogTimes, last_output_time
 from gpuops.runs.monitor import close_at_first_line, follow_with_remarks, show_waiting
-from gpuops.runs.spec import request_of
 from gpuops.sync.download import mirror
 from gpuops.sync.run_folder import RunHome
 

@@ -13,7 +13,7 @@ from gpuops.clusters import selection
 from gpuops.core.context import Context
 from gpuops.core.models import Request
 from gpuops.core.run_models import RunRequest
-from gpuops.offers.lease import LeaseLimits
+from gpuops.offers.lease_limits import LeaseLimits
 from gpuops.runs.prepare import Sending, check_request
 
 MULTINODE_MIN = 2

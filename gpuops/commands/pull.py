@@ -15,12 +15,12 @@ from gpuops.core.reporting import Progress
 from gpuops.ledger.store import ClusterRow, RunRow
 from gpuops.nodes.session import ClusterSession, open_session
 from gpuops.runs.finish import Policy, finish, finish_late, is_awaited
+from gpuops.runs.launch_spec import request_of
 from gpuops.runs.outcome.node_report import NodeReport, parse_report
 from gpuops.runs.results.collect import Agents, fetch_bucket, fetch_now
-from gpuops.runs.spec import request_of
 from gpuops.sync import archive
 from gpuops.sync.download import mirror
-from gpuops.sync.node_edits import PulledEdit, pull_edits
+from gpuops.sync.pull_edits import PulledEdit, pull_edits
 from gpuops.sync.push_record import PushRecord
 from gpuops.sync.restore_snapshots import list_outputs
 from gpuops.sync.run_folder import RunHome

@@ -15,8 +15,8 @@ from gpuops.core.models import COSTLESS, Resource
 from gpuops.core.parallel import on_each
 from gpuops.ledger.store import ClusterRow, RunRow
 from gpuops.nodes.gpu_shares import owner, with_virtual
-from gpuops.offers.lease import describe_lease, money_spent
-from gpuops.runs.logs.view import last_output_time
+from gpuops.offers.lease_limits import describe_lease, money_spent
+from gpuops.runs.logs.home_tail import last_output_time
 
 if TYPE_CHECKING:
     from gpuops.clusters.orphans import UncheckedProvider

@@ -10,7 +10,7 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 
 from gpuops.clusters import up as clusters
-from gpuops.commands.cluster_end import end_after, end_cluster, end_preempted, hand_over
+from gpuops.commands.end_after_run import end_after, end_cluster, end_preempted, hand_over
 from gpuops.commands.logs import make_merger
 from gpuops.commands.plan import Job, Plan
 from gpuops.core.context import Context
@@ -25,13 +25,13 @@ from gpuops.core.signals import HandOver
 from gpuops.core.sink import BucketSink
 from gpuops.ledger.store import RunRow
 from gpuops.nodes.session import ClusterSession, open_session
-from gpuops.offers import lease as leases
-from gpuops.offers.lease import LeaseLimits
+from gpuops.offers import lease_limits as leases
+from gpuops.offers.lease_limits import LeaseLimits
 from gpuops.offers.price_approval import PriceApproval
 from gpuops.runs import retries
 from gpuops.runs.finish import Policy, RunOutcome, finish
 from gpuops.runs.launch import launch
-from gpuops.runs.logs.view import Filter, HomeTail, TracebackFilter
+from gpuops.runs.logs.home_tail import Filter, HomeTail, TracebackFilter
 from gpuops.runs.monitor import show_run, tensorboard_command
 from gpuops.runs.outcome.node_report import NodeReport
 from gpuops.runs.outcome.verdict import RETRIES_HINT, is_port_clash

@@ -18,12 +18,12 @@ from gpuops.nodes.session import ClusterSession, all_machines_ended, machines_of
 from gpuops.runs.finish import Policy, RunOutcome, finish
 from gpuops.runs.follow import make_follower
 from gpuops.runs.graceful_stop import stop_nodes
+from gpuops.runs.launch_spec import request_of
 from gpuops.runs.monitor import LiveFetch
 from gpuops.runs.outcome.node_report import NodeReport, ReasonKind, lost_report
 from gpuops.runs.results.collect import Agents, Disks
 from gpuops.runs.results.url_renewal import UrlRenewal
-from gpuops.runs.spec import request_of
-from gpuops.sync.node_edits import save_cluster_edits
+from gpuops.sync.pull_edits import save_cluster_edits
 
 POLL_INTERVAL_S = 1.0
 NONSENSE_ATTEMPTS_MAX = 3

@@ -3,9 +3,9 @@
 search           rounds of offers, what the account may spend, why no offer could be had
 offer_table      offers as people read them
 price_approval   the question before money is spent, and the price limits that follow from it
-lease            until when a cluster may live, from flags and balance
+lease_limits     until when a cluster may live, from flags and balance
 price_terms      price and lease of one cluster
 billing_account  whose account pays, and keys that may not be used
 quota            what an account may have at once, and requests for more
-quota_report     quotas and requests as text, JSON and exit code
+quota_output     quotas and requests as text, JSON and exit code
 """

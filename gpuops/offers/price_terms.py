@@ -9,8 +9,8 @@ from gpuops.core.errors import Rejected
 from gpuops.core.format import money
 from gpuops.core.models import Lease, Offer, Payer, Request
 from gpuops.ledger.store import ClusterRow
-from gpuops.offers import lease as leases
-from gpuops.offers.lease import LeaseLimits
+from gpuops.offers import lease_limits as leases
+from gpuops.offers.lease_limits import LeaseLimits
 from gpuops.offers.price_approval import PRICE_ROUNDING, PriceApproval, max_price_flag
 from gpuops.offers.search import ACCOUNT_WAIT_S, OfferSearch
 

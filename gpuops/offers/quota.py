@@ -18,14 +18,14 @@ from gpuops.core.polling import Poller
 from gpuops.core.quota import Quota, QuotaIncrease, QuotaReport
 from gpuops.core.signals import Signals
 from gpuops.offers.billing_account import refuse_dotenv
-from gpuops.offers.quota_report import (
+from gpuops.offers.quota_output import (
     describe_calculation,
     describe_increase,
     describe_progress,
     describe_start,
     region_name,
 )
-from provisioners.contract_checks import CheckedProvisioner
+from provisioners.checked_provisioner import CheckedProvisioner
 
 FIRST_WATCH_PAUSE_S = 15.0
 LONGEST_WATCH_PAUSE_S = 120.0

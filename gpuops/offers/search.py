@@ -18,9 +18,9 @@ from gpuops.core.models import Lease, Offer, Payer, Request
 from gpuops.core.polling import Poller
 from gpuops.core.provider import Provisioner, is_rented
 from gpuops.ledger.store import ClusterRow
-from gpuops.offers import lease as leases
+from gpuops.offers import lease_limits as leases
 from gpuops.offers.billing_account import find_payer, refuse_dotenv
-from gpuops.offers.lease import Funds
+from gpuops.offers.lease_limits import Funds
 from gpuops.offers.price_approval import PriceApproval, max_price_flag
 
 WAIT_HINT = "try again later, let it be tried for you (--wait 2h), or allow more kinds of machine"

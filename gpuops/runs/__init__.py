@@ -1,7 +1,7 @@
 """One launch: prepare, start, follow, stop, finish, judge.
 
 prepare        everything a run needs is brought to its nodes; its row in the ledger
-spec           what each node is to start (pure)
+launch_spec    what each node is to start (pure)
 launch         one spec to each agent
 follow         logs home, byte by byte, until every node has reported
 monitor        a run while it goes on: shown, fetched, remarked

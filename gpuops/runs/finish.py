@@ -19,6 +19,7 @@ from gpuops.core.reporting import Progress
 from gpuops.core.run_models import Verdict
 from gpuops.core.sink import SinkProgress
 from gpuops.ledger.store import RunRow
+from gpuops.runs.launch_spec import request_of
 from gpuops.runs.outcome.node_report import NodeReport
 from gpuops.runs.outcome.run_outcome import (
     BucketFetch,
@@ -32,7 +33,6 @@ from gpuops.runs.outcome.run_outcome import (
 )
 from gpuops.runs.outcome.verdict import read_progress
 from gpuops.runs.results.collect import EarlierReports, Source, fetch_bucket
-from gpuops.runs.spec import request_of
 from gpuops.sync import archive, bucket, sinks
 from gpuops.sync.merged_outputs import inherit
 from gpuops.sync.restore_snapshots import list_outputs

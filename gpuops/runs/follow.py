@@ -20,8 +20,8 @@ from gpuops.core.polling import Clock
 from gpuops.core.provider import Provisioner
 from gpuops.ledger.store import ClusterRow, RunRow
 from gpuops.nodes.session import ClusterSession, end_reason, readmit_this_computer, virtual_node_ended
+from gpuops.runs.launch_spec import request_of
 from gpuops.runs.outcome.node_report import NodeReport, ReasonKind, lost_report, parse_report
-from gpuops.runs.spec import request_of
 from gpuops.sync.download import STREAM_SILENCE_S, mirror
 from gpuops.sync.run_folder import RunHome
 

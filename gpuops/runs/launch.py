@@ -15,8 +15,8 @@ from gpuops.core.parallel import on_each
 from gpuops.core.run_models import RunRequest
 from gpuops.core.sink import BucketSink
 from gpuops.nodes.session import ClusterSession
+from gpuops.runs.launch_spec import Place, node_specs
 from gpuops.runs.prepare import Prepared
-from gpuops.runs.spec import Place, node_specs
 from gpuops.sync import bucket
 
 if TYPE_CHECKING:

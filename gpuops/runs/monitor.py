@@ -25,11 +25,11 @@ from gpuops.ledger.store import RunRow
 from gpuops.nodes.session import ClusterSession
 from gpuops.runs.follow import Follower, make_follower
 from gpuops.runs.graceful_stop import show_stopping, stop_nodes
+from gpuops.runs.launch_spec import request_of
+from gpuops.runs.logs.home_tail import Filter, HomeTail
 from gpuops.runs.logs.lines import STREAM
-from gpuops.runs.logs.view import Filter, HomeTail
 from gpuops.runs.results.collect import fetch_now
 from gpuops.runs.results.url_renewal import UrlRenewal
-from gpuops.runs.spec import request_of
 from gpuops.sync.run_folder import RunHome
 
 LIVE_FETCH_INTERVAL_S = 10.0

@@ -17,8 +17,8 @@ from gpuops.core.format import money, span
 from gpuops.core.polling import Poller
 from gpuops.ledger.store import ClusterRow, RunRow
 from gpuops.nodes.session import ClusterSession
-from gpuops.offers import lease as leases
-from gpuops.offers.lease import MIN_LEASE_S, LeaseLimits
+from gpuops.offers import lease_limits as leases
+from gpuops.offers.lease_limits import MIN_LEASE_S, LeaseLimits
 from gpuops.offers.price_approval import PriceApproval
 from gpuops.runs import receipt
 from gpuops.runs.finish import RunOutcome

@@ -5,7 +5,7 @@ secret_scan            which of them hold keys and stay here
 workloads_and_data     the workloads that come with gpuops, and the data that `--data` names
 upload                 compares a tree with what nodes have, and sends the difference
 push_record            what this computer has pushed to each node
-node_edits             files that were edited or made on a node come back into the project
+pull_edits             files that were edited or made on a node come back into the project
 restore_snapshots      an earlier run's snapshots go back onto every node (`--resume`)
 run_folder             `runs/<run>/` on this computer
 download               mirrors logs, fetches and verifies results

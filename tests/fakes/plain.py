@@ -18,7 +18,7 @@ from gpuops.core.models import Intent, Journal, Offer, Option, Price, Problem, R
 from gpuops.core.provider import CONTRACT
 from gpuops.core.signals import Signals
 from gpuops.guard.services import WITHOUT_GUARD
-from provisioners.contract_checks import CheckedProvisioner
+from provisioners.checked_provisioner import CheckedProvisioner
 from tests.fakes.provider import OWNER, FakeClock
 
 PRICE = 0.5

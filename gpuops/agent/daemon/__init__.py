@@ -2,7 +2,7 @@
 
 watchdog         outermost process: keeps the lease, restarts the agent, ends the machine
 main             the agent: serves clients, supervises runs
-start_node       starts a node: its folder, its files, its watchdog
-end_node         ends and removes a node; lists the nodes of a root
+init_mode        starts a node: its folder, its files, its watchdog
+end_mode         ends and removes a node; lists the nodes of a root
 image_variables  the environment that a rented machine's image brings
 """

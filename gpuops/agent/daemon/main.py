@@ -10,12 +10,12 @@ from typing import Sequence
 
 from gpuops.agent import processes, run_files
 from gpuops.agent.daemon import image_variables
-from gpuops.agent.daemon.start_node import start_watchdog
+from gpuops.agent.daemon.init_mode import start_watchdog
 from gpuops.agent.daemon.watchdog import Wake, record_process
 from gpuops.agent.node import Node, log, parse_node
 from gpuops.agent.result_storage import end_after_upload, sink
 from gpuops.agent.rpc.server import Server
-from gpuops.agent.run import preemption, registry
+from gpuops.agent.run import preemption_notices, run_verbs
 from gpuops.agent.run.result import settle_lost_runs
 from gpuops.agent.run_documents import Outcome, Reason, StopMode
 
@@ -53,7 +53,7 @@ def finish_sinks(node: Node) -> None:
             spec = run_files.read_spec(node, name)
             if spec is not None:
                 sink.start_heartbeat(node, spec, done)
-        preemption.watch_notices(node, done, hurry)
+        preemption_notices.watch_notices(node, done, hurry)
     finally:
         sink.resume_storing(node)
     done.set()
@@ -61,17 +61,17 @@ def finish_sinks(node: Node) -> None:
         end_after_upload.start_watch(node, name)
 
 
-def hurry(notice: preemption.Notice) -> None:
+def hurry(notice: preemption_notices.Notice) -> None:
     """Store results before the provider takes the machine back."""
     if notice.kind == "reclaim":
-        sink.set_deadline(time.time() + preemption.remaining_s(notice.at, time.time()))
+        sink.set_deadline(time.time() + preemption_notices.remaining_s(notice.at, time.time()))
 
 
 def close_orphaned(node: Node) -> None:
     """The watchdog was killed, and no run may go on without one: end the run, start another watchdog, exit."""
     log("the watchdog is gone; ending what is on and starting another")
     reason = Reason("watchdog", "gpuops' watchdog on this node was killed while the run was on")
-    registry.end_runs(reason, StopMode.NOW, Outcome.LOST)
+    run_verbs.end_runs(reason, StopMode.NOW, Outcome.LOST)
     processes.end_all(processes.helper_processes)
     if os.path.exists("node.json") and not os.path.exists("ended.json"):
         start_watchdog(node)

@@ -2,7 +2,7 @@
 
 push_steps       verbs `plan`, `commit`, `edits`: a push, in steps that may be interrupted at any byte
 push_comparison  what a push would do to a tree as it is now
-file_state       the decision for one path
+push_decision    the decision for one path
 folder           one tree on disk, never outside it
 output_files     what a run made: patterns, sizes, checksums
 tar_streams      tar streams that a node sends; an earlier run's files put back

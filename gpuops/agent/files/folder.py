@@ -13,7 +13,7 @@ import re
 import stat
 from typing import Iterable
 
-from gpuops.agent.files.file_state import ABSENT, BLOCKED, FILE, FOLDER, LINK, NOTHING, OTHER, Entry, Found
+from gpuops.agent.files.push_decision import ABSENT, BLOCKED, FILE, FOLDER, LINK, NOTHING, OTHER, Entry, Found
 from gpuops.agent.node import Refusal
 
 MOUNT_ESCAPE = re.compile(r"\\([0-7]{3})")

@@ -15,7 +15,6 @@ import time
 from typing import Any, BinaryIO, Callable, Iterator, Sequence
 
 from gpuops.agent import run_files
-from gpuops.agent.files.file_state import matching_record
 from gpuops.agent.files.folder import (
     TreeFolder,
     checked_path,
@@ -26,6 +25,7 @@ from gpuops.agent.files.folder import (
     stat_entry,
 )
 from gpuops.agent.files.push_comparison import load_record
+from gpuops.agent.files.push_decision import matching_record
 from gpuops.agent.node import Emit, Node, Refusal, read_json
 
 SKIPPED = {b".git", b"__pycache__"}

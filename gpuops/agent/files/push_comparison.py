@@ -6,7 +6,8 @@ import functools
 import os
 from typing import Any, Mapping, NamedTuple
 
-from gpuops.agent.files.file_state import (
+from gpuops.agent.files.folder import TreeFolder, blocked, checked_path, in_the_way, parent_paths, sha256
+from gpuops.agent.files.push_decision import (
     ABSENT,
     BLOCKED,
     FOLDER,
@@ -20,7 +21,6 @@ from gpuops.agent.files.file_state import (
     decide_verdict,
     matching_record,
 )
-from gpuops.agent.files.folder import TreeFolder, blocked, checked_path, in_the_way, parent_paths, sha256
 from gpuops.agent.node import Node, Refusal, read_json, write_json
 
 

@@ -23,7 +23,6 @@ from typing import Any, BinaryIO, Iterator, Mapping, NamedTuple
 
 from gpuops.agent import run_files, wire_format
 from gpuops.agent.files import tar_streams
-from gpuops.agent.files.file_state import ASK, CONFLICT, FILE, KEPT, LINK, SAME, TOUCH, Entry, Written, matching_record
 from gpuops.agent.files.folder import TreeFolder, apply_stat, free_bytes, path_bytes, stat_entry
 from gpuops.agent.files.push_comparison import (
     Record,
@@ -34,6 +33,18 @@ from gpuops.agent.files.push_comparison import (
     store_record,
     survey,
     to_write,
+)
+from gpuops.agent.files.push_decision import (
+    ASK,
+    CONFLICT,
+    FILE,
+    KEPT,
+    LINK,
+    SAME,
+    TOUCH,
+    Entry,
+    Written,
+    matching_record,
 )
 from gpuops.agent.node import Emit, Node, Refusal, parse_options, read_json, write_json
 

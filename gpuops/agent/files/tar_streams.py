@@ -11,8 +11,8 @@ import tarfile
 from typing import BinaryIO, cast
 
 from gpuops.agent import wire_format
-from gpuops.agent.files.file_state import LINK
 from gpuops.agent.files.folder import TreeFolder, checked_path, stat_entry
+from gpuops.agent.files.push_decision import LINK
 from gpuops.agent.node import Node, parse_options
 from gpuops.agent.wire_format import BLOCK_BYTES, Whole
 

@@ -20,8 +20,8 @@ from typing import Any, BinaryIO, Callable, Iterator, Mapping, NamedTuple
 
 from gpuops.agent import client_activity
 from gpuops.agent.files import output_files
-from gpuops.agent.files.file_state import ABSENT, FILE
 from gpuops.agent.files.folder import TreeFolder, checked_path, free_bytes, path_bytes
+from gpuops.agent.files.push_decision import ABSENT, FILE
 from gpuops.agent.node import Node, Refusal, log, read_json, remove_file, write_json
 from gpuops.agent.peers.authenticated_channel import FRAME_LIMIT, Channel
 from gpuops.agent.peers.link import GIVE, TAKE, Link

@@ -13,7 +13,7 @@ from typing import Any, Sequence
 from gpuops.agent import lease, machine_resources, processes
 from gpuops.agent.files import folder, local_disk
 from gpuops.agent.node import Emit, Node, program_argv
-from gpuops.agent.run import registry
+from gpuops.agent.run import run_verbs
 from gpuops.agent.wire_format import PROTOCOL
 
 GPU_COLUMNS = ("index", "name", "memory.total", "driver_version", "compute_cap")
@@ -44,7 +44,7 @@ def hello(node: Node, _args: dict[str, Any], _emit: Emit) -> dict[str, Any]:
         "scratch": local_disk.describe(node),
         "gpus": gpus(),
         "folder": node.dir,
-        "busy": registry.live_run_name(),
+        "busy": run_verbs.live_run_name(),
         "runs": node.runs(),
         "lease": lease.read_document(node),
     }

@@ -23,7 +23,7 @@ from gpuops.agent.node import Node, log, open_append, program_argv, write_json
 from gpuops.agent.peers import link, result_handover
 from gpuops.agent.peers.events import RunEnded, SnapshotRequested, StopRequested, parse_event
 from gpuops.agent.result_storage import end_after_upload, sink
-from gpuops.agent.run import launcher, preemption, snapshot_request
+from gpuops.agent.run import launch_command, preemption_notices, snapshot_request
 from gpuops.agent.run.joined_ranks import Sampler
 from gpuops.agent.run.result import RunEnd, decide_outcome, first_failure, result_document
 from gpuops.agent.run.stopping import StopAction, StopPlan, StopRequest
@@ -95,7 +95,7 @@ class Supervisor:
             self._handover = result_handover.Handover(self._node, self._spec, self.link, self.done, self._record_event)
             self.link.start()
         sink.start_heartbeat(self._node, self._spec, self.done)
-        preemption.watch_notices(self._node, self.done, self.preempt)
+        preemption_notices.watch_notices(self._node, self.done, self.preempt)
         threading.Thread(target=self._run_thread, name="run " + self.name, daemon=True).start()
 
     def _run_thread(self) -> None:
@@ -136,7 +136,7 @@ class Supervisor:
         self._finish(*self._decide_outcome(self._process.returncode, records))
 
     def _launch(self) -> subprocess.Popen[bytes]:
-        tokens = launcher.token_values(program_argv(), self.folder)
+        tokens = launch_command.token_values(program_argv(), self.folder)
         marker = {
             "GPUOPS_RUN": self._marker.run,
             "GPUOPS_STOP_FILE": self._marker.stop_file,
@@ -146,12 +146,12 @@ class Supervisor:
         }
         with self._open_run_file("launcher.out") as out, self._open_run_file("launcher.err") as errors:
             return processes.start_child(
-                launcher.launch_command(self._spec, tokens),
+                launch_command.launch_command(self._spec, tokens),
                 stdin=subprocess.DEVNULL,
                 stdout=out,
                 stderr=errors,
                 cwd=self._node.tree(self._spec.tree),
-                env=launcher.launch_environment(os.environ, self._spec, self._secrets, tokens, marker),
+                env=launch_command.launch_environment(os.environ, self._spec, self._secrets, tokens, marker),
             )
 
     def _open_run_file(self, name: str) -> BinaryIO:
@@ -246,17 +246,17 @@ class Supervisor:
         if self.link is not None:
             self.link.send_event(StopRequested(self.node_index, reason.say, mode).document())
 
-    def preempt(self, notice: preemption.Notice) -> None:
+    def preempt(self, notice: preemption_notices.Notice) -> None:
         """Stop the run everywhere before this machine is taken back; where it only may be, ask for a snapshot."""
-        reason = preemption.notice_reason(notice, self.node_index)
+        reason = preemption_notices.notice_reason(notice, self.node_index)
         self._record_event("notice", reason=reason.document())
         if notice.kind != "reclaim":
             self._request_snapshot(reason)
             return
         self.preemption_reason = reason.say
         within_s, left_s = (
-            preemption.stop_within_s(notice.at, time.time()),
-            preemption.remaining_s(notice.at, time.time()),
+            preemption_notices.stop_within_s(notice.at, time.time()),
+            preemption_notices.remaining_s(notice.at, time.time()),
         )
         sink.set_deadline(time.time() + left_s)
         if self._handover is not None:

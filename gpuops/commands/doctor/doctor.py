@@ -23,7 +23,7 @@ from gpuops.offers.billing_account import KEY_ORDER, find_payer, refuse_tracked
 from gpuops.transport.connect import connect
 from gpuops.transport.connection import ProcessConnection
 from provisioners import registry
-from provisioners.contract_checks import CheckedProvisioner
+from provisioners.checked_provisioner import CheckedProvisioner
 
 COMPUTER = "this computer"
 

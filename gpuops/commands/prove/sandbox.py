@@ -26,8 +26,8 @@ from gpuops.ledger.store import ClusterRow
 from gpuops.nodes import bootstrap
 from gpuops.offers.billing_account import find_payer, payer_record
 from gpuops.offers.price_terms import BOOT_MARGIN_S
-from provisioners import contract_checks, registry
-from provisioners.contract_checks import CallTimeout, CheckedProvisioner, call_with_timeout
+from provisioners import checked_provisioner, registry
+from provisioners.checked_provisioner import CallTimeout, CheckedProvisioner, call_with_timeout
 
 CALL_TIMEOUT_S = 60.0
 """How long one call of `describe` or `destroy` may take: the contract has it send one request and never wait."""
@@ -99,7 +99,7 @@ class Sandbox:
     def ask(self, call: str, *arguments: Any) -> Any:
         """Make one call other than `create`. Raises ContractBroken where it hangs, or raises or returns what the
         contract does not allow."""
-        limit_s = self.call_timeout_s if call in ("describe", "destroy") else contract_checks.CALL_TIMEOUT_S
+        limit_s = self.call_timeout_s if call in ("describe", "destroy") else checked_provisioner.CALL_TIMEOUT_S
         poller = Poller.every(self.ctx.clock, POLL_SLOW_S)
         for attempt, _ in enumerate(poller, 1):
             try:

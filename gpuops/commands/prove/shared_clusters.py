@@ -18,8 +18,8 @@ from gpuops.core.models import Intent, Offer, Resource
 from gpuops.core.provider import Provisioner
 from gpuops.ledger.store import ClusterRow, LedgerJournal
 from gpuops.nodes.session import ClusterSession
-from gpuops.offers.lease import LeaseLimits
-from provisioners.contract_checks import CheckedProvisioner
+from gpuops.offers.lease_limits import LeaseLimits
+from provisioners.checked_provisioner import CheckedProvisioner
 
 LEASE_HOURS_MAX = 2.0
 """Hours of the lease of a node that answered: it ends even if the proof is killed."""

@@ -1,5 +1,5 @@
 """Logs that are home, as lines on a terminal.
 
-lines  bytes of many streams as lines, each saying whose it is (pure)
-view   lines of the files that are home, in the order in which they were written
+lines      bytes of many streams as lines, each saying whose it is (pure)
+home_tail  lines of the files that are home, in the order in which they were written
 """

@@ -25,10 +25,10 @@ from gpuops.core.reporting import Progress
 from gpuops.core.sink import BucketSink, SinkProgress, SinkStatus
 from gpuops.ledger.store import ClusterRow, RunRow
 from gpuops.nodes.session import ClusterSession, absent_session, end_reason, nodes_of
+from gpuops.runs.launch_spec import request_of
 from gpuops.runs.outcome.node_report import NodeReport, ReasonKind, lost_report, parse_report
 from gpuops.runs.outcome.run_outcome import BucketFetch, Evidence, FinalFetch, classify_nodes, join_sentences
 from gpuops.runs.results.dead_agents import salvage
-from gpuops.runs.spec import request_of
 from gpuops.sync import archive
 from gpuops.sync.download import fetch
 from gpuops.sync.run_folder import RunHome, read_json

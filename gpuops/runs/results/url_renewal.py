@@ -15,7 +15,7 @@ from gpuops.core.format import clock_time
 from gpuops.core.sink import BucketSink
 from gpuops.ledger.store import RunRow
 from gpuops.nodes.session import ClusterSession
-from gpuops.runs.spec import request_of
+from gpuops.runs.launch_spec import request_of
 from gpuops.sync import bucket
 
 RENEW_BEFORE_END_S = 900.0

@@ -17,7 +17,7 @@ from pathlib import Path
 
 from gpuops.core.errors import UsageError
 from gpuops.core.platform import HERE, NULL_FILE, System
-from gpuops.transport.ssh import errors, keys, known_hosts
+from gpuops.transport.ssh import errors, keys, known_hosts_files
 from gpuops.transport.ssh.target import HOST, USER, Target
 
 SSH_CONFIG_TIMEOUT_S = 30.0
@@ -98,7 +98,7 @@ def target_without_openssh(spec: HostSpec, identity: str | None, home: Path) -> 
         user=spec.user or getpass.getuser(),
         identities=identities,
         identities_only=identity is not None,
-        host_keys=known_hosts.known_keys(spec.host, port),
+        host_keys=known_hosts_files.known_keys(spec.host, port),
     )
 
 
@@ -243,4 +243,4 @@ def _pinned_host_keys(ssh_config: SshConfig, host: str, port: int) -> tuple[str,
         for file in _split_paths(text)
     ]
     name = _first_value(ssh_config, "hostkeyalias")
-    return known_hosts.known_keys(name, 22, files) if name else known_hosts.known_keys(host, port, files)
+    return known_hosts_files.known_keys(name, 22, files) if name else known_hosts_files.known_keys(host, port, files)

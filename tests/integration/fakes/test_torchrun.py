@@ -26,7 +26,7 @@ assert os.path.isdir(os.path.dirname(os.environ["TORCHELASTIC_ERROR_FILE"]))
 
 
 def torchrun(path: str, folder: Path, node: int, port: int, *command: str, ranks: int = 2) -> subprocess.Popen[bytes]:
-    """One of two nodes, started as gpuops starts it (gpuops/runs/spec.py)."""
+    """One of two nodes, started as gpuops starts it (gpuops/runs/launch_spec.py)."""
     return subprocess.Popen(
         [sys.executable, "-m", "torch.distributed.run", "--nnodes=2", f"--node-rank={node}",
          f"--nproc-per-node={ranks}", "--master-addr=127.0.0.1", f"--master-port={port}", "--rdzv-id=one",

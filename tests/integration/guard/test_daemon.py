@@ -26,7 +26,7 @@ from gpuops.guard import cleanup as keep
 from gpuops.guard import daemon, heartbeat, start
 from gpuops.guard.daemon import Job
 from gpuops.ledger.store import ClusterRow, Ledger, RunRow
-from gpuops.offers.lease import LeaseLimits
+from gpuops.offers.lease_limits import LeaseLimits
 from tests.conftest import HANG_S, Shell, until
 from tests.fakes.provider import NAME, OWNER, Cloud, Fault, Scripted, surroundings
 

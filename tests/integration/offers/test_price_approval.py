@@ -10,7 +10,7 @@ from typing import Any
 import pytest
 
 from gpuops.core.context import Context
-from gpuops.offers.lease import BALANCE_RESERVE_S
+from gpuops.offers.lease_limits import BALANCE_RESERVE_S
 from tests.conftest import HANG_S
 from tests.fakes.provider import Cloud, surroundings
 from tests.unit.offers.test_price_approval import H, tells, up

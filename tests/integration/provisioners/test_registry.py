@@ -27,7 +27,7 @@ def test_to_list_names_imports_nothing(there: tuple[Cloud, Context]) -> None:
         f"import sys; sys.path.insert(0, {str(cloud.site)!r})\n"
         "from provisioners import registry\nprint(registry.provider_names())\n"
         "print([name for name in sys.modules if name.startswith('provisioners.') and name not in "
-        "('provisioners.base', 'provisioners.contract_checks', 'provisioners.registry')])"
+        "('provisioners.base', 'provisioners.checked_provisioner', 'provisioners.registry')])"
     )
     done = subprocess.run(
         [sys.executable, "-c", code], cwd=ROOT, capture_output=True, text=True, timeout=600, check=True

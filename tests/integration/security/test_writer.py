@@ -477,7 +477,7 @@ def test_hostile_members_by_every_way_home(tmp_path: Path, capsys: pytest.Captur
 
 
 SYNC = (
-    "node_edits",
+    "pull_edits",
     "restore_snapshots",
     "merged_outputs",
     "merged_outputs_record",

@@ -18,7 +18,7 @@ from gpuops.core.platform import System
 from gpuops.core.reporting import Silent
 from gpuops.core.safe_folder import SafeFolder
 from gpuops.ledger.store import ClusterRow
-from gpuops.sync import node_edits
+from gpuops.sync import pull_edits
 from gpuops.sync.unmatched_files import (
     MAX_UNASKED_BYTES,
     MAX_UNASKED_FILES,
@@ -118,8 +118,8 @@ def row(folder: Path, token: str) -> ClusterRow:
 def nobodys(client: InProcessClient, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Context:
     """A cluster without runs, on whose one node something was made."""
     client.connection = SimpleNamespace(close=lambda: None)  # type: ignore[attr-defined]
-    monkeypatch.setattr(node_edits, "nodes_of", lambda *_: [None])
-    monkeypatch.setattr(node_edits, "open_programs", lambda *_: client)
+    monkeypatch.setattr(pull_edits, "nodes_of", lambda *_: [None])
+    monkeypatch.setattr(pull_edits, "open_programs", lambda *_: client)
     (there(client) / "notes.txt").write_text("precious")
     nobody = SimpleNamespace(capabilities={})
     ledger = SimpleNamespace(runs=lambda **_: [])
@@ -134,7 +134,7 @@ def test_what_is_saved_of_one_cluster_is_not_overwritten_by_the_next(
 ) -> None:
     def saves(token: str, text: str) -> str:
         (there(client) / "notes.txt").write_text(text)
-        (said,) = node_edits.save_cluster_edits(nobodys, row(tmp_path, token), Silent())
+        (said,) = pull_edits.save_cluster_edits(nobodys, row(tmp_path, token), Silent())
         return said
 
     runs = tmp_path / "runs"
@@ -150,10 +150,10 @@ def test_what_is_saved_of_one_cluster_is_not_overwritten_by_the_next(
 
 def test_what_lies_in_the_project_already_is_not_saved_again(nobodys: Context, tmp_path: Path) -> None:
     (tmp_path / "notes.txt").write_text("precious")
-    assert list(node_edits.save_cluster_edits(nobodys, row(tmp_path, "one"), Silent())) == []
+    assert list(pull_edits.save_cluster_edits(nobodys, row(tmp_path, "one"), Silent())) == []
     assert not (tmp_path / "runs").exists()
     (tmp_path / "notes.txt").write_text("precio0s")  # as long, and another
-    (said,) = node_edits.save_cluster_edits(nobodys, row(tmp_path, "one"), Silent())
+    (said,) = pull_edits.save_cluster_edits(nobodys, row(tmp_path, "one"), Silent())
     assert said.endswith("notes.txt (8 B, node0)")
 
 
@@ -174,14 +174,14 @@ def test_a_rented_machine_that_is_no_more_keeps_no_other_waiting(
         return client
 
     machines = [Resource("machine", f"m{index}", "r", f"gpuops-0a1b2c3d-lab-{index}", True) for index in range(2)]
-    monkeypatch.setattr(node_edits, "nodes_of", lambda *_: machines)
-    monkeypatch.setattr(node_edits, "open_programs", programs)
+    monkeypatch.setattr(pull_edits, "nodes_of", lambda *_: machines)
+    monkeypatch.setattr(pull_edits, "open_programs", programs)
     provider = SimpleNamespace(
         capabilities={"rented": rented},
         describe=lambda machine: dataclasses.replace(machine, state="ended" if ended else "running"),
     )
     nobodys.provisioner_of = lambda _: provider  # type: ignore[method-assign, assignment, return-value]
-    saves = node_edits.save_cluster_edits(nobodys, row(tmp_path, "one"), Silent())
+    saves = pull_edits.save_cluster_edits(nobodys, row(tmp_path, "one"), Silent())
     assert "saved in" in next(saves)
     if rented and ended:
         assert list(saves) == ["node1 has ended: what was edited or made there outside of runs is gone with it"]
@@ -203,6 +203,6 @@ def test_what_a_node_does_not_send_is_not_said_to_be_saved(
 
     monkeypatch.setattr(client, "bulk", bulk)
     with pytest.raises(NodeError, match=r"^node0 does not give secret.bin \(5 B, node0\); what else .* is in "):
-        list(node_edits.save_cluster_edits(nobodys, row(tmp_path, "one"), Silent()))
+        list(pull_edits.save_cluster_edits(nobodys, row(tmp_path, "one"), Silent()))
     saved = tmp_path / "runs" / "lab-left" / "node0"
     assert {path.name: path.read_text() for path in saved.iterdir()} == {"notes.txt": "precious"}

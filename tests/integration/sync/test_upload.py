@@ -16,8 +16,8 @@ import pytest
 from gpuops.cli.terminal.progress import PlainProgress
 from gpuops.core.errors import ConnectionLost, NodeRefused, UsageError
 from gpuops.core.reporting import Silent
-from gpuops.sync.node_edits import PulledEdit, pull_edits
 from gpuops.sync.project_files import FileEntry
+from gpuops.sync.pull_edits import PulledEdit, pull_edits
 from gpuops.sync.push_record import PushRecord
 from gpuops.sync.secret_scan import MAX_WHOLE_BYTES
 from gpuops.sync.upload import PushReport, Tree, push_many, scan, summary

@@ -21,7 +21,7 @@ WORK = ["--", "sh", "-c", "echo working; sleep 0.3; echo made > made.pt"]
         "commit:7",
         "call:start:1:KILL",
         "signal:KILL:gpuops.commands.train:finish",
-        "signal:KILL:gpuops.commands.cluster_end:tear_down",
+        "signal:KILL:gpuops.commands.end_after_run:tear_down",
     ],
 )
 def test_killed_on_the_way(lab: Lab, laptop: Laptop, point: str) -> None:

@@ -15,7 +15,7 @@ from gpuops.clusters.adoption import _Node, merge_leases
 from gpuops.clusters.run_files_on_nodes import LaunchSpec, find_run_home, parse_spec, rebuild_request
 from gpuops.core.models import Lease
 from gpuops.core.run_models import NodeFacts, RunRequest
-from gpuops.runs.spec import node_specs
+from gpuops.runs.launch_spec import node_specs
 from gpuops.transport.schemas import NodeHello, WatchdogLease
 
 TEXT = st.text(st.characters(codec="utf-8", exclude_characters="\0"), max_size=8)

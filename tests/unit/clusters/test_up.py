@@ -34,7 +34,7 @@ from gpuops.core.errors import (
 from gpuops.core.models import Intent, Journal, Lease, Offer, Price, Request, Resource
 from gpuops.core.polling import Clock
 from gpuops.nodes.session import ClusterSession
-from gpuops.offers.lease import LeaseLimits
+from gpuops.offers.lease_limits import LeaseLimits
 from gpuops.offers.price_approval import PriceApproval
 from gpuops.offers.price_terms import Terms
 from gpuops.offers.search import OfferSearch

@@ -17,7 +17,7 @@ from gpuops.core.errors import AuthFailed, Interrupted, NoCapacity, Unknown, Usa
 from gpuops.core.models import Offer, Price, Request
 from gpuops.guard import daemon
 from gpuops.nodes.session import ClusterSession
-from gpuops.offers.lease import LeaseLimits
+from gpuops.offers.lease_limits import LeaseLimits
 from tests.fakes.provider import NAME, Cloud, FakeClock, Fault, Scripted, surroundings
 
 HOURS = 3600.0

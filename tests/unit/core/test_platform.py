@@ -380,7 +380,7 @@ def test_what_is_left_out_elsewhere_exists() -> None:
         file, _, name = where.partition("::")
         assert (root / file).exists(), where
         assert not name or f"def {name}(" in (root / file).read_text(encoding="utf-8"), where
-    assert why_not("windows", "tests/unit/agent/test_logs.py::test_x") == AGENT
+    assert why_not("windows", "tests/unit/agent/test_log_tail.py::test_x") == AGENT
     assert why_not("windows", "tests/integration/sync/test_project_files.py")
     assert why_not("windows", "tests/integration/sync/test_projection.py::test_x") is None
     assert why_not("windows", "tests/unit/ledger/test_store.py::test_a_home_that_may_only_be_read[a ledger]")

@@ -20,9 +20,9 @@ from gpuops.core.errors import GpuopsError, NoCapacity, QuotaExceeded, UsageErro
 from gpuops.core.format import clock_time
 from gpuops.core.models import Lease, Offer, Price, Request
 from gpuops.core.polling import Clock
-from gpuops.offers import lease as leases
+from gpuops.offers import lease_limits as leases
 from gpuops.offers import offer_table, price_approval
-from gpuops.offers.lease import (
+from gpuops.offers.lease_limits import (
     BALANCE_RESERVE_S,
     MIN_LEASE_S,
     Funds,
@@ -35,7 +35,7 @@ from gpuops.offers.lease import (
     explain_spend_limit,
     money_spent,
 )
-from provisioners.contract_checks import CheckedProvisioner
+from provisioners.checked_provisioner import CheckedProvisioner
 from tests.conftest import HANG_S
 from tests.fakes.provider import NAME, PRICE, Cloud, Fault, Scripted, surroundings
 

@@ -14,7 +14,7 @@ from gpuops.core.errors import GpuopsError, RateLimited, Unknown, UsageError
 from gpuops.core.models import Payer, Request, Resource
 from gpuops.core.provider import Credential
 from provisioners import registry
-from provisioners.contract_checks import CheckedProvisioner
+from provisioners.checked_provisioner import CheckedProvisioner
 from tests.fakes.provider import NAME, OWNER, Cloud, Fault, Scripted, surroundings
 
 
@@ -119,7 +119,7 @@ def test_who_pays_is_never_a_reason_to_fail(there: tuple[Cloud, Context], monkey
     _, world = there
     context, request = contract.Context(OWNER, world.home, world.env), Request(NAME)
     assert CheckedProvisioner(Scripted(context)).payer(request) is None
-    monkeypatch.setattr("provisioners.contract_checks.PAYER_EXTRA_S", 0.1)
+    monkeypatch.setattr("provisioners.checked_provisioner.PAYER_EXTRA_S", 0.1)
     release = threading.Event()
     for answer, told in (
         (lambda *_: Payer("alice", "TENT_KEY"), Payer("alice", "TENT_KEY")),

@@ -13,9 +13,9 @@ from gpuops.core.errors import MachineGone
 from gpuops.core.models import Lease, Offer, Price, Resource
 from gpuops.ledger.rows import RunFacts
 from gpuops.ledger.store import ClusterRow, RunRow
-from gpuops.offers import lease as leases
+from gpuops.offers import lease_limits as leases
 from gpuops.offers import offer_table
-from gpuops.offers.lease import LeaseLimits
+from gpuops.offers.lease_limits import LeaseLimits
 from gpuops.offers.price_approval import PriceApproval
 from gpuops.offers.price_terms import Terms
 from gpuops.runs import retries

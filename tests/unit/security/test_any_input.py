@@ -28,7 +28,7 @@ from gpuops.core.models import Lease, Resource
 from gpuops.core.processes import Identity
 from gpuops.core.run_models import RunRequest
 from gpuops.ledger.store import Ledger
-from gpuops.runs.spec import request_of
+from gpuops.runs.launch_spec import request_of
 from gpuops.transport import schemas
 from gpuops.transport.rpc import AgentClient, NodePaths
 from gpuops.transport.ssh import host_resolution

@@ -19,7 +19,7 @@ from gpuops.core.context import Context
 from gpuops.core.models import Offer, Request, Resource
 from gpuops.core.signals import Signals
 from gpuops.guard.services import WITHOUT_GUARD
-from provisioners.contract_checks import CheckedProvisioner
+from provisioners.checked_provisioner import CheckedProvisioner
 from tests.fakes.provider import OWNER
 from tests.fakes.tent import PLUGIN
 

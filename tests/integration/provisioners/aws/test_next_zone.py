@@ -14,7 +14,7 @@ from gpuops.core.errors import NoCapacity, NodeError, QuotaExceeded
 from gpuops.core.models import Request
 from gpuops.core.signals import Signals
 from gpuops.guard.services import WITHOUT_GUARD
-from gpuops.offers.lease import LeaseLimits
+from gpuops.offers.lease_limits import LeaseLimits
 from gpuops.offers.price_approval import PriceApproval
 from provisioners.aws import launch, network
 from tests.fakes.aws import FakeAWS, Fault

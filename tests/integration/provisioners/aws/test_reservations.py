@@ -10,7 +10,7 @@ import pytest
 
 from gpuops.core.errors import NoCapacity, QuotaExceeded, Rejected
 from gpuops.core.models import Offer, Request
-from gpuops.offers.lease import LeaseLimits, until_offer_ends
+from gpuops.offers.lease_limits import LeaseLimits, until_offer_ends
 from provisioners.aws.quotas import G_ON_DEMAND
 from provisioners.aws.reservations import END_EARLY_S
 from tests.fakes.aws import FakeAWS

@@ -14,7 +14,7 @@ from gpuops.commands.doctor import doctor
 from gpuops.core.context import Context
 from gpuops.core.errors import ProviderError
 from gpuops.core.models import Problem, Request
-from gpuops.offers.lease import LeaseLimits
+from gpuops.offers.lease_limits import LeaseLimits
 from tests.fakes.provider import NAME, Cloud, surroundings
 
 WHOSE = Problem("the account is alice's", "--profile for another", note=True)

@@ -6,7 +6,7 @@ import math
 
 import pytest
 
-from gpuops.agent.run import launcher, result
+from gpuops.agent.run import launch_command, result
 from gpuops.agent.run.result import decide_outcome
 from gpuops.agent.run.stopping import Step, StopAction, StopRequest, stop_steps
 from gpuops.agent.run_documents import LaunchSpec, Outcome, RankRecord, Reason, RunKind, StopMode
@@ -16,20 +16,20 @@ TOKENS = {"{python}": "/py", "{agent}": "/a.pyz", "{run}": "/node/runs/r-1"}
 
 def test_tokens_are_ours_only_before_the_dashes() -> None:
     argv = ["/venv/python", "--log-dir={run}/t", "{python}", "{agent}", "--", "{run}", "--", "x"]
-    assert launcher.launch_command(LaunchSpec("r-1", kind=RunKind.TORCHRUN, argv=argv), TOKENS) == [
+    assert launch_command.launch_command(LaunchSpec("r-1", kind=RunKind.TORCHRUN, argv=argv), TOKENS) == [
         *["/venv/python", "--log-dir=/node/runs/r-1/t", "/py", "/a.pyz", "--", "{run}", "--", "x"]
     ]
 
 
 def test_a_users_command_is_left_alone() -> None:
     argv = ["echo", "{run}", "{python}"]
-    assert launcher.launch_command(LaunchSpec("r-1", argv=argv), TOKENS) == argv
+    assert launch_command.launch_command(LaunchSpec("r-1", argv=argv), TOKENS) == argv
 
 
 def test_a_prelude_never_quotes_the_command() -> None:
-    found = launcher.with_prelude(["module load cuda"], ["echo", "$(x)"], which=lambda name: f"/bin/{name}")
+    found = launch_command.with_prelude(["module load cuda"], ["echo", "$(x)"], which=lambda name: f"/bin/{name}")
     assert found == ["/bin/bash", "-c", 'module load cuda\nexec "$@"', "/bin/bash", "echo", "$(x)"]
-    assert launcher.with_prelude(["x"], ["echo"], which=lambda _: None)[0] == "/bin/sh"
+    assert launch_command.with_prelude(["x"], ["echo"], which=lambda _: None)[0] == "/bin/sh"
 
 
 @pytest.mark.parametrize(
@@ -37,13 +37,13 @@ def test_a_prelude_never_quotes_the_command() -> None:
     [("PET_NNODES", True), ("PET", False), ("RANK", True), ("RANKS", False), ("XPET_A", False)],
 )
 def test_scrubbing_is_by_name_or_prefix(name: str, gone: bool) -> None:
-    env = launcher.launch_environment({name: "1"}, LaunchSpec("r-1", scrub=["PET_", "RANK"]), {}, TOKENS, {})
+    env = launch_command.launch_environment({name: "1"}, LaunchSpec("r-1", scrub=["PET_", "RANK"]), {}, TOKENS, {})
     assert (name not in env) is gone
 
 
 def test_later_sources_win() -> None:
     spec = LaunchSpec("r-1", env={"A": "spec", "B": "spec", "DIR": "{run}/x"})
-    env = launcher.launch_environment(
+    env = launch_command.launch_environment(
         {"A": "base", "PATH": "/bin"}, spec, {"B": "secret"}, TOKENS, {"GPUOPS_RUN": "mark"}
     )
     ours = {"A": "spec", "B": "secret", "DIR": "/node/runs/r-1/x", "GPUOPS_RUN": "mark", "PATH": "/bin"}

@@ -1,4 +1,4 @@
-"""What tests/unit/runs/test_spec.py leaves to real processes or sockets."""
+"""What tests/unit/runs/test_launch_spec.py leaves to real processes or sockets."""
 
 from __future__ import annotations
 
@@ -13,12 +13,12 @@ from typing import Any
 
 import pytest
 
-from gpuops.agent.run import launcher
+from gpuops.agent.run import launch_command
 from gpuops.agent.run_documents import LaunchSpec
 from gpuops.core.run_models import NodeFacts
 from gpuops.nodes import bootstrap
 from tests.ports import free_port
-from tests.unit.runs.test_spec import TRAIN, specs
+from tests.unit.runs.test_launch_spec import TRAIN, specs
 
 # The real thing: torchrun, the agent's rank wrapper, and arguments that want to be something else.
 
@@ -43,11 +43,13 @@ def start(spec: Mapping[str, Any], program: list[str], folder: Path, tree: Path)
     """What the agent does with a spec."""
     (folder / "ranks").mkdir(parents=True)
     (folder / "spec.json").write_text(json.dumps(spec))
-    parsed, tokens = LaunchSpec.parse(spec), launcher.token_values(program, str(folder))
-    environment = launcher.launch_environment({**os.environ, "PET_NNODES": "9", "RANK": "5"}, parsed, {}, tokens, {})
+    parsed, tokens = LaunchSpec.parse(spec), launch_command.token_values(program, str(folder))
+    environment = launch_command.launch_environment(
+        {**os.environ, "PET_NNODES": "9", "RANK": "5"}, parsed, {}, tokens, {}
+    )
     with (folder / "launcher.err").open("wb") as errors:
         return subprocess.Popen(
-            launcher.launch_command(parsed, tokens), cwd=tree, env=environment, stdout=errors, stderr=errors
+            launch_command.launch_command(parsed, tokens), cwd=tree, env=environment, stdout=errors, stderr=errors
         )
 
 

@@ -14,7 +14,7 @@ from hypothesis import strategies as st
 
 from gpuops.agent import run_files
 from gpuops.agent.node import Cancelled, Node, Refusal
-from gpuops.agent.run import logs
+from gpuops.agent.run import log_tail
 
 
 @pytest.fixture
@@ -31,7 +31,7 @@ def collect(node: Node, offsets: dict[str, int]) -> dict[str, bytes]:
         assert item["o"] == offsets.get(item["s"], 0) + len(got.get(item["s"], b""))
         got[item["s"]] = got.get(item["s"], b"") + base64.b64decode(item["b64"])
 
-    logs.tail(node, {"run": "r-1", "offsets": offsets}, emit)
+    log_tail.tail(node, {"run": "r-1", "offsets": offsets}, emit)
     return got
 
 
@@ -51,15 +51,15 @@ def test_from_any_offset_exactly_the_rest(tmp_path_factory: pytest.TempPathFacto
 
 
 def test_long_files_come_in_pieces(node: Node) -> None:
-    content = os.urandom(3 * logs.CHUNK_BYTES + 1)
+    content = os.urandom(3 * log_tail.CHUNK_BYTES + 1)
     Path(node.run("r-1"), "ranks", "0.out").write_bytes(content)
     assert collect(node, {}) == {"rank0.out": content}
-    assert len(list(logs.read_pieces(node.run("r-1"), {}))) == 4
+    assert len(list(log_tail.read_pieces(node.run("r-1"), {}))) == 4
 
 
 def test_the_result_is_the_last_word(node: Node) -> None:
     Path(node.run("r-1"), "result.json").write_text(json.dumps({"outcome": "done"}))
-    answer = logs.tail(node, {"run": "r-1", "offsets": {}, "follow": True}, lambda _item: None)
+    answer = log_tail.tail(node, {"run": "r-1", "offsets": {}, "follow": True}, lambda _item: None)
     assert answer == {"result": {"outcome": "done"}}
 
 
@@ -70,12 +70,12 @@ def test_who_is_gone_is_not_followed(node: Node) -> None:
         raise Cancelled
 
     with pytest.raises(Cancelled):
-        logs.tail(node, {"run": "r-1", "offsets": {}, "follow": True}, emit)
+        log_tail.tail(node, {"run": "r-1", "offsets": {}, "follow": True}, emit)
 
 
 def test_a_run_that_never_was_is_refused(node: Node) -> None:
     with pytest.raises(Refusal) as refused:
-        logs.tail(node, {"run": "r-2"}, lambda _item: None)
+        log_tail.tail(node, {"run": "r-2"}, lambda _item: None)
     assert refused.value.kind == "no-run"
 
 

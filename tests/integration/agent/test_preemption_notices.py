@@ -13,8 +13,8 @@ from pathlib import Path
 import pytest
 
 from gpuops.agent.node import Node
-from gpuops.agent.run import preemption
-from gpuops.agent.run.preemption import Ec2, Notice
+from gpuops.agent.run import preemption_notices
+from gpuops.agent.run.preemption_notices import Ec2, Notice
 from gpuops.agent.run.stopping import KILL_DELAY_S, Step, StopAction, shorten_steps, stop_steps
 from gpuops.agent.run_documents import StopMode
 from tests.fakes.aws.imds import Service
@@ -44,7 +44,7 @@ class Metadata:
 
 @pytest.fixture
 def metadata(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Metadata]:
-    monkeypatch.setattr(preemption, "ANSWER_LIMIT_S", HANG_S)  # on a busy machine it answers as well
+    monkeypatch.setattr(preemption_notices, "ANSWER_LIMIT_S", HANG_S)  # on a busy machine it answers as well
     metadata = Metadata(tmp_path)
     yield metadata
     metadata.service.shutdown()
@@ -99,7 +99,7 @@ def test_a_time_that_nobody_can_read_is_an_interruption_all_the_same(metadata: M
     metadata.tell(action("soon"))
     [notice] = Ec2(metadata.url)()
     assert notice == Notice("reclaim", "AWS", None)
-    assert preemption.notice_reason(notice, 1).say == "AWS takes node1 back"
+    assert preemption_notices.notice_reason(notice, 1).say == "AWS takes node1 back"
 
 
 @pytest.mark.parametrize(
@@ -113,10 +113,10 @@ def test_what_is_no_such_document_ends_no_run(metadata: Metadata, text: str) -> 
 
 
 def test_how_a_notice_is_told() -> None:
-    assert preemption.notice_reason(Notice("reclaim", "AWS", AT), 1).document() == {
+    assert preemption_notices.notice_reason(Notice("reclaim", "AWS", AT), 1).document() == {
         "kind": "reclaim", "by": "AWS", "say": "AWS takes node1 back at 08:22:00Z", "at": AT, "node": 1,
     }  # fmt: skip
-    assert preemption.notice_reason(Notice("rebalance", "AWS", AT), 0).say == "AWS may take node0 back soon"
+    assert preemption_notices.notice_reason(Notice("rebalance", "AWS", AT), 0).say == "AWS may take node0 back soon"
 
 
 # How it is heard by whoever runs something.
@@ -130,7 +130,7 @@ class Watched:
         (folder / "node.json").write_text(json.dumps(settings))
         self.heard: queue.Queue[Notice] = queue.Queue()
         self.done = threading.Event()
-        preemption.watch_notices(Node(str(folder)), self.done, self.heard.put)
+        preemption_notices.watch_notices(Node(str(folder)), self.done, self.heard.put)
 
     def next(self) -> Notice:
         return self.heard.get(timeout=HANG_S)
@@ -180,7 +180,7 @@ def test_trouble_is_logged_once_and_ends_nothing(
 def test_a_service_that_is_absent_or_takes_no_end_holds_nobody_up(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(preemption, "ANSWER_LIMIT_S", 0.1)
+    monkeypatch.setattr(preemption_notices, "ANSWER_LIMIT_S", 0.1)
     with socket.create_server(("127.0.0.1", 0)) as silent:  # it takes connections, and never says a word
         url = f"http://127.0.0.1:{silent.getsockname()[1]}"
         watched = [
@@ -215,10 +215,10 @@ def test_a_virtual_node_hears_what_is_said_of_its_machine(metadata: Metadata, tm
     [(120.0, 80.0), (115.0, 75.0), (41.0, 1.0), (40.0, 0.0), (3.0, 0.0), (-900.0, 0.0), (7200.0, 80.0)],
 )
 def test_a_reserve_is_kept_for_the_results(left: float, within: float) -> None:
-    assert preemption.stop_within_s(AT, AT - left) == within
+    assert preemption_notices.stop_within_s(AT, AT - left) == within
     assert (
-        preemption.stop_within_s(None, AT)
-        == preemption.NOTICE_S - preemption.POLL_INTERVAL_S - preemption.UPLOAD_RESERVE_S
+        preemption_notices.stop_within_s(None, AT)
+        == preemption_notices.NOTICE_S - preemption_notices.POLL_INTERVAL_S - preemption_notices.UPLOAD_RESERVE_S
     )
 
 

@@ -13,8 +13,8 @@ from hypothesis import strategies as st
 
 from gpuops.core.errors import UsageError
 from gpuops.core.polling import Clock
+from gpuops.runs.logs.home_tail import HomeTail, LogTimes, TracebackFilter, parse_moment
 from gpuops.runs.logs.lines import LineMerger
-from gpuops.runs.logs.view import HomeTail, LogTimes, TracebackFilter, parse_moment
 from gpuops.sync.run_folder import RunHome
 
 

@@ -9,7 +9,7 @@ from hypothesis import strategies as st
 from gpuops.core.errors import UsageError
 from gpuops.core.format import clock_time
 from gpuops.core.models import Lease
-from gpuops.offers.lease import LeaseLimits, describe_lease, extend_lease, new_lease, parse_span
+from gpuops.offers.lease_limits import LeaseLimits, describe_lease, extend_lease, new_lease, parse_span
 
 NOW = 1_800_000_000.0
 

@@ -19,7 +19,7 @@ from pathlib import Path
 
 from gpuops.core.errors import UsageError
 from gpuops.core.polling import Clock
-from gpuops.offers.lease import parse_span
+from gpuops.offers.lease_limits import parse_span
 from gpuops.runs.logs.lines import STREAM, LineMerger
 from gpuops.sync.run_folder import RunHome
 

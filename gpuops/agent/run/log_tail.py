@@ -9,7 +9,7 @@ from typing import Any, Iterator
 
 from gpuops.agent import run_files
 from gpuops.agent.node import Emit, Node, size_of
-from gpuops.agent.run import registry
+from gpuops.agent.run import run_verbs
 
 CHUNK_BYTES = 65536
 MIN_POLL_INTERVAL_S, MAX_POLL_INTERVAL_S = 0.05, 0.2
@@ -27,13 +27,13 @@ def tail(node: Node, args: dict[str, Any], emit: Emit) -> dict[str, Any]:
     pause_s = MIN_POLL_INTERVAL_S
     while True:
         # Checked before reading: what was written before the run's end is then read below.
-        is_over = not args.get("follow") or registry.run_state(node, args["run"]) != "running"
+        is_over = not args.get("follow") or run_verbs.run_state(node, args["run"]) != "running"
         pause_s = min(MAX_POLL_INTERVAL_S, 2 * pause_s)
         for item in read_pieces(folder, offsets):
             emit(item)
             pause_s = MIN_POLL_INTERVAL_S
         if is_over:
-            return {"result": registry.run_result(node, args["run"])}
+            return {"result": run_verbs.run_result(node, args["run"])}
         if time.monotonic() - last_beat >= BEAT_INTERVAL_S:
             emit({"beat": time.time()})
             last_beat = time.monotonic()
