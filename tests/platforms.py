@@ -32,7 +32,8 @@ LEFT_OUT: Mapping[str, Mapping[str, str]] = {
         "tests/integration/commands/doctor/test_truth_table.py": SHELL,
         "tests/integration/commands/doctor/test_checks_computer.py": SHELL,
         "tests/integration/benchmarks/test_benchmarks.py": SHELL,
-        "tests/integration/runs/test_launch_spec.py::test_two_nodes_of_two_ranks_get_every_argument_byte_for_byte": NODES,
+        "tests/integration/runs/test_launch_spec.py::"
+        "test_two_nodes_of_two_ranks_get_every_argument_byte_for_byte": NODES,
         "tests/integration/provisioners/test_local.py": NODES,
         "tests/integration/guard/test_daemon.py": NODES,
         "tests/unit/clusters/test_up.py": NODES,
