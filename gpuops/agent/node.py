@@ -177,7 +177,7 @@ class Node:
 
 
 def is_run_name(name: str) -> bool:
-    """`[a-z][a-z0-9-]{0,23}`, as the client makes them."""
+    """At most 24 of `[a-z0-9-]`; the client's begin with a letter."""
     return bool(name) and not name.strip("abcdefghijklmnopqrstuvwxyz0123456789-") and len(name) <= 24
 
 

@@ -217,13 +217,13 @@ HUNG_OUTPUT_LIMIT_S = 1.0
 _FORK = threading.RLock()
 """Held from fork to registration, and while it is decided to whom a process belongs."""
 _STARTED: dict[int, subprocess.Popen[bytes]] = {}
-"""Children that a Popen waits for; `reap` collects all others."""
+"""Children that a Popen waits for; `reap_orphans` collects all others."""
 _HELPERS: dict[int, subprocess.Popen[bytes]] = {}
 """Leaders of the helpers' sessions. The kernel does not reuse a session's number while it has a member."""
 
 
 def start_child(argv: Sequence[str], **popen: Any) -> subprocess.Popen[bytes]:
-    """Start a child in a session of its own; its Popen collects its exit code, not `reap`."""
+    """Start a child in a session of its own; its Popen collects its exit code, not `reap_orphans`."""
     popen["start_new_session"] = True
     with _FORK:
         process: subprocess.Popen[bytes] = subprocess.Popen(list(argv), **popen)

@@ -24,7 +24,7 @@ from typing import NoReturn
 
 
 def main(argv: list[str] | None = None) -> NoReturn:
-    """Run one command and exit with its code (design: 0, 1, 2, 3, 4, 5, 130; a bug is 70)."""
+    """Run one command and exit with its code (0, 1, 2, 3, 4, 5, 130; a bug is 70)."""
     code = None
     try:
         from gpuops.cli.entry import execute, flush_streams, open_closed_streams

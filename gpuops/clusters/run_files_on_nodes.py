@@ -169,7 +169,7 @@ def _rebuild_mode(spec: LaunchSpec) -> Literal["single", "multigpu", "multinode"
 
 
 def _parse_program(argv: Sequence[str]) -> tuple[str | None, str | None, Sequence[str]]:
-    """Script, module and arguments behind torchrun's own words (`launch.torchrun_command`)."""
+    """Script, module and arguments behind torchrun's own words (`launch_spec.torchrun_command`)."""
     command = list(argv[list(argv).index("--") + 1 :]) if "--" in argv else []
     if command[1:2] == ["-m"]:
         return None, command[2] if len(command) > 2 else None, command[3:]

@@ -72,7 +72,7 @@ def _not_up_error(last: ClusterRow) -> UsageError:
 
 
 def choose_for_run(history: Sequence[ClusterRow], folder: Path, *, cluster: str | None, on: str | None) -> Choice:
-    """Where `run` and `train` go (design section 8). `history`: every cluster ever, oldest first.
+    """Where `run` and `train` go. `history`: every cluster ever, oldest first.
 
     Raises UsageError where guessing could cost money or surprise.
     """

@@ -159,7 +159,7 @@ class Interrupted(BaseException):
 
 
 def worst_exit_code(*codes: int) -> int:
-    """The exit code that wins when several apply (design: 5 beats 130 beats 4 beats 3 beats 1)."""
+    """The exit code that wins when several apply (5 beats 130 beats 4 beats 3 beats 1)."""
     for code in (BUG, 5, 130, 4, 3, 2, 1):
         if code in codes:
             return code

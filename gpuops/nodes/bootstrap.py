@@ -143,7 +143,7 @@ def probe_machine(connection: Connection) -> MachineProbe:
 
 
 def parse_probe(text: str, label: str) -> MachineProbe:
-    """The answer of LOOK. Raises NodeError."""
+    """Parse what PROBE_SCRIPT printed. Raises NodeError."""
     said: dict[str, str] = {}
     for line in text.splitlines():
         word, _, rest = line.partition(" ")

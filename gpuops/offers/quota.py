@@ -1,6 +1,6 @@
 """What an account may have at once, what a request needs of it, and requests for more: reading, filing and watching.
 
-The provider names the quotas and gives the advice (`provider.TellsQuota`). `quota_report` shows the results.
+The provider names the quotas and gives the advice (`provider.TellsQuota`). `quota_output` shows the results.
 """
 
 from __future__ import annotations

@@ -1,6 +1,6 @@
 """The one end of a run: results home and verified, a verdict, and the record of both.
 
-`finish` takes what a source gives (`collect`), judges it (`judgement`, pure), and writes it down. It serves the
+`finish` takes what a source gives (`collect`), judges it (`outcome.run_outcome`), and writes it down. It serves the
 attached command, the guard, `gpuops down`, `stop` and `pull`, and a run that is judged again since its bucket could not
 be asked before (`finish_late`).
 """

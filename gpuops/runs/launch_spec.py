@@ -1,7 +1,7 @@
 """Which command line each node runs. Pure: a request and facts about nodes in, launch specs out.
 
 The recipe (static rendezvous, a fresh port and id for every attempt, no restarts by torchrun, a
-rank wrapper that keeps each rank's bytes) is explained in docs/architecture.md, section 5; the
+rank wrapper that keeps each rank's bytes) is explained in docs/architecture.md, section 6; the
 spec's fields in docs/protocol.md.
 """
 

@@ -21,6 +21,8 @@ from gpuops.core.safe_folder import SafeFolder
 from gpuops.sync.project_files import FileEntry
 
 RECORD_FOLDER = "pushed"
+LOCK_TIMEOUT_S = 120.0
+"""How long another process may take to write the record."""
 
 
 @dataclass(frozen=True)
@@ -45,7 +47,7 @@ class PushRecord:
         self._tree = tree
         from filelock import FileLock  # it brings asyncio, which most commands do without
 
-        self._lock = FileLock(home / RECORD_FOLDER / ".lock")
+        self._lock = FileLock(home / RECORD_FOLDER / ".lock", timeout=LOCK_TIMEOUT_S)
 
     def begin_push(self, node: str, files: Sequence[FileEntry]) -> str:
         """Record a push before it is committed. Returns its key, for `end_push`."""
@@ -84,6 +86,11 @@ class PushRecord:
             self._root.below(RECORD_FOLDER).make()
             with self._lock:
                 yield
+        except TimeoutError as error:
+            raise LocalDisk(
+                f"another gpuops has been writing what was pushed for {LOCK_TIMEOUT_S:.0f} s",
+                "end it (perhaps it is suspended in a terminal), then type this again",
+            ) from error
         except OSError as error:
             raise LocalDisk(
                 f"{error.filename or self._folder.path} cannot be written: {error.strerror or error}",

@@ -60,7 +60,7 @@ TREE_TIMEOUT_S = 600.0
 MAX_PUSH_ATTEMPTS = 3
 """A push starts again when files changed while they were sent; a file that changes each time is an error."""
 EDITED_COPY = re.compile(r"(.+)\.node\d+(?:-\d+)?", re.DOTALL)
-"""The name under which `edits` puts a node's version beside a file, such as `train.py.node0`."""
+"""The name under which `pull_edits` puts a node's version beside a file, such as `train.py.node0`."""
 MIN_NAMED_TREE_BYTES = 10_000_000
 """From this size on the biggest files are listed before a push."""
 

@@ -1,4 +1,6 @@
-"""Reading the tar streams that our agent writes (`agent.tarpipe`, `agent.virtualtar`), and no others.
+"""Reading the tar streams that our agent writes, and no others.
+
+They come from `agent.files.tar_streams` and `agent.result_storage.streamed_archive`.
 
 Plain files and symbolic links with POSIX headers (IEEE Std 1003.1, "pax Interchange Format") is all that it sends.
 Python's `tarfile` reads a header of any length into memory and fills sparse files with zeros: what a node announces

@@ -83,7 +83,7 @@ class Account:
         self._unidentified: set[str] = set()
         """Profiles whose identity AWS does not say."""
         self.price_list = DEFAULT
-        """Where the price list has answered last (`prices`)."""
+        """Where the price list has answered last (`pricing`)."""
         self._plan_lock = threading.Lock()
         self._plans: dict[str, Plan] = {}
 

@@ -33,7 +33,7 @@ def split_region(region: str) -> tuple[str, str]:
 
 
 def join_region(name: str, profile: str) -> str:
-    """The word that `split` takes apart."""
+    """The word that `split_region` takes apart."""
     return f"{name}@{profile}" if profile else name
 
 
@@ -88,7 +88,7 @@ def _settled(call: Callable[[], V]) -> V | ProviderError | UsageError:
 
 
 def require(settled: V | ProviderError | UsageError) -> V:
-    """The answer of a call by `together`. Raises its error."""
+    """The answer of one call of `ask_all`. Raises its error."""
     if isinstance(settled, ProviderError | UsageError):
         raise settled
     return settled

@@ -107,7 +107,7 @@ class BootObservation:
     fault: BootFault = BootFault()
 
     def after_look(self, hidden: str, now: float) -> BootObservation:
-        """The same at the next look. `hidden`: `Pod.hidden`."""
+        """The same at the next look. `hidden`: the address that is not public, if it has one."""
         since = now if self.hidden_since is None else self.hidden_since
         return dataclasses.replace(self, hidden_since=since if hidden else None)
 

@@ -41,7 +41,7 @@ _LOCK = threading.Lock()
 """Held while a run's results are stored: the next run may change the files."""
 _resumed = threading.Event()
 _resumed.set()
-"""Not set while `resume` finishes what a killed agent left undone."""
+"""Not set while `resume_storing` finishes what a killed agent left undone."""
 _machine_ends = NEVER
 """When this machine ends, as far as is known (UTC seconds)."""
 _unwritten_states: dict[str, SinkState] = {}
@@ -163,7 +163,7 @@ def _upload(
 
 
 def announce_resume() -> None:
-    """Call before `resume` is started in a thread: from now on `wait_until_stored` waits for it as well."""
+    """Call before `resume_storing` is started in a thread: from now on `wait_until_stored` waits for it as well."""
     _resumed.clear()
 
 

@@ -4,7 +4,7 @@ They are used twice: `gpuops.testing` makes tests of them for authors of provisi
 them against the real provider and writes a record.
 
 - `prove`: cost, confirmation, the run of all scenarios, the end of everything that they made.
-- `scenarios`: the table of scenarios, whose code is in `free_scenarios`, `_of_create` and `_of_failure`.
+- `scenarios`: the table of scenarios, whose code is in `free_scenarios`, `create_scenarios` and `failure_scenarios`.
 - `sandbox`: the provisioner under test, its clusters and what they cost.
 - `shared_clusters`: clusters that several scenarios act on.
 - `fault_injection`: outcomes, and journals and provisioners that lose answers or kill the process.

@@ -28,7 +28,7 @@ class Outcome(StrEnum):
 
 @dataclass(frozen=True)
 class Scenario:
-    """`act` returns one sentence on what was seen, or raises an outcome of `faults`, or a GpuopsError."""
+    """`act` returns one sentence on what was seen, or raises an outcome of `fault_injection`, or a GpuopsError."""
 
     name: str
     says: str

@@ -2,7 +2,7 @@
 
 `LogTimes` knows when a byte was written, from the notes of its node (`times.jsonl`): a note has the streams' sizes at
 one moment, and bytes between two notes count as written at the later one. `HomeTail` reads on in every stream, and
-`Veil` holds back tracebacks until it is known whose they are.
+`TracebackFilter` holds back tracebacks until it is known whose they are.
 """
 
 from __future__ import annotations
