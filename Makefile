@@ -41,7 +41,7 @@ static: $(MADE)/dev
 	$(BIN)/vermin -q -t=3.8- --no-parse-comments gpuops/agent
 
 rules: $(MADE)/dev
-	@$(RULES) $(BIN)/python -c 'from gpuops.sync.secret_scan import by_content; by_content(b"")'
+	@$(RULES) $(BIN)/python -c 'from gpuops.sync.secret_scan import judge_content; judge_content(b"")'
 
 test: packages static rules
 	$(BIN)/python -m pytest $(SIDE_BY_SIDE)
