@@ -20,6 +20,7 @@ import psutil
 import pytest
 from filelock import FileLock
 
+from gpuops.cli.terminal import output, writer
 from gpuops.cli.terminal.output import Output
 from gpuops.core.context import Context
 from gpuops.core.platform import HERE
@@ -239,6 +240,19 @@ def shell(tmp_path: Path) -> Iterator[Shell]:
     one = Shell(tmp_path / "home", folder)
     yield one
     one.end()
+
+
+@pytest.fixture
+def pipe(monkeypatch: pytest.MonkeyPatch) -> Iterator[tuple[Output, int]]:
+    """An output whose stdout and stderr are one pipe, and the end that it is read from."""
+    there, here = os.pipe()
+    monkeypatch.setattr(output, "WRITER", writer.Writer())
+    with os.fdopen(here, "w", encoding="utf-8", newline="") as stream:
+        yield Output(out=stream, err=stream), there
+        try:
+            os.close(there)
+        except OSError:
+            pass  # a test has done it
 
 
 @pytest.fixture

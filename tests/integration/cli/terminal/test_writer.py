@@ -7,30 +7,14 @@ import signal
 import subprocess
 import sys
 import time
-from collections.abc import Iterator
 from pathlib import Path
 
-import pytest
-
-from gpuops.cli.terminal import output, writer
+from gpuops.cli.terminal import output
 from gpuops.cli.terminal.output import Output
 from tests.conftest import HANG_S, Shell, until
 from tests.unit.cli.terminal.test_writer import read
 
 ROOT = Path(__file__).parents[4]
-
-
-@pytest.fixture
-def pipe(monkeypatch: pytest.MonkeyPatch) -> Iterator[tuple[Output, int]]:
-    """An output whose stdout and stderr are one pipe, and the end that it is read from."""
-    there, here = os.pipe()
-    monkeypatch.setattr(output, "WRITER", writer.Writer())
-    with os.fdopen(here, "w", encoding="utf-8", newline="") as stream:
-        yield Output(out=stream, err=stream), there
-        try:
-            os.close(there)
-        except OSError:
-            pass  # a test has done it
 
 
 def test_who_does_not_read_holds_up_nobody_and_misses_nothing(pipe: tuple[Output, int]) -> None:

@@ -4,26 +4,12 @@ from __future__ import annotations
 
 import os
 import threading
-from collections.abc import Iterator
 
 import pytest
 
 from gpuops.cli.terminal import output, writer
 from gpuops.cli.terminal.output import Output
 from tests.conftest import HANG_S, until
-
-
-@pytest.fixture
-def pipe(monkeypatch: pytest.MonkeyPatch) -> Iterator[tuple[Output, int]]:
-    """An output whose stdout and stderr are one pipe, and the end that it is read from."""
-    there, here = os.pipe()
-    monkeypatch.setattr(output, "WRITER", writer.Writer())
-    with os.fdopen(here, "w", encoding="utf-8", newline="") as stream:
-        yield Output(out=stream, err=stream), there
-        try:
-            os.close(there)
-        except OSError:
-            pass  # a test has done it
 
 
 def read(number: int, size: int) -> bytes:
