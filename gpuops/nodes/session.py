@@ -12,7 +12,7 @@ from gpuops.core.context import Context
 from gpuops.core.errors import ConnectionLost, GpuopsError, MalformedAnswer, NodeError, NodeRefused
 from gpuops.core.models import Lease, MachineStatus, Resource
 from gpuops.core.parallel import on_each
-from gpuops.core.provider import is_rented
+from gpuops.core.provider import Provisioner, is_rented
 from gpuops.core.reporting import Progress, Silent
 from gpuops.ledger.store import ClusterRow
 from gpuops.nodes.bootstrap import revive
@@ -126,10 +126,17 @@ def contact_node(row: ClusterRow, machine: Resource, index: int) -> NodeContact:
         raise
 
 
-def virtual_node_ended(row: ClusterRow, machine: Resource, index: int) -> bool:
-    """Whether a virtual node has ended, while its machine goes on. Raises NodeError where that cannot be known."""
-    if not is_virtual(machine):
-        return False
+def node_has_ended(provider: Provisioner, row: ClusterRow, machine: Resource, index: int) -> bool:
+    """Whether a node's machine has ended, or a virtual node has while its machine goes on.
+
+    Raises ProviderError, and NodeError where that of a virtual node cannot be known.
+    """
+    return provider.describe(machine).status.has_ended or (
+        is_virtual(machine) and _agent_has_ended(row, machine, index)
+    )
+
+
+def _agent_has_ended(row: ClusterRow, machine: Resource, index: int) -> bool:
     try:
         client, *_ = contact_node(row, machine, index)
     except NodeRefused as refusal:

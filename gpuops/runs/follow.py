@@ -19,7 +19,7 @@ from gpuops.core.models import Resource
 from gpuops.core.polling import Clock
 from gpuops.core.provider import Provisioner
 from gpuops.ledger.store import ClusterRow, RunRow
-from gpuops.nodes.session import ClusterSession, end_reason, readmit_this_computer, virtual_node_ended
+from gpuops.nodes.session import ClusterSession, end_reason, node_has_ended, readmit_this_computer
 from gpuops.runs.launch_spec import request_of
 from gpuops.runs.outcome.node_report import NodeReport, ReasonKind, lost_report, parse_report
 from gpuops.sync.download import STREAM_SILENCE_S, mirror
@@ -276,9 +276,8 @@ def make_follower(
     provider = ctx.provisioner_of(session.row)
 
     def machine_has_ended(index: int) -> bool:
-        machine = session.machines[index]
         try:
-            return provider.describe(machine).status.has_ended or virtual_node_ended(session.row, machine, index)
+            return node_has_ended(provider, session.row, session.machines[index], index)
         except GpuopsError:
             return False  # a provider that does not answer says nothing about its machine
 

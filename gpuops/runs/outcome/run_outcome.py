@@ -94,7 +94,7 @@ class Evidence:
     reports: Mapping[int, NodeReport]
     fetched: FinalFetch
     vanished: Sequence[int] = ()
-    """Nodes that had reported, and whose machines ended before all their files were home."""
+    """Nodes that had reported, and that ended before all their files were home."""
     handed: Mapping[int, Mapping[str, int]] = field(default_factory=dict)
     """By node: the paths that it has from a node that ended, and that node."""
     sink_states: Mapping[int, SinkProgress] = field(default_factory=dict)

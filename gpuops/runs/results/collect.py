@@ -24,7 +24,7 @@ from gpuops.core.polling import Poller
 from gpuops.core.reporting import Progress
 from gpuops.core.sink import BucketSink, SinkProgress, SinkStatus
 from gpuops.ledger.store import ClusterRow, RunRow
-from gpuops.nodes.session import ClusterSession, absent_session, end_reason, nodes_of
+from gpuops.nodes.session import ClusterSession, absent_session, end_reason, node_has_ended, nodes_of
 from gpuops.runs.launch_spec import request_of
 from gpuops.runs.outcome.node_report import NodeReport, ReasonKind, lost_report, parse_report
 from gpuops.runs.outcome.run_outcome import BucketFetch, Evidence, FinalFetch, classify_nodes, join_sentences
@@ -214,14 +214,16 @@ def _describe_endings(ctx: Context, row: ClusterRow, machines: Sequence[Resource
 def _find_vanished(
     ctx: Context, live: ClusterSession, nodes: Sequence[int], reports: Mapping[int, NodeReport]
 ) -> list[int]:
-    """Nodes whose machines ended while their results were fetched. A machine that is being preempted is waited for."""
+    """Nodes that ended while their results were fetched. A machine that is being preempted is waited for."""
     provider, machines = ctx.provisioner_of(live.row), dict(enumerate(live.machines))
     preempted = any(report.kind == ReasonKind.PREEMPTED or report.reason.preempted for report in reports.values())
     deadline = ctx.clock.monotonic() + (VANISHING_TIMEOUT_S if preempted else 0.0)
     for _ in Poller.every(ctx.clock, VANISHING_POLL_INTERVAL_S, deadline):
         try:
             vanished = [
-                index for index in nodes if index in machines and provider.describe(machines[index]).status.has_ended
+                index
+                for index in nodes
+                if index in machines and node_has_ended(provider, live.row, machines[index], index)
             ]
         except GpuopsError:
             vanished = []  # a provider that does not answer says nothing about its machines

@@ -12,7 +12,7 @@ from typing import Any, cast
 import pytest
 
 from gpuops.core.context import Context
-from gpuops.core.errors import AuthFailed, ConnectionLost, MalformedAnswer, UsageError
+from gpuops.core.errors import AuthFailed, ConnectionLost, MalformedAnswer, NodeRefused, UsageError
 from gpuops.core.models import Lease, Resource
 from gpuops.core.polling import Clock
 from gpuops.core.processes import Identity
@@ -20,6 +20,7 @@ from gpuops.core.reporting import Silent
 from gpuops.core.run_models import RunRequest
 from gpuops.core.sink import BucketSink, FolderSink
 from gpuops.ledger.store import ClusterRow, RunRow
+from gpuops.nodes.gpu_shares import is_virtual, with_virtual
 from gpuops.nodes.session import ClusterSession
 from gpuops.runs import retries
 from gpuops.runs.finish import Policy, RunOutcome, finish, finish_late, is_awaited
@@ -169,6 +170,33 @@ def test_a_machine_that_goes_while_its_results_are_fetched(
     assert world.ledger.run(row.id).state == state
     assert end.missing == ("node1 ended before all results were home" if state == "home" else "node1 went away")
     assert end.verdict.outcome == "reclaimed"
+
+
+def test_a_virtual_node_that_ends_while_its_results_are_fetched(
+    world: Context, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Its report came, then its agent ended. The machine goes on, and nobody can bring the node back."""
+
+    def refuse(*_: object) -> None:
+        raise NodeRefused("this node has ended: it was ended", "start a new one", "ended")
+
+    monkeypatch.setattr("gpuops.nodes.session.contact_node", refuse)
+    world.provisioners["local"] = cast(Any, type("Provider", (), {"describe": staticmethod(lambda machine: machine)})())
+    fetched = Fetched(1)
+    monkeypatch.setattr("gpuops.runs.results.collect._run_final_fetch", fetched)
+    cluster = a_cluster(world, created=time.time())
+    row = a_run(world, cluster, created=time.time())
+    world.ledger.set_run(row.id, request={**dataclasses.asdict(REQUEST), "nodes": 2})
+    machine = Resource("machine", "m", "", "m", bills=True, state="running")
+    machines = with_virtual([dataclasses.replace(machine, data={"virtual": [1]})])
+    assert [is_virtual(each) for each in machines] == [False, True]
+    reason = {"kind": "end", "say": "this node is being ended"}
+    results = {index: {**DONE, "node": index, "outcome": "stopped", "reason": reason} for index in range(2)}
+    end = conclude(
+        world, ClusterSession(cluster, machines, cast("Any", [Keeping("safe")] * 2)), world.ledger.run(row.id), results
+    )
+    assert fetched.asked == [[0, 1], [0]]
+    assert (world.ledger.run(row.id).state, end.missing) == ("home", "node1 ended before all results were home")
 
 
 BUCKET = BucketSink("results", "lab", region="us-east-1", end=True)
