@@ -30,8 +30,8 @@ def runs(as_json: Json = False) -> None:
         {
             "run": row.name,
             "state": row.state,
-            "outcome": (row.verdict or {}).get("outcome"),
-            "say": (row.verdict or {}).get("say"),
+            "outcome": row.verdict and row.verdict.outcome,
+            "say": row.verdict and row.verdict.say,
             "created": row.created,
             "ended": row.ended,
             "folder": str(row.folder),
@@ -43,9 +43,9 @@ def runs(as_json: Json = False) -> None:
     cells = [
         [
             row.name,
-            str((row.verdict or {}).get("outcome") or row.state),
+            row.verdict.outcome if row.verdict else row.state,
             ago(row.created),
-            str((row.verdict or {}).get("say") or "-"),
+            (row.verdict and row.verdict.say) or "-",
             _place(row.home, ctx.folder),
         ]
         for row in rows

@@ -317,13 +317,13 @@ def _is_over(nodes: Sequence[_Node], name: str) -> bool:
     return all(node.runs[name].result for node in nodes if name in node.runs)
 
 
-def _read_verdict(record: Mapping[str, Any]) -> Mapping[str, Any] | None:
+def _read_verdict(record: Mapping[str, Any]) -> Verdict | None:
     """The verdict of a run whose results were all home before the ledger was lost; None for another run."""
     try:
-        verdict = dataclasses.asdict(Verdict(**record["verdict"]))
-    except (KeyError, TypeError):
+        verdict = Verdict.parse(record["verdict"])
+    except (KeyError, TypeError, ValueError):
         return None
-    return verdict if record.get("missing") == "" and isinstance(verdict["say"], str) else None
+    return verdict if record.get("missing") == "" else None
 
 
 def _end_time(record: Mapping[str, Any]) -> float | None:

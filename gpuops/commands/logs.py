@@ -71,7 +71,7 @@ def _why_not_started(row: RunRow) -> str:
     """Why the run has no lines yet, or never will; empty where it may have some."""
     if row.state == "starting" and row.has_live_owner():
         return f"{row.name} is still being prepared"
-    say = str((row.verdict or {}).get("say") or "")
+    say = row.verdict.say if row.verdict else ""
     was_given_up = say.startswith(NOT_STARTED) or (row.started is None and not row.home.is_dir())
     if row.state == "starting" or (row.state == "home" and was_given_up):
         return f"{row.name} was not started: {say.removeprefix(NOT_STARTED) or 'its command died first'}"
@@ -228,6 +228,6 @@ def _say_verdict(ctx: Context, row: RunRow) -> None:
     for _ in Poller.every(ctx.clock, POLL_INTERVAL_S, ctx.clock.monotonic() + VERDICT_TIMEOUT_S):
         verdict = ctx.ledger.run(row.id).verdict
         if verdict:
-            ctx.out.say(str(verdict["say"]))
+            ctx.out.say(verdict.say)
             return
     ctx.out.say(f"{row.name} has ended on its nodes; `gpuops runs` shows what came of it")

@@ -169,7 +169,7 @@ def pull_results(ctx: Context, name: str | None, progress: Progress) -> PulledRe
     if not files and not home.path.exists():
         where = "`gpuops runs` lists where each run's results are"
         if row.started is None:
-            why = str((row.verdict or {}).get("say") or "never started")
+            why = (row.verdict and row.verdict.say) or "never started"
             raise UsageError(f"{row.name} was {why}", where)
         raise UsageError(f"{row.name} left nothing at home", where)
     return PulledResults(row.name, home, files)

@@ -8,6 +8,7 @@ from __future__ import annotations
 import dataclasses
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
+from enum import StrEnum
 from typing import Any, Literal
 
 from gpuops.core.sink import Sink, parse_document
@@ -59,11 +60,25 @@ class RunRequest:
         return cls(**{**document, "sink": parse_document(document.get("sink"))})
 
 
+class VerdictOutcome(StrEnum):
+    """How a run ended on all its nodes together."""
+
+    DONE = "done"
+    FAILED = "failed"
+    STOPPED = "stopped"
+    PREEMPTED = "reclaimed"
+    """A provider took a machine of it back."""
+    LOST = "lost"
+    UNFORMED = "unformed"
+    """All ranks ended well, and did not train as one world."""
+    UNCLEAR = "unclear"
+
+
 @dataclass(frozen=True)
 class Verdict:
     """The outcome of a run: its last sentence and its exit code."""
 
-    outcome: Literal["done", "failed", "stopped", "reclaimed", "lost", "unformed", "unclear"]
+    outcome: VerdictOutcome
     exit_code: int
     say: str
     """One sentence: `rank 3 on node1 failed with exit code 3`."""
@@ -72,6 +87,19 @@ class Verdict:
     node: int | None = None
     tail: str = ""
     """The first failing rank's last words, printed before `say`."""
+
+    def document(self) -> dict[str, Any]:
+        """The JSON form, as the ledger and `run.json` keep it."""
+        return dataclasses.asdict(self)
+
+    @classmethod
+    def parse(cls, document: object) -> Verdict:
+        """The verdict of a JSON form. Raises TypeError, KeyError, ValueError for what is none."""
+        known = {name.name for name in dataclasses.fields(cls)}
+        if not isinstance(document, Mapping) or not isinstance(document["say"], str):
+            raise TypeError(document)
+        given = {name: value for name, value in document.items() if name in known}
+        return cls(**{**given, "outcome": VerdictOutcome(document["outcome"])})
 
 
 @dataclass(frozen=True)

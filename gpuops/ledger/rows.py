@@ -12,6 +12,7 @@ from typing import Any, NamedTuple
 
 from gpuops.core.models import Lease
 from gpuops.core.processes import Identity
+from gpuops.core.run_models import Verdict
 
 
 class Owned:
@@ -136,7 +137,7 @@ class RunRow(Owned):
     request: Mapping[str, Any]
     state: str
     facts: RunFacts
-    verdict: Mapping[str, Any] | None
+    verdict: Verdict | None
     owner_process: Identity | None
     created: float
     started: float | None
@@ -155,6 +156,8 @@ def to_columns(given: Mapping[str, Any]) -> dict[str, Any]:
             found |= {"hard_end": value.hard_end, "idle_s": value.idle_s, "money_end": value.money_end}
         elif name == "owner_process":
             found |= {"keeper_pid": value.pid if value else None, "keeper_start": value.start if value else None}
+        elif isinstance(value, Verdict):
+            found[name] = json.dumps(value.document())
         elif name in ("request", "offer", "verdict", "facts", "resource"):
             found[name] = None if value is None else json.dumps(value)
         elif isinstance(value, Path):
@@ -229,7 +232,7 @@ def parse_run(row: sqlite3.Row) -> RunRow:
         request=_parse_object(row["request"]),
         state=check_text(row["state"]),
         facts=RunFacts(_parse_object(row["facts"])),
-        verdict=_parse_object(row["verdict"]) if row["verdict"] else None,
+        verdict=Verdict.parse(json.loads(check_text(row["verdict"]))) if row["verdict"] else None,
         owner_process=parse_owner(row["keeper_pid"], row["keeper_start"]),
         created=check_number(row["created"]),
         started=check_number(row["started"]),

@@ -162,7 +162,7 @@ def _persist(ctx: Context, row: RunRow, evidence: Evidence, judgement: Judgement
     """Write `run.json` and the ledger's row. Returns the former."""
     request, reports, home = request_of(row), judgement.reports, RunHome(row.home)
     document: dict[str, Any] = {
-        "verdict": dataclasses.asdict(judgement.verdict),
+        "verdict": judgement.verdict.document(),
         "missing": judgement.results.missing,
         "nodes_ended": _nodes_ended(reports),
         "kept": sinks.describe_outcome(
@@ -185,7 +185,7 @@ def _persist(ctx: Context, row: RunRow, evidence: Evidence, judgement: Judgement
         state="home" if judgement.may_destroy else "ended",
         owner_process=None,
         ended=evidence.ended_at,
-        verdict=dataclasses.asdict(judgement.verdict),
+        verdict=judgement.verdict,
         facts={**ctx.ledger.run(row.id).facts, **_bucket_facts(row, judgement)},
     )
     return document
@@ -204,7 +204,7 @@ def record(ctx: Context, row: RunRow, verdict: Verdict, missing: str, ended_at: 
     return {
         "schema": SCHEMA,
         "run": row.name,
-        "verdict": dataclasses.asdict(verdict),
+        "verdict": verdict.document(),
         "request": dict(row.request),
         "cluster": cluster.name,
         "created": row.created,

@@ -21,7 +21,7 @@ from gpuops.core.names import did_you_mean
 from gpuops.core.polling import Poller
 from gpuops.core.provider import has_capability, is_rented
 from gpuops.core.reporting import Progress
-from gpuops.core.run_models import NodeFacts, RunRequest, Verdict
+from gpuops.core.run_models import NodeFacts, RunRequest, Verdict, VerdictOutcome
 from gpuops.core.settings import Settings, secret_origins, secret_values
 from gpuops.ledger.store import RunRow
 from gpuops.nodes.network import find_rendezvous
@@ -147,13 +147,11 @@ def prepare(
 def record_not_started(ctx: Context, row: RunRow, error: BaseException) -> None:
     """Note a run that never started, and why; the folder that was to hold its results goes."""
     if isinstance(error, Interrupted):
-        verdict = Verdict("stopped", error.exit_code, "stopped before it was started")
+        verdict = Verdict(VerdictOutcome.STOPPED, error.exit_code, "stopped before it was started")
     else:
         say = error.say if isinstance(error, GpuopsError) else type(error).__name__
-        verdict = Verdict("failed", getattr(error, "exit_code", BUG), f"not started: {say}")
-    ctx.ledger.set_run(
-        row.id, state="home", owner_process=None, ended=ctx.clock.now(), verdict=dataclasses.asdict(verdict)
-    )
+        verdict = Verdict(VerdictOutcome.FAILED, getattr(error, "exit_code", BUG), f"not started: {say}")
+    ctx.ledger.set_run(row.id, state="home", owner_process=None, ended=ctx.clock.now(), verdict=verdict)
     for folder in (RunHome(row.home).out, row.home):
         try:
             folder.rmdir()

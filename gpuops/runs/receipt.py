@@ -11,6 +11,7 @@ from typing import Any
 
 from gpuops.core.format import money, plural, span
 from gpuops.core.models import Payer
+from gpuops.core.run_models import VerdictOutcome
 
 SHORT_HASH_CHARS = 10
 
@@ -120,7 +121,9 @@ def _parse_payer(document: object) -> Payer | None:
 
 def _parse_lost_steps(document: Mapping[str, Any]) -> tuple[int, int] | None:
     progress = document.get("progress") or {}
-    if (document.get("verdict") or {}).get("outcome") != "reclaimed" or not {"step", "saved"} <= set(progress):
+    if (document.get("verdict") or {}).get("outcome") != VerdictOutcome.PREEMPTED or not {"step", "saved"} <= set(
+        progress
+    ):
         return None
     return progress["saved"], progress["step"]
 

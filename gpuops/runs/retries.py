@@ -15,6 +15,7 @@ from gpuops.core.context import Context
 from gpuops.core.errors import ConnectionLost, GpuopsError, Interrupted, MachineGone, NodeError
 from gpuops.core.format import money, span
 from gpuops.core.polling import Poller
+from gpuops.core.run_models import VerdictOutcome
 from gpuops.ledger.store import ClusterRow, RunRow
 from gpuops.nodes.session import ClusterSession
 from gpuops.offers import lease_limits as leases
@@ -31,8 +32,6 @@ if TYPE_CHECKING:
 ENDED_MACHINE_TIMEOUT_S = 30.0
 """How long a provider may take to say of a machine that has stopped answering that it has ended."""
 ENDED_MACHINE_POLL_INTERVAL_S = 3.0
-RECLAIMED_OUTCOME = "reclaimed"
-"""The verdict's outcome where the provider took machines back."""
 
 
 def find_ended_machine(ctx: Context, live: ClusterSession, error: NodeError) -> MachineGone | None:
@@ -168,7 +167,7 @@ class RetryState:
 def find_preemption(row: RunRow, cluster: ClusterRow, end: RunOutcome) -> Preemption | None:
     """The preemption that ended this run; None where there was none, and while some of its results are not home: a
     retry would start without them."""
-    if end.verdict.outcome != RECLAIMED_OUTCOME or not end.may_destroy or end.left_in_bucket:
+    if end.verdict.outcome is not VerdictOutcome.PREEMPTED or not end.may_destroy or end.left_in_bucket:
         return None
     resumable = bool(list_outputs(end.home))
     noticed = first_event_time(

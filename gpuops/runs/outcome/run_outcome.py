@@ -14,7 +14,7 @@ from enum import Enum, auto
 
 from gpuops.core.errors import GpuopsError
 from gpuops.core.format import plural
-from gpuops.core.run_models import RunRequest, Verdict
+from gpuops.core.run_models import RunRequest, Verdict, VerdictOutcome
 from gpuops.core.sink import SinkProgress, SinkStatus
 from gpuops.ledger.store import RunRow
 from gpuops.runs.outcome.node_report import NodeReport, ReasonKind, parse_report
@@ -280,15 +280,17 @@ def _complete_verdict(
     verdict = weigh_reports(row, request, reports, saved=saved)
     if not_sent := held_back(verdict.tail, row.facts.held):
         verdict = dataclasses.replace(verdict, hint=not_sent)
-    preempted, trouble = verdict.outcome == "reclaimed", evidence.bucket.trouble
+    preempted, trouble = verdict.outcome is VerdictOutcome.PREEMPTED, evidence.bucket.trouble
     ended_while_away = not evidence.is_answered and not evidence.is_late and NodeState.ENDED in nodes.values()
     if request.sink and ended_while_away and not preempted:
         verdict = Verdict(
-            "unclear", NODE_FAILED, *sinks.describe_ended_while_away(request, row.name, bucket_place(row), trouble)
+            VerdictOutcome.UNCLEAR,
+            NODE_FAILED,
+            *sinks.describe_ended_while_away(request, row.name, bucket_place(row), trouble),
         )
     if evidence.fetched.nonsense and not verdict.exit_code:
         say = f"{verdict.say}, but its results are not all home: {evidence.fetched.nonsense}"
-        verdict = Verdict("unclear", NODE_FAILED, say, FOREIGN_ANSWERS)
+        verdict = Verdict(VerdictOutcome.UNCLEAR, NODE_FAILED, say, FOREIGN_ANSWERS)
     if preempted and trouble and not evidence.is_answered:
         more_said, hint = sinks.describe_not_fetched(row.name, bucket_place(row), trouble)
         verdict = dataclasses.replace(verdict, say=verdict.say + more_said, hint=hint)

@@ -10,7 +10,7 @@ from __future__ import annotations
 import time
 from collections.abc import Iterable, Mapping, Sequence
 
-from gpuops.core.run_models import RunRequest, Verdict
+from gpuops.core.run_models import RunRequest, Verdict, VerdictOutcome
 from gpuops.runs.outcome import suggested_fixes
 from gpuops.runs.outcome.failure_cause import (
     CULPRIT_WINDOW_S,
@@ -69,7 +69,7 @@ def judge(
     `again`: the hint for a run that was ended from outside. `run`: its name, for what a hint tells to type.
     """
     if not reports:
-        return Verdict("lost", NODE_FAILED, "no node could say how the run ended", again)
+        return Verdict(VerdictOutcome.LOST, NODE_FAILED, "no node could say how the run ended", again)
     several = len(reports) > 1
     blamed = find_culprit(death for report in reports for death in find_deaths(request.kind, report, several))
     outside = _ended_from_outside(reports, again)
@@ -102,7 +102,7 @@ def _ended_from_outside(reports: Sequence[NodeReport], again: str) -> tuple[Node
         if report.kind == ReasonKind.LEASE:
             say = f"the lease of node{report.node} ended the run"
             longer = f"give it longer (--max-hours, --max-cost, or in time `gpuops lease NAME --extend 2h`) and {again}"
-            return report, Verdict("stopped", NODE_FAILED, say, longer, node=report.node)
+            return report, Verdict(VerdictOutcome.STOPPED, NODE_FAILED, say, longer, node=report.node)
     if preemption := _find_preempted_node(by_end):
         return preemption, _preempted_verdict(preemption, reports, again)
     # A node that heard of the loss by the gang link is a witness only: the lost one itself speaks first.
@@ -112,11 +112,11 @@ def _ended_from_outside(reports: Sequence[NodeReport], again: str) -> tuple[Node
     for report in by_end:
         if report.kind == ReasonKind.END:  # not by a stop, which would have been reported as one
             return report, Verdict(
-                "lost", NODE_FAILED, f"node{report.node} was ended under the run", again, node=report.node
+                VerdictOutcome.LOST, NODE_FAILED, f"node{report.node} was ended under the run", again, node=report.node
             )
     for report in by_end:
         if report.outcome == "stopped" and report.kind != ReasonKind.GANG:
-            return report, Verdict("stopped", STOPPED, "the run was stopped before its end", again)
+            return report, Verdict(VerdictOutcome.STOPPED, STOPPED, "the run was stopped before its end", again)
     for report in by_end:
         if report.kind == ReasonKind.GANG and all(other.outcome != "failed" for other in reports):
             return report, _lost_verdict(report, again)
@@ -140,14 +140,14 @@ def _preempted_verdict(report: NodeReport, reports: Sequence[NodeReport], again:
     say = f"reclaimed by {reason.by or 'its provider'}{step} (node{node}{when})"
     if "saved" in progress:
         say += f"; the newest snapshot is of step {progress['saved']}"
-    return Verdict("reclaimed", NODE_FAILED, say, again + RETRIES_HINT, node=node)
+    return Verdict(VerdictOutcome.PREEMPTED, NODE_FAILED, say, again + RETRIES_HINT, node=node)
 
 
 def _lost_verdict(report: NodeReport, again: str) -> Verdict:
     why = report.reason.say or "it was gone"
     node = report.node if report.reason.origin is None else report.reason.origin
     say = why if why.startswith(f"node{node}") else f"the run was lost on node{node}: {why}"
-    return Verdict("lost", NODE_FAILED, say, again, node=node)
+    return Verdict(VerdictOutcome.LOST, NODE_FAILED, say, again, node=node)
 
 
 def _precedes(report: NodeReport, death: Death) -> bool:
@@ -165,7 +165,7 @@ def _failed_verdict(death: Death, reports: Sequence[NodeReport], run: str) -> Ve
     advice = suggest_fix(death, run)
     if death.weight == PEER:
         advice = _explain_early_exit(death, reports) or advice
-    return Verdict("failed", FAILED, describe_death(death), advice, death.rank, death.node, death.tail)
+    return Verdict(VerdictOutcome.FAILED, FAILED, describe_death(death), advice, death.rank, death.node, death.tail)
 
 
 def _explain_early_exit(death: Death, reports: Sequence[NodeReport]) -> str:
@@ -200,7 +200,7 @@ def _judge_world(request: RunRequest, world_size: int, reports: Sequence[NodeRep
         say = f"{well}, but {formed} the world of {world_size} that was asked for"
         apart = {rank.rank: _last_line(rank) for rank in ranks if rank.joined is not Joined.YES}
         return Verdict(
-            "unformed",
+            VerdictOutcome.UNFORMED,
             FAILED,
             f"{say}: {_describe_last_lines(apart)}",
             suggested_fixes.GPUS if unwilling else SEPARATE_RANKS_HINT,
@@ -208,17 +208,20 @@ def _judge_world(request: RunRequest, world_size: int, reports: Sequence[NodeRep
     if together < world_size:
         say = f"{well}, but too soon: gpuops could not tell whether they formed one world of {world_size}"
         return Verdict(
-            "unclear", 0, say, f"look for the world size in what rank 0 printed (`{logs_command(run)} --rank 0`)"
+            VerdictOutcome.UNCLEAR,
+            0,
+            say,
+            f"look for the world size in what rank 0 printed (`{logs_command(run)} --rank 0`)",
         )
-    return Verdict("done", 0, well)
+    return Verdict(VerdictOutcome.DONE, 0, well)
 
 
 def _judge_alone(well: str, last: Sequence[str]) -> Verdict:
     """Of what ran alone nothing is known but its exit code, 0, and its last line."""
     unwilling = next(filter(suggested_fixes.wants_gpus, last), "")
     if not unwilling:
-        return Verdict("done", 0, well if any(last) else f"{well}, and printed nothing")
-    return Verdict("unclear", 0, f"{well}, but it says {_quote(unwilling)}", suggested_fixes.GPUS)
+        return Verdict(VerdictOutcome.DONE, 0, well if any(last) else f"{well}, and printed nothing")
+    return Verdict(VerdictOutcome.UNCLEAR, 0, f"{well}, but it says {_quote(unwilling)}", suggested_fixes.GPUS)
 
 
 def _last_line(report: RankReport | NodeReport) -> str:

@@ -20,6 +20,7 @@ import pytest
 
 from gpuops.core.models import Lease, Resource
 from gpuops.core.processes import Identity
+from gpuops.core.run_models import Verdict, VerdictOutcome
 from gpuops.ledger.store import Ledger
 from tests.conftest import give_away, open_folder, without_root
 from tests.desk import Desk
@@ -114,7 +115,7 @@ def unstarted(desk: Desk, patch: pytest.MonkeyPatch) -> None:
     """The run that is known never came to its start."""
     known(desk, patch)
     ledger = Ledger.open(desk.home)
-    ledger.set_run(ledger.runs()[0].id, verdict={"outcome": "failed", "exit_code": 2, "say": "not started: no Python"})
+    ledger.set_run(ledger.runs()[0].id, verdict=Verdict(VerdictOutcome.FAILED, 2, "not started: no Python"))
     ledger.close()
     shutil.rmtree(desk.folder / "runs")
 

@@ -15,6 +15,7 @@ import pytest
 
 from gpuops.cli.terminal.progress import FRAMES
 from gpuops.core.processes import myself
+from gpuops.core.run_models import Verdict, VerdictOutcome
 from gpuops.ledger.store import Ledger
 from tests.conftest import HANG_S, Shell, until
 from tests.desk import Desk
@@ -107,7 +108,7 @@ def test_why_there_is_no_line(desk: Desk) -> None:
     ended = {"state": "home", "owner_process": None, "started": time.time() - 9}
     row("new", state="starting")
     row("dead", owner_process=None)
-    row("board", state="home", owner_process=None, verdict={"say": "not started: no disk"})
+    row("board", state="home", owner_process=None, verdict=Verdict(VerdictOutcome.FAILED, 2, "not started: no disk"))
     row("bash", "command", **ended)
     row("mute", **ended)
     out = row("toy", **ended) / "logs/node0/rank0.out"

@@ -227,7 +227,7 @@ def judge(tenant: Tenant, process: subprocess.Popen[str]) -> Outcome:
     assert all(run.state == "home" for run in runs), runs
     logs = "".join(path.read_text() for path in tenant.shell.folder.glob("runs/*/logs/node0/*.out"))
     made = [path.read_text() for path in tenant.shell.folder.glob("runs/*/out/**/made.pt")]
-    verdicts = [(run.verdict or {}).get("outcome") for run in runs if run.started]
+    verdicts = [run.verdict and run.verdict.outcome for run in runs if run.started]
     home = made == ["made"] and WHOLE in logs
     assert home == (verdicts == ["done"]), (verdicts, made, logs)
     assert verdicts in ([], ["done"]), verdicts  # nothing keeps one that was started from its end

@@ -123,7 +123,7 @@ def expect_end(tenant: Tenant, hit: Hit, process: subprocess.Popen[str], before:
     until(tenant.is_over, f"an end, but: {tenant.running()} {tenant.live()}", HANG_S)
     lives = hit.how == "cut"
     assert process.returncode == (0 if lives else KILLED), err
-    verdicts = {run.name: (run.verdict or {}).get("outcome") for run in tenant.runs()}
+    verdicts = {run.name: run.verdict and run.verdict.outcome for run in tenant.runs()}
     assert verdicts == {**before, **({f"python3-{len(before) + 1}": "done"} if lives else {})}
     saved = tenant.shell.folder / SAVED
     assert (saved.read_text() if saved.exists() else "") == ("5" if verdicts else "")

@@ -9,7 +9,7 @@ from typing import Any, NamedTuple
 
 import pytest
 
-from gpuops.core.run_models import RunRequest, Verdict
+from gpuops.core.run_models import RunRequest, Verdict, VerdictOutcome
 from gpuops.runs.outcome.failure_cause import extract_exception
 from gpuops.runs.outcome.node_report import NodeReport, Reason, parse_report
 from gpuops.runs.outcome.verdict import is_port_clash, judge, resume_hint
@@ -601,7 +601,7 @@ def test_verdict_on_a_command(row: str) -> None:
 
 def test_nothing_is_said_about_forming_a_world_of_one() -> None:
     verdict = judge(TRAIN, 1, [node(0, "done", rank(0, joined=False, out="loss 0.1"), why="launcher")])
-    assert verdict == Verdict("done", 0, "the run ended well")
+    assert verdict == Verdict(VerdictOutcome.DONE, 0, "the run ended well")
 
 
 def test_a_world_of_one_that_wants_gpus_is_quoted() -> None:
