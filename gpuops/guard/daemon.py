@@ -189,8 +189,9 @@ class Guard:
         self._clock = clock or Clock()
         self._child: Child | None = None
         self._job = Job.TEND
-        self._started = -NODE_CHECK_INTERVAL_S
-        """When the last attempt was started (monotonic)."""
+        self._started = self._clock.monotonic()
+        """When the last attempt was started (monotonic), or this guard: the command that started it has just seen the
+        cluster, so a child that looks at its nodes would find nothing new."""
         self._failures = 0
         """How many attempts in a row have failed."""
         self._retry_at = 0.0

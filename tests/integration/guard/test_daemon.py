@@ -460,12 +460,26 @@ def test_a_bug_does_not_end_the_guard(there: tuple[Cloud, Context], monkeypatch:
     assert rounds == [0, 1]
 
 
+def test_a_guard_that_has_just_begun_looks_at_no_node_that_a_command_has_just_seen(
+    there: tuple[Cloud, Context], clock: list[float]
+) -> None:
+    _, world = there
+    lab = cluster(world, lease=Lease(idle_s=1800.0))
+    office = Office(world, lab)
+    assert office.guard.round()
+    assert office.jobs == [], "a process that would find nothing new"
+    clock[0] += daemon.NODE_CHECK_INTERVAL_S
+    assert office.guard.round()
+    assert office.jobs == [Job.TEND]
+
+
 def test_an_attempt_that_hangs_keeps_no_cluster_beyond_its_lease(
     there: tuple[Cloud, Context], clock: list[float]
 ) -> None:
     _, world = there
     lab = cluster(world, lease=Lease(idle_s=1800.0))
     office = Office(world, lab)
+    clock[0] += daemon.NODE_CHECK_INTERVAL_S
     assert office.guard.round()
     clock[0] += 10 * daemon.ATTEMPT_S
     assert office.guard.round()
@@ -548,7 +562,6 @@ def test_a_guard_is_of_one_cluster_not_of_its_number(there: tuple[Cloud, Context
     office = Office(world, lab)
     assert office.guard.round()
     world.ledger.set_cluster(lab, token="another")
-    office.over(0)
     assert not office.guard.round()
 
 
