@@ -42,7 +42,7 @@ def clean_up(ctx: Context, cluster: int, *, saving: bool = True) -> None:
     `saving`: where its lease is over, what is on its nodes is brought home first; what is rented does not wait
     for that twice.
     """
-    is_owned = ctx.ledger.take_ownership(cluster, ctx.me)
+    is_owned = _take_cluster(ctx, cluster)
     row = ctx.ledger.cluster(cluster)  # read after that: its former owner may have changed it
     expired = row.is_overdue(ctx.clock.now())
     at_once = expired and not saving and is_rented(ctx.provisioner(row.provider))
@@ -68,25 +68,27 @@ def _tend_live(ctx: Context, row: ClusterRow, expired: bool) -> None:
         _stop_owned_runs(ctx, row, [run for run in unfinished if run not in runs])
     ends = expired or row.ephemeral
     deferred: list[Callable[[], None]] = []
+    finished: list[RunRow] = []
     for run in runs:
         try:
-            _finish_run(ctx, row, run, RESULTS_TIMEOUT_S if expired else None, deferred if ends else None)
+            if _finish_run(ctx, row, run, RESULTS_TIMEOUT_S if expired else None, deferred if ends else None):
+                finished.append(run)
         except Exception as error:
             if not expired or _can_retry(ctx, row, error):
                 raise
             _note_given_up(ctx, f"{run.name} is not all home", error)
-    _end_or_leave(ctx, row, expired, unfinished, runs)
+    _end_or_leave(ctx, row, expired, unfinished, finished)
     for fetch in deferred:
         fetch()
 
 
 def _end_or_leave(
-    ctx: Context, row: ClusterRow, expired: bool, unfinished: Sequence[RunRow], runs: Sequence[RunRow]
+    ctx: Context, row: ClusterRow, expired: bool, unfinished: Sequence[RunRow], finished: Sequence[RunRow]
 ) -> None:
     """Tear down a cluster whose runs have ended, or keep it. `unfinished`: the runs that had not ended before this
-    attempt; `runs`: those of them that this attempt finished."""
+    attempt; `finished`: those of them that this attempt finished."""
     now = ctx.ledger.cluster(row.id)
-    if now.state != "up" or not (expired or now.owner_process == ctx.me):
+    if now.state != "up" or not (expired or now.owner_process == ctx.me or _take_cluster(ctx, row.id)):
         return None  # another process tears it down, and fetches its results first
     if expired:
         _save_edits(ctx, row)
@@ -94,12 +96,12 @@ def _end_or_leave(
             return _tear_down(ctx, row, f"{row.name} reached the end of its lease and was ended")
         if ctx.ledger.cluster(row.id).owner_process != ctx.me:
             return None
-    if row.ephemeral and not _has_other_runs(ctx, row, runs):
+    if row.ephemeral and not _has_other_runs(ctx, row, finished):
         _tear_down(
             ctx,
             row,
             f"{row.name} was torn down after its run"
-            if runs
+            if unfinished
             else f"{row.name} was torn down: its command died before a run was started",
         )
     elif all_machines_ended(ctx, row) and all(run.state == "home" for run in ctx.ledger.runs(cluster=row.id)):
@@ -121,10 +123,10 @@ def _confirm_lease_over(ctx: Context, row: ClusterRow) -> bool:
         return True  # a full disk keeps nothing alive
 
 
-def _has_other_runs(ctx: Context, row: ClusterRow, runs: Sequence[RunRow]) -> bool:
-    """Whether the cluster has unfinished runs beside `runs`: of a live command, or of one that died in the meantime,
-    which the next attempt finishes."""
-    handled = {run.id for run in runs}
+def _has_other_runs(ctx: Context, row: ClusterRow, finished: Sequence[RunRow]) -> bool:
+    """Whether the cluster has unfinished runs beside `finished`, which a full disk may still list: of a live command,
+    or of one that died in the meantime, which the next attempt finishes."""
+    handled = {run.id for run in finished}
     unfinished = [run for run in ctx.ledger.runs(cluster=row.id) if run.state != "home"]
     return any(run.id not in handled or run.has_live_owner(besides=ctx.me) for run in unfinished)
 
@@ -164,31 +166,47 @@ def _stop_owned_runs(ctx: Context, row: ClusterRow, runs: list[RunRow]) -> None:
             return
 
 
+def _take_cluster(ctx: Context, cluster: int) -> bool:
+    """Become the owner of a cluster that has none; where that cannot be recorded it counts all the same, since a full
+    disk keeps nothing alive. Raises RowGone."""
+    try:
+        return ctx.ledger.take_ownership(cluster, ctx.me)
+    except LedgerUnwritable:
+        return not ctx.ledger.cluster(cluster).has_live_owner(besides=ctx.me)
+
+
 def _take_run(ctx: Context, run: RunRow) -> bool:
+    """As `_take_cluster`, for a run that is not home; False for one that is gone."""
     try:
         return ctx.ledger.take_run_ownership(run.id, ctx.me)
     except RowGone:
         return False
     except LedgerUnwritable:
-        return True  # a full disk keeps nothing alive
+        now = ctx.ledger.run(run.id)
+        return now.state != "home" and not now.has_live_owner(besides=ctx.me)
+
+
+def _owns_run(ctx: Context, run: RunRow) -> bool:
+    return ctx.ledger.run(run.id).owner_process == ctx.me or _take_run(ctx, run)
 
 
 def _finish_run(
     ctx: Context, row: ClusterRow, run: RunRow, stop_s: float | None, deferred: list[Callable[[], None]] | None
-) -> None:
-    """Follow a run to its end, fetch its results, write its verdict.
+) -> bool:
+    """Follow a run to its end, fetch its results, write its verdict. Returns False where a command took it over.
 
     `stop_s`: the run is stopped, with so many seconds to end gracefully, and as many again to end at once; None: it
     goes on to its own end. `deferred`: fetches to be done after the machines have ended are added; None: they are kept.
     """
     if not _take_run(ctx, run):
-        return None  # a command took it while another run was finished
+        return False  # a command took it while another run was finished
     run = ctx.ledger.run(run.id)  # its owner may have launched it just before it died
     try:
         live = _open_session(ctx, row)
     except NodeError as error:
         is_given_up = stop_s is not None or isinstance(error, MalformedAnswer)
-        return _finish(ctx, row, run, _unreachable_source(ctx, row, error, is_given_up=is_given_up), Policy(Silent()))
+        _finish(ctx, row, run, _unreachable_source(ctx, row, error, is_given_up=is_given_up), Policy(Silent()))
+        return True
     try:
         reports = _follow(ctx, live, run, stop_s)
         if reports is not None:
@@ -196,7 +214,7 @@ def _finish_run(
             _finish(ctx, row, run, _results_source(ctx, live, run, reports), policy, deferred)
     finally:
         live.close()
-    return None
+    return reports is not None
 
 
 def _open_session(ctx: Context, row: ClusterRow) -> ClusterSession:
@@ -221,7 +239,7 @@ def _follow(ctx: Context, live: ClusterSession, run: RunRow, stop_s: float | Non
     for attempt in Poller.every(ctx.clock, POLL_INTERVAL_S, wait=following.wait):
         if following.has_ended:
             break
-        if ctx.ledger.cluster(live.row.id).state != "up" or ctx.ledger.run(run.id).owner_process != ctx.me:
+        if ctx.ledger.cluster(live.row.id).state != "up" or not _owns_run(ctx, run):
             following.quit()
             return None
         if stop_s is not None and attempt.started > deadline:
@@ -245,8 +263,9 @@ def _finish(
 ) -> None:
     """End a run by `runs.finish`, and leave a notice. `source`: None where no node knows the run."""
     if source is None or (isinstance(source, Disks) and run.started is None):
-        ctx.ledger.set_run(run.id, state="home", owner_process=None, ended=ctx.clock.now())
-        ctx.ledger.add_notice(f"{run.name} was never started: its command died first")
+        with suppress(LedgerUnwritable):  # it has no results: its cluster ends all the same, and says so of its runs
+            ctx.ledger.set_run(run.id, state="home", owner_process=None, ended=ctx.clock.now())
+            ctx.ledger.add_notice(f"{run.name} was never started: its command died first")
         return
     outcome = finish(ctx, run, source, policy)
     _notify(ctx, row, run, outcome)

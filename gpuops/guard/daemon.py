@@ -377,16 +377,16 @@ def _exit_with_guard() -> None:
 
 
 def _log_failure(what: str = "the ledger") -> None:
-    """A line for what a user could act on, a traceback for what is a bug."""
+    """A line for what a user could act on, a traceback for what is a bug. The log may lie on a full disk."""
     error = sys.exception()
     timestamp = time.strftime("%Y-%m-%dT%H:%M:%SZ", time.gmtime())
+    text = traceback.format_exc()
     if isinstance(error, GpuopsError):
         hint = f" ({error.hint})" if isinstance(error, AuthFailed) and error.hint else ""
-        print(f"{timestamp} {what}: {error.say}{hint}", file=sys.stderr)
-    else:
-        print(f"{timestamp} {what}", file=sys.stderr)
-        traceback.print_exc()
-    sys.stderr.flush()
+        text = f"{error.say}{hint}\n"
+    separator = ": " if isinstance(error, GpuopsError) else "\n"
+    with suppress(OSError):
+        print(f"{timestamp} {what}{separator}{text}", end="", file=sys.stderr, flush=True)
 
 
 def execute(arguments: Sequence[str]) -> int:

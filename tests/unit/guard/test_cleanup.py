@@ -1,0 +1,105 @@
+"""What an attempt of the guard ends although nothing can be written down, and what it leaves alone."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+from gpuops.core import provider as contract
+from gpuops.core.context import Context
+from gpuops.core.models import Lease
+from gpuops.core.processes import Identity, myself
+from gpuops.guard import cleanup
+from gpuops.ledger.store import LedgerUnwritable, RunRow
+from tests.fakes.provider import NAME, OWNER, Cloud, Scripted, surroundings
+
+ME = myself()
+DEAD = Identity(ME.pid, ME.start - 5.0)
+"""Our number, given to another process."""
+
+
+@pytest.fixture
+def there(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> tuple[Cloud, Context]:
+    return surroundings(tmp_path, monkeypatch)
+
+
+def add_cluster(world: Context, state: str, *, ephemeral: bool = False, lease: Lease | None = None) -> int:
+    """A cluster of one machine whose command has died."""
+    now = world.clock.now()
+    row = world.ledger.intend(
+        provider=NAME, name="lab", folder=world.folder, ephemeral=ephemeral, token="t", request={},
+        boot_deadline=now + 60, lease=lease or Lease(), owner_process=DEAD, now=now,
+    )  # fmt: skip
+    world.ledger.got(row.id, Scripted(contract.Context(OWNER, world.home, world.env))._add(f"gpuops-{OWNER}-lab-0"))
+    world.ledger.set_cluster(row.id, state=state, ready=now if state == "up" else None)
+    return row.id
+
+
+def add_run(world: Context, cluster: int) -> RunRow:
+    row = world.ledger.add_run(
+        stem="toy", cluster=cluster, folder=world.folder, tree="project",
+        request={"kind": "command", "mode": "run", "nodes": 1, "gpus": None, "argv": ["true"]}, facts={},
+        owner_process=DEAD, now=0.0,
+    )  # fmt: skip
+    world.ledger.set_run(row.id, state="running", started=1.0)
+    return row
+
+
+def fill_disk(world: Context, *, full: bool) -> None:
+    """Let nothing be written to the ledger."""
+    world.ledger.db.execute(f"PRAGMA query_only = {int(full)}")
+
+
+@pytest.mark.parametrize(
+    ("state", "ephemeral", "lease"),
+    [
+        ("creating", True, None),
+        ("ending", False, None),
+        ("up", True, None),
+        ("up", False, Lease(hard_end=1.0)),
+    ],
+)
+def test_a_full_disk_keeps_no_machine_alive(
+    there: tuple[Cloud, Context], state: str, ephemeral: bool, lease: Lease | None
+) -> None:
+    """What cannot be recorded is recorded by a later attempt."""
+    cloud, world = there
+    lab = add_cluster(world, state, ephemeral=ephemeral, lease=lease)
+    fill_disk(world, full=True)
+    with pytest.raises(LedgerUnwritable):
+        cleanup.clean_up(world, lab)
+    assert cloud.machines() == []
+    fill_disk(world, full=False)
+    cleanup.clean_up(world, lab)
+    assert world.ledger.cluster(lab).state == "gone"
+
+
+@pytest.mark.parametrize("state", ["creating", "ending", "up"])
+def test_a_full_disk_takes_nothing_from_a_living_command(there: tuple[Cloud, Context], state: str) -> None:
+    cloud, world = there
+    lab = add_cluster(world, state, ephemeral=True)
+    world.ledger.set_cluster(lab, owner_process=ME)
+    world.me = DEAD
+    fill_disk(world, full=True)
+    cleanup.clean_up(world, lab)
+    assert len(cloud.machines()) == 1
+
+
+@pytest.mark.parametrize("is_full", [False, True])
+def test_a_run_that_this_attempt_did_not_finish_keeps_its_machines(
+    there: tuple[Cloud, Context], monkeypatch: pytest.MonkeyPatch, is_full: bool
+) -> None:
+    """A command took it over, and died as well: its results are not home."""
+    cloud, world = there
+    lab = add_cluster(world, "up", ephemeral=True)
+    one = add_run(world, lab)
+    fill_disk(world, full=is_full)
+    monkeypatch.setattr(cleanup, "_finish_run", lambda *_: False)
+    if is_full:
+        with pytest.raises(LedgerUnwritable):
+            cleanup.clean_up(world, lab)
+    else:
+        cleanup.clean_up(world, lab)
+    assert len(cloud.machines()) == 1
+    assert world.ledger.run(one.id).state == "running"
