@@ -20,7 +20,7 @@ from gpuops.core.models import Lease, Request, Resource
 from gpuops.core.parallel import on_each
 from gpuops.core.provider import is_rented
 from gpuops.core.run_models import Verdict
-from gpuops.ledger.rows import RunFacts
+from gpuops.ledger.rows import ClusterState, RunFacts, RunState
 from gpuops.ledger.store import ClusterRow, RunRow
 from gpuops.nodes import host_key_handover
 from gpuops.nodes.gpu_shares import folded, with_virtual
@@ -32,8 +32,6 @@ from gpuops.sync.run_folder import read_json
 if TYPE_CHECKING:
     from gpuops.transport.schemas import NodeHello
 
-
-LIVE = "running"
 RUN_AGE_MAX_S = 366 * 86400.0
 """No run that is taken back began longer ago, in seconds."""
 
@@ -76,7 +74,7 @@ class Adopted:
 
 
 def _describe_run(run: RunRow) -> str:
-    if run.state == "home":
+    if run.state is RunState.HOME:
         return f"{run.name} had ended; its results are in {run.home}"
     return f"{run.name} is followed again; its results come to {run.home}"
 
@@ -190,7 +188,7 @@ def _draft_row(ctx: Context, lost: LostCluster) -> ClusterRow:
     """The cluster's row as far as its tags tell it."""
     tokens = [token for resource in lost.resources if (token := cluster_token(resource))]
     return ClusterRow(
-        id=0, name=lost.name, provider=lost.provider, folder=ctx.folder, state="up", ephemeral=False,
+        id=0, name=lost.name, provider=lost.provider, folder=ctx.folder, state=ClusterState.UP, ephemeral=False,
         token=tokens[0] if tokens else "", request={}, offer={}, boot_deadline=0.0, lease=Lease(), owner_process=None,
         created=0.0, ready=None, ended=None, why="",
     )  # fmt: skip
@@ -307,8 +305,8 @@ def _rebuild_run(
     }
     return RunRow(
         id=0, name=name, cluster=0, folder=draft.folder, home=home, tree=spec.tree,
-        request=rebuild_request(spec).document(), state="home" if verdict else LIVE, facts=RunFacts(facts),
-        verdict=verdict, owner_process=None, created=started, started=started,
+        request=rebuild_request(spec).document(), state=RunState.HOME if verdict else RunState.RUNNING,
+        facts=RunFacts(facts), verdict=verdict, owner_process=None, created=started, started=started,
         ended=_end_time(record) if verdict else None,
     )  # fmt: skip
 

@@ -34,6 +34,7 @@ from gpuops.core.errors import (
 )
 from gpuops.core.models import Resource
 from gpuops.core.polling import Poller
+from gpuops.ledger.rows import ClusterState
 from provisioners import registry
 from provisioners.checked_provisioner import CheckedProvisioner
 
@@ -193,7 +194,7 @@ def close_vanished_clusters(ctx: Context) -> tuple[list[str], list[UncheckedProv
     closed: list[str] = []
     unasked: list[UncheckedProvider] = []
     for row in _live_rows(ctx):
-        if row.state != "up":
+        if row.state is not ClusterState.UP:
             continue
         try:
             remaining = list_remaining(ctx, ctx.provisioner_of(row), row)

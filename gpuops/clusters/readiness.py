@@ -28,6 +28,7 @@ from gpuops.core.models import COSTLESS, MachineStatus, Request, Resource
 from gpuops.core.parallel import on_each
 from gpuops.core.polling import Poller
 from gpuops.core.provider import Provisioner, is_rented
+from gpuops.ledger.rows import ClusterState
 from gpuops.ledger.store import ClusterRow
 from gpuops.nodes import bootstrap, host_key_handover
 from gpuops.nodes.session import ClusterSession, contact_cluster, machines_of, write_ssh_names
@@ -179,7 +180,7 @@ def _find_machines(
 
 def _raise_if_ending(ctx: Context, row: ClusterRow, error: NodeError | None = None) -> None:
     """Raises Interrupted where another command has begun to end the cluster."""
-    if ctx.ledger.cluster(row.id).state != "creating":
+    if ctx.ledger.cluster(row.id).state is not ClusterState.CREATING:
         raise Interrupted(f"another command ends {row.name} while it is being created", "gpuops status") from error
 
 

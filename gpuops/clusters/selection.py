@@ -7,6 +7,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from gpuops.core.errors import UsageError
+from gpuops.ledger.rows import ClusterState
 from gpuops.ledger.store import ClusterRow
 
 
@@ -35,7 +36,7 @@ def find_to_end(history: Sequence[ClusterRow], name: str) -> ClusterRow:
     `history`: every cluster ever, oldest first. Raises UsageError for a name that never was one.
     """
     named = [row for row in history if row.name == name]
-    live = [row for row in history if row.state != "gone"]
+    live = [row for row in history if row.state is not ClusterState.GONE]
     return named[-1] if named else find_by_name(live, name)
 
 
@@ -58,11 +59,13 @@ def pick_cluster(live: Sequence[ClusterRow], folder: Path, name: str | None, ver
 
 def _not_up_error(last: ClusterRow) -> UsageError:
     """Why a run does not quietly go to this machine, where the folder's last cluster was a rented one."""
-    state = {"creating": "is being created", "ending": "is being ended"}.get(last.state, "is gone")
-    why = f" ({last.why})" if last.why and last.state == "gone" else ""
+    state = {ClusterState.CREATING: "is being created", ClusterState.ENDING: "is being ended"}.get(
+        last.state, "is gone"
+    )
+    why = f" ({last.why})" if last.why and last.state is ClusterState.GONE else ""
     again = (
         "wait until it is up: gpuops status"
-        if last.state == "creating"
+        if last.state is ClusterState.CREATING
         else (f"bring it up again: gpuops up {last.provider}")
     )
     return UsageError(
@@ -76,7 +79,7 @@ def choose_for_run(history: Sequence[ClusterRow], folder: Path, *, cluster: str 
 
     Raises UsageError where guessing could cost money or surprise.
     """
-    live = [row for row in history if row.state != "gone"]
+    live = [row for row in history if row.state is not ClusterState.GONE]
     if cluster and on:
         raise UsageError(
             "--cluster and --on exclude each other", "--cluster names a live one, --on a provider for a fresh one"
@@ -85,7 +88,7 @@ def choose_for_run(history: Sequence[ClusterRow], folder: Path, *, cluster: str 
         return Choice(find_by_name(live, cluster))
     if on:
         return Choice(None, on)
-    here = [row for row in live if row.folder == folder and not row.ephemeral and row.state == "up"]
+    here = [row for row in live if row.folder == folder and not row.ephemeral and row.state is ClusterState.UP]
     if len(here) > 1:
         raise UsageError(
             f"this folder has several live clusters: {', '.join(row.name for row in here)}",

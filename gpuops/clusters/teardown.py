@@ -29,6 +29,7 @@ from gpuops.core.models import COSTLESS, Resource
 from gpuops.core.parallel import on_each
 from gpuops.core.polling import Poller
 from gpuops.core.provider import Provisioner, is_rented
+from gpuops.ledger.rows import ClusterState
 from gpuops.ledger.store import ClusterRow, LedgerUnwritable
 from gpuops.nodes.session import sort_by_node
 from gpuops.sync import bucket, push_record
@@ -49,7 +50,7 @@ def tear_down(ctx: Context, cluster: int, why: str, *, force: bool = False, noti
     """
     started = ctx.clock.monotonic()
     row = ctx.ledger.cluster(cluster)
-    if row.state == "gone" and not ctx.ledger.resources(cluster):
+    if row.state is ClusterState.GONE and not ctx.ledger.resources(cluster):
         return
     try:
         ctx.ledger.begin_end(cluster)

@@ -15,6 +15,7 @@ from gpuops.core.errors import NodeError
 from gpuops.core.models import Resource
 from gpuops.core.parallel import on_each
 from gpuops.core.run_models import RunRequest
+from gpuops.ledger.rows import RunState
 from gpuops.ledger.store import ClusterRow
 from gpuops.nodes import bootstrap, gpu_shares
 from gpuops.nodes.gpu_shares import MOST_NODES
@@ -111,7 +112,7 @@ def _remove_ended_node(ctx: Context, row: ClusterRow, machine: Resource, index: 
 
     Raises NodeError where a run's results may lie there, or what is there cannot be had.
     """
-    waiting = [run.name for run in ctx.ledger.runs(cluster=row.id) if run.state != "home"]
+    waiting = [run.name for run in ctx.ledger.runs(cluster=row.id) if run.state is not RunState.HOME]
     if waiting:
         raise NodeError(
             f"node{index} of {row.name} has ended, and {waiting[-1]} is not all home yet",

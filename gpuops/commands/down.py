@@ -10,6 +10,7 @@ from gpuops.clusters.teardown import describe_shutdown, tear_down
 from gpuops.core.context import Context
 from gpuops.core.errors import GpuopsError, Interrupted, MalformedAnswer, NodeError, StillBilling, worst_exit_code
 from gpuops.core.reporting import Progress, Silent
+from gpuops.ledger.rows import ClusterState, RunState
 from gpuops.ledger.store import ClusterRow, LedgerUnwritable, RunRow
 from gpuops.nodes.session import ClusterSession, all_machines_ended, open_session
 from gpuops.runs.finish import Policy, RunOutcome, finish
@@ -25,7 +26,7 @@ DeferredFetch = Callable[[], RunOutcome]
 def pick_clusters(ctx: Context, names: Sequence[str], everything: bool) -> list[ClusterRow]:
     """The clusters that `down` means; a named one may be gone already, and the list may be empty. Raises UsageError."""
     history = ctx.ledger.clusters(live=False)
-    live = [row for row in history if row.state != "gone"]
+    live = [row for row in history if row.state is not ClusterState.GONE]
     if everything:
         return live
     if names:
@@ -51,7 +52,7 @@ def down(ctx: Context, rows: Sequence[ClusterRow], progress: Progress, *, force:
     ctx.signals.insist(lambda: ctx.out.say(f"\nstill ending {names}; once more leaves that to the guard"))
     for row in rows:
         try:
-            if row.state != "gone":
+            if row.state is not ClusterState.GONE:
                 deferred += _end_cluster(ctx, row, progress, force, failed)
         except Interrupted:
             raise _hand_to_guard(ctx, rows) from None
@@ -65,8 +66,8 @@ def down(ctx: Context, rows: Sequence[ClusterRow], progress: Progress, *, force:
             )
             continue
         why = f" ({row.why})" if row.why else ""
-        leaves = describe_shutdown(ctx.ledger.list_leftovers(row.id)) if row.state != "gone" else ""
-        after = f" already{why}" if row.state == "gone" else leaves and f": {leaves}"
+        leaves = describe_shutdown(ctx.ledger.list_leftovers(row.id)) if row.state is not ClusterState.GONE else ""
+        after = f" already{why}" if row.state is ClusterState.GONE else leaves and f": {leaves}"
         sentences.append(f"{row.name} is gone{after}")
         ctx.out.say(sentences[-1])
     if failed:
@@ -91,9 +92,9 @@ def _say_all_but_worst(ctx: Context, errors: Sequence[GpuopsError]) -> GpuopsErr
 
 def _hand_to_guard(ctx: Context, rows: Sequence[ClusterRow]) -> Interrupted:
     """Hand clusters that are not ended yet to the guard, which downloads results before it ends them."""
-    remaining = [row for row in map(ctx.ledger.cluster, (row.id for row in rows)) if row.state != "gone"]
+    remaining = [row for row in map(ctx.ledger.cluster, (row.id for row in rows)) if row.state is not ClusterState.GONE]
     for row in remaining:
-        if row.state == "creating":
+        if row.state is ClusterState.CREATING:
             ctx.ledger.begin_end(row.id)
         for run in ctx.ledger.runs(cluster=row.id):
             if run.owner_process == ctx.me:
@@ -117,9 +118,9 @@ def _end_cluster(
     except LedgerUnwritable:
         pass  # a full disk must not keep machines alive; tear_down reports it
     deferred: list[DeferredFetch] = []
-    if row.state == "up" and force:
+    if row.state is ClusterState.UP and force:
         _save_reachable(ctx, row, progress)
-    elif row.state == "up":
+    elif row.state is ClusterState.UP:
         deferred = _save_runs(ctx, row, progress, failed)
         _save_edits(ctx, row, progress, failed)
     tear_down(ctx, row.id, "gpuops down", force=force)
@@ -129,7 +130,7 @@ def _end_cluster(
 def _save_runs(ctx: Context, row: ClusterRow, progress: Progress, failed: list[GpuopsError]) -> list[DeferredFetch]:
     """Stop the runs and download their results, except for the returned downloads. Raises NodeError, which stops the
     teardown."""
-    runs = [run for run in ctx.ledger.runs(cluster=row.id) if run.state in ("running", "ended")]
+    runs = [run for run in ctx.ledger.runs(cluster=row.id) if run.state in (RunState.RUNNING, RunState.ENDED)]
     if not runs:
         return []
     try:

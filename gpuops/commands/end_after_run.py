@@ -6,6 +6,7 @@ from gpuops.clusters.teardown import describe_shutdown, tear_down
 from gpuops.core.context import Context
 from gpuops.core.errors import GpuopsError, Interrupted, NodeError, worst_exit_code
 from gpuops.core.format import plural, span
+from gpuops.ledger.rows import ClusterState, RunState
 from gpuops.ledger.store import LedgerUnwritable
 from gpuops.nodes.session import ClusterSession
 from gpuops.runs import retries
@@ -37,10 +38,10 @@ def end_cluster(ctx: Context, live: ClusterSession, why: str) -> int:
     A cluster whose runs are not finished is handed to the guard instead.
     """
     ctx.signals.backward()
-    if ctx.ledger.cluster(live.row.id).state == "gone":
+    if ctx.ledger.cluster(live.row.id).state is ClusterState.GONE:
         return 0  # before what was in a bucket was fetched, or by another command
     began = ctx.clock.monotonic()
-    if any(run.state in ("running", "ended") for run in ctx.ledger.runs(cluster=live.row.id)):
+    if any(run.state in (RunState.RUNNING, RunState.ENDED) for run in ctx.ledger.runs(cluster=live.row.id)):
         hand_over(ctx, live)
         ctx.out.say(
             f"{live.row.name} is kept for now: the guard brings the results home and ends {live.row.name}; "

@@ -13,6 +13,7 @@ from gpuops.core.errors import GpuopsError, Interrupted, UsageError
 from gpuops.core.format import ago
 from gpuops.core.polling import Poller
 from gpuops.core.signals import Signals
+from gpuops.ledger.rows import ClusterState, RunState
 from gpuops.ledger.store import RunRow
 from gpuops.nodes.session import ClusterSession, open_session
 from gpuops.runs.launch_spec import request_of
@@ -35,7 +36,7 @@ VERDICT_TIMEOUT_S = 30.0
 def show_logs(ctx: Context, name: str | None, log_filter: Filter, *, follow: bool) -> None:
     """Print a run's lines; with `follow`, until the run ends or Ctrl-C detaches."""
     row = pick_run(ctx, name, running=False)
-    if follow and row.state == "starting":
+    if follow and row.state is RunState.STARTING:
         waited = _wait_for_start(ctx, row)
         if waited is None:
             return
@@ -44,7 +45,7 @@ def show_logs(ctx: Context, name: str | None, log_filter: Filter, *, follow: boo
         ctx.out.say(why)
         return
     check_filter(row, log_filter)
-    if row.state == "running" and ctx.ledger.cluster(row.cluster).state == "up":
+    if row.state is RunState.RUNNING and ctx.ledger.cluster(row.cluster).state is ClusterState.UP:
         _show_live(ctx, row, log_filter, follow)
         return
     _print_all(ctx, row, log_filter)
@@ -59,7 +60,7 @@ def _wait_for_start(ctx: Context, row: RunRow) -> RunRow | None:
         with Signals():
             for _ in Poller.every(ctx.clock, POLL_INTERVAL_S):
                 row = ctx.ledger.run(row.id)
-                if row.state != "starting":
+                if row.state is not RunState.STARTING:
                     break
     except Interrupted:
         ctx.out.say(f"detached; {row.name} goes on")
@@ -69,11 +70,11 @@ def _wait_for_start(ctx: Context, row: RunRow) -> RunRow | None:
 
 def _why_not_started(row: RunRow) -> str:
     """Why the run has no lines yet, or never will; empty where it may have some."""
-    if row.state == "starting" and row.has_live_owner():
+    if row.state is RunState.STARTING and row.has_live_owner():
         return f"{row.name} is still being prepared"
     say = row.verdict.say if row.verdict else ""
     was_given_up = say.startswith(NOT_STARTED) or (row.started is None and not row.home.is_dir())
-    if row.state == "starting" or (row.state == "home" and was_given_up):
+    if row.state is RunState.STARTING or (row.state is RunState.HOME and was_given_up):
         return f"{row.name} was not started: {say.removeprefix(NOT_STARTED) or 'its command died first'}"
     return ""
 
@@ -114,7 +115,7 @@ def _make_tail(ctx: Context, row: RunRow, log_filter: Filter) -> HomeTail:
 def _has_untimed_lines(ctx: Context, row: RunRow) -> bool:
     """Whether the run has lines whose times will not be recorded any more."""
     latest = last_output_time(row.home)
-    return latest is not None and (row.state != "running" or ctx.clock.now() - latest > TIME_NOTE_DELAY_S)
+    return latest is not None and (row.state is not RunState.RUNNING or ctx.clock.now() - latest > TIME_NOTE_DELAY_S)
 
 
 def make_merger(ctx: Context, row: RunRow, log_filter: Filter) -> LineMerger:
@@ -159,7 +160,9 @@ def _explain_no_lines(ctx: Context, row: RunRow, log_filter: Filter) -> str:
         return f"no line of {row.name} fits{last}"
     rank = f"rank {log_filter.rank} of " if log_filter.rank is not None else ""
     node = f" on node{log_filter.node}" if log_filter.node is not None else ""
-    return f"{rank}{row.name}{node} " + ("has printed no line yet" if row.state == "running" else "printed nothing")
+    return f"{rank}{row.name}{node} " + (
+        "has printed no line yet" if row.state is RunState.RUNNING else "printed nothing"
+    )
 
 
 def _show_live(ctx: Context, row: RunRow, log_filter: Filter, follow: bool) -> None:
@@ -203,7 +206,7 @@ def _print_unreachable(ctx: Context, row: RunRow, log_filter: Filter, follow: bo
     with show_waiting(ctx, row, log_filter) as first:
         _print(ctx, close_at_first_line(first, tail.new()), log_filter.tail)
         for _ in Poller.every(ctx.clock, POLL_INTERVAL_S):
-            is_running = ctx.ledger.run(row.id).state == "running"
+            is_running = ctx.ledger.run(row.id).state is RunState.RUNNING
             _print(ctx, close_at_first_line(first, tail.new()))
             if not is_running:
                 break
@@ -217,7 +220,7 @@ def _follow_lines(ctx: Context, live: ClusterSession, row: RunRow, tail: HomeTai
     while not following.watch(POLL_INTERVAL_S):
         _print(ctx, close_at_first_line(first, tail.new()))
         remarks.poll()
-        if ctx.ledger.run(row.id).state == "home":  # another process has finished it
+        if ctx.ledger.run(row.id).state is RunState.HOME:  # another process has finished it
             following.quit()
             break
     remarks.say_notices()

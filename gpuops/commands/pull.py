@@ -12,6 +12,7 @@ from gpuops.core.context import Context
 from gpuops.core.errors import NodeError, UsageError
 from gpuops.core.format import plural
 from gpuops.core.reporting import Progress
+from gpuops.ledger.rows import ClusterState, RunState
 from gpuops.ledger.store import ClusterRow, RunRow
 from gpuops.nodes.session import ClusterSession, open_session
 from gpuops.runs.finish import Policy, finish, finish_late, is_awaited
@@ -113,7 +114,7 @@ def _pull_from_bucket(ctx: Context, row: RunRow, cluster: ClusterRow, progress: 
     guard finishes the run."""
     if not archive.is_kept_in_bucket(row) or row.started is None:
         return False
-    if cluster.state == "up":
+    if cluster.state is ClusterState.UP:
         try:
             open_session(ctx, cluster, some=True).close()
             return False
@@ -138,7 +139,7 @@ def _pull_from_nodes(ctx: Context, live: ClusterSession, row: RunRow, progress: 
     if failed:
         fetch_now(live, row, progress, final=False, nodes=[index for index in nodes if index not in failed])
         raise _partial_error(failed, f"what {row.name} made there is not home", f"gpuops pull {row.name}")
-    if len(reports) == len(nodes) and row.state == "ended":
+    if len(reports) == len(nodes) and row.state is RunState.ENDED:
         outcome = finish(ctx, row, Agents(live, reports), Policy(progress))
         if outcome.missing:
             raise NodeError(f"results of {row.name} are not home: {outcome.missing}", "try again: gpuops pull")
@@ -154,8 +155,8 @@ def pull_results(ctx: Context, name: str | None, progress: Progress) -> PulledRe
     cluster = ctx.ledger.cluster(row.cluster)
     if is_awaited(row):
         finish_late(ctx, row, progress)
-    elif row.state != "home" and not _pull_from_bucket(ctx, row, cluster, progress):
-        if cluster.state != "up":
+    elif row.state is not RunState.HOME and not _pull_from_bucket(ctx, row, cluster, progress):
+        if cluster.state is not ClusterState.UP:
             raise NodeError(
                 f"{row.name} has results that are not home, and {cluster.name} is {cluster.state}",
                 "`gpuops status --cloud` shows what is still there",

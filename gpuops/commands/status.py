@@ -13,6 +13,7 @@ from gpuops.core.errors import GpuopsError
 from gpuops.core.format import money, plural, span, table
 from gpuops.core.models import COSTLESS, Resource
 from gpuops.core.parallel import on_each
+from gpuops.ledger.rows import ClusterState, RunState
 from gpuops.ledger.store import ClusterRow, RunRow
 from gpuops.nodes.gpu_shares import owner, with_virtual
 from gpuops.offers.lease_limits import describe_lease, money_spent
@@ -34,7 +35,7 @@ NODE_STATE_NOTES = {
 """What is said of a node that is not running, by the state of its machine."""
 
 
-class ClusterState(StrEnum):
+class ShownState(StrEnum):
     """State of a cluster: the ledger's, corrected by the states of its machines."""
 
     CREATING = "creating"
@@ -53,8 +54,8 @@ class LiveRun:
     """A run that is being prepared or is running."""
 
     run: str
-    state: str
-    """`starting` or `running`."""
+    state: RunState
+    """STARTING or RUNNING."""
     ranks: int | None
     """None before they are counted, and for a run without torchrun."""
     for_s: float
@@ -68,7 +69,7 @@ class ClusterReport:
 
     name: str
     provider: str
-    state: ClusterState
+    state: ShownState
     nodes: list[str]
     """State of the machine of each node, as its provider names it; `unknown` where that does not answer."""
     virtual: int
@@ -107,7 +108,7 @@ def _describe_cluster(ctx: Context, row: ClusterRow) -> ClusterReport:
     described = _describe_machines(ctx, row, machines)
     states = [machine.state if machine else "unknown" for machine in described]
     nodes = [states[owner(node, index)] for index, node in enumerate(with_virtual(machines))] if machines else []
-    runs = [run for run in ctx.ledger.runs(cluster=row.id) if run.state in ("starting", "running")]
+    runs = [run for run in ctx.ledger.runs(cluster=row.id) if run.state in (RunState.STARTING, RunState.RUNNING)]
     now = ctx.clock.now()
     per_hour = sum(machine.per_hour for machine in machines if machine.bills)
     return ClusterReport(
@@ -171,15 +172,15 @@ def _describe_machines(ctx: Context, row: ClusterRow, machines: Sequence[Resourc
     return on_each(describe, range(len(machines)))
 
 
-def _cluster_state(recorded: str, nodes: Sequence[str]) -> ClusterState:
+def _cluster_state(recorded: ClusterState, nodes: Sequence[str]) -> ShownState:
     """The state by the ledger, corrected by the states of the nodes' machines."""
-    if recorded != "up" or not nodes:
-        return ClusterState(recorded)
+    if recorded is not ClusterState.UP or not nodes:
+        return ShownState(recorded)
     if all(state in COSTLESS for state in nodes):
-        return ClusterState.ENDED
+        return ShownState.ENDED
     if all(state == "unknown" for state in nodes):
-        return ClusterState.OUT_OF_REACH
-    return ClusterState.UP if all(state == "running" for state in nodes) else ClusterState.PARTLY_UP
+        return ShownState.OUT_OF_REACH
+    return ShownState.UP if all(state == "running" for state in nodes) else ShownState.PARTLY_UP
 
 
 def cluster_lines(clusters: Sequence[ClusterReport], width: int | None = None) -> list[str]:
@@ -225,7 +226,7 @@ def _format_notes(cluster: ClusterReport) -> Iterator[str]:
     if cluster.virtual:
         count = len(cluster.nodes)
         yield f"{count} nodes on {plural(count - cluster.virtual, 'machine')}, {cluster.virtual} of them virtual"
-    if cluster.state is ClusterState.PARTLY_UP:
+    if cluster.state is ShownState.PARTLY_UP:
         nodes = enumerate(cluster.nodes)
         yield ", ".join(
             f"node{index} {NODE_STATE_NOTES.get(state, state)}" for index, state in nodes if state != "running"
@@ -237,7 +238,7 @@ def _format_notes(cluster: ClusterReport) -> Iterator[str]:
 
 
 def _format_run(live: LiveRun) -> str:
-    if live.state == "starting":
+    if live.state is RunState.STARTING:
         return f"{live.run} is being prepared for {span(live.for_s)}"
     ranks = f" on {plural(live.ranks, 'rank')}" if live.ranks else ""
     last = "no line yet" if live.silent_s is None else f"last line {span(live.silent_s)} ago"

@@ -5,6 +5,7 @@ from __future__ import annotations
 from gpuops.core.context import Context
 from gpuops.core.errors import UsageError
 from gpuops.core.reporting import Progress
+from gpuops.ledger.rows import RunState
 from gpuops.ledger.store import RunRow
 from gpuops.nodes.session import open_session
 from gpuops.runs.finish import Policy, finish
@@ -21,7 +22,7 @@ def pick_run(ctx: Context, name: str | None, *, running: bool) -> RunRow:
         return find_run(ctx, name)
     rows = [row for row in ctx.ledger.runs() if row.folder == ctx.folder]
     if running:
-        rows = [row for row in rows if row.state in ("starting", "running")]
+        rows = [row for row in rows if row.state in (RunState.STARTING, RunState.RUNNING)]
     if not rows:
         raise UsageError(
             "no run of this folder is going on" if running else "this folder has had no run yet",
@@ -36,9 +37,9 @@ def pick_run(ctx: Context, name: str | None, *, running: bool) -> RunRow:
 def stop(ctx: Context, run: RunRow, progress: Progress) -> str:
     """Stop a run and download its results; the cluster stays, unless it was brought up for this run. Returns a
     sentence. Raises UsageError while the run is being started."""
-    if run.state not in ("starting", "running"):
+    if run.state not in (RunState.STARTING, RunState.RUNNING):
         return f"{run.name} has ended already"
-    if run.state == "starting":
+    if run.state is RunState.STARTING:
         if _has_live_owner(ctx, run):
             raise UsageError(f"{run.name} is still being prepared", "press Ctrl-C where it was started")
         return f"{run.name} was never started: the guard removes it"

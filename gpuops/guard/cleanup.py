@@ -13,6 +13,7 @@ from gpuops.core.errors import ConnectionLost, GpuopsError, MalformedAnswer, Nod
 from gpuops.core.polling import Poller
 from gpuops.core.provider import has_capability, is_rented
 from gpuops.core.reporting import Silent
+from gpuops.ledger.rows import ClusterState, RunState
 from gpuops.ledger.store import ClusterRow, LedgerUnwritable, RowGone, RunRow
 from gpuops.nodes.session import ClusterSession, all_machines_ended, machines_of, open_session, watchdogs_ended
 from gpuops.runs.finish import Policy, RunOutcome, finish
@@ -46,12 +47,12 @@ def clean_up(ctx: Context, cluster: int, *, saving: bool = True) -> None:
     row = ctx.ledger.cluster(cluster)  # read after that: its former owner may have changed it
     expired = row.is_overdue(ctx.clock.now())
     at_once = expired and not saving and is_rented(ctx.provisioner(row.provider))
-    if row.state == "gone" or not (is_owned or expired):
+    if row.state is ClusterState.GONE or not (is_owned or expired):
         return
-    if row.state == "creating":
+    if row.state is ClusterState.CREATING:
         why = "was not ready in time" if expired else "was half-made when its command died"
         _tear_down(ctx, row, f"{row.name} {why}: undone")
-    elif row.state == "ending":
+    elif row.state is ClusterState.ENDING:
         if row.ready is not None and machines_of(ctx, row) and not at_once:
             _save_edits(ctx, row)
         _tear_down(ctx, row, f"{row.name}: teardown finished")
@@ -62,7 +63,7 @@ def clean_up(ctx: Context, cluster: int, *, saving: bool = True) -> None:
 
 
 def _tend_live(ctx: Context, row: ClusterRow, expired: bool) -> None:
-    unfinished = [run for run in ctx.ledger.runs(cluster=row.id) if run.state != "home"]
+    unfinished = [run for run in ctx.ledger.runs(cluster=row.id) if run.state is not RunState.HOME]
     runs = [run for run in unfinished if not run.has_live_owner(besides=ctx.me) and _take_run(ctx, run)]
     if expired:
         _stop_owned_runs(ctx, row, [run for run in unfinished if run not in runs])
@@ -88,7 +89,7 @@ def _end_or_leave(
     """Tear down a cluster whose runs have ended, or keep it. `unfinished`: the runs that had not ended before this
     attempt; `finished`: those of them that this attempt finished."""
     now = ctx.ledger.cluster(row.id)
-    if now.state != "up" or not (expired or now.owner_process == ctx.me or _take_cluster(ctx, row.id)):
+    if now.state is not ClusterState.UP or not (expired or now.owner_process == ctx.me or _take_cluster(ctx, row.id)):
         return None  # another process tears it down, and fetches its results first
     if expired:
         _save_edits(ctx, row)
@@ -104,7 +105,7 @@ def _end_or_leave(
             if unfinished
             else f"{row.name} was torn down: its command died before a run was started",
         )
-    elif all_machines_ended(ctx, row) and all(run.state == "home" for run in ctx.ledger.runs(cluster=row.id)):
+    elif all_machines_ended(ctx, row) and all(run.state is RunState.HOME for run in ctx.ledger.runs(cluster=row.id)):
         _save_edits(ctx, row)
         _tear_down(ctx, row, f"{row.name} had ended by itself and was cleared away")
     elif not unfinished and _bills_without_nodes(ctx, row):
@@ -127,7 +128,7 @@ def _has_other_runs(ctx: Context, row: ClusterRow, finished: Sequence[RunRow]) -
     """Whether the cluster has unfinished runs beside `finished`, which a full disk may still list: of a live command,
     or of one that died in the meantime, which the next attempt finishes."""
     handled = {run.id for run in finished}
-    unfinished = [run for run in ctx.ledger.runs(cluster=row.id) if run.state != "home"]
+    unfinished = [run for run in ctx.ledger.runs(cluster=row.id) if run.state is not RunState.HOME]
     return any(run.id not in handled or run.has_live_owner(besides=ctx.me) for run in unfinished)
 
 
@@ -162,7 +163,7 @@ def _stop_owned_runs(ctx: Context, row: ClusterRow, runs: list[RunRow]) -> None:
     finally:
         live.close()
     for _ in Poller.every(ctx.clock, POLL_INTERVAL_S, ctx.clock.monotonic() + RESULTS_TIMEOUT_S):
-        if all(ctx.ledger.run(run.id).state == "home" for run in runs):
+        if all(ctx.ledger.run(run.id).state is RunState.HOME for run in runs):
             return
 
 
@@ -183,7 +184,7 @@ def _take_run(ctx: Context, run: RunRow) -> bool:
         return False
     except LedgerUnwritable:
         now = ctx.ledger.run(run.id)
-        return now.state != "home" and not now.has_live_owner(besides=ctx.me)
+        return now.state is not RunState.HOME and not now.has_live_owner(besides=ctx.me)
 
 
 def _owns_run(ctx: Context, run: RunRow) -> bool:
@@ -239,7 +240,7 @@ def _follow(ctx: Context, live: ClusterSession, run: RunRow, stop_s: float | Non
     for attempt in Poller.every(ctx.clock, POLL_INTERVAL_S, wait=following.wait):
         if following.has_ended:
             break
-        if ctx.ledger.cluster(live.row.id).state != "up" or not _owns_run(ctx, run):
+        if ctx.ledger.cluster(live.row.id).state is not ClusterState.UP or not _owns_run(ctx, run):
             following.quit()
             return None
         if stop_s is not None and attempt.started > deadline:
@@ -264,7 +265,7 @@ def _finish(
     """End a run by `runs.finish`, and leave a notice. `source`: None where no node knows the run."""
     if source is None or (isinstance(source, Disks) and run.started is None):
         with suppress(LedgerUnwritable):  # it has no results: its cluster ends all the same, and says so of its runs
-            ctx.ledger.set_run(run.id, state="home", owner_process=None, ended=ctx.clock.now())
+            ctx.ledger.set_run(run.id, state=RunState.HOME, owner_process=None, ended=ctx.clock.now())
             ctx.ledger.add_notice(f"{run.name} was never started: its command died first")
         return
     outcome = finish(ctx, run, source, policy)

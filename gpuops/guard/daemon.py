@@ -29,6 +29,7 @@ from gpuops.core.platform import HERE
 from gpuops.core.polling import Clock, Poller
 from gpuops.guard import heartbeat
 from gpuops.guard.start import command, ensure
+from gpuops.ledger.rows import ClusterState, RunState
 
 if TYPE_CHECKING:
     from gpuops.core.context import Context
@@ -122,9 +123,9 @@ def needs_tending(row: ClusterRow, runs: Sequence[RunRow], now: float, since_che
         return True
     if row.has_live_owner():
         return False
-    owned = [run.has_live_owner() for run in runs if run.state != "home"]
+    owned = [run.has_live_owner() for run in runs if run.state is not RunState.HOME]
     over = row.ephemeral and not any(owned)
-    return row.state != "up" or over or not all(owned) or since_check_s >= NODE_CHECK_INTERVAL_S
+    return row.state is not ClusterState.UP or over or not all(owned) or since_check_s >= NODE_CHECK_INTERVAL_S
 
 
 def is_overtime(row: ClusterRow, now: float, ran_s: float, limit_s: float = ATTEMPT_S) -> bool:
@@ -245,7 +246,7 @@ class Guard:
         row, _, is_wanted, is_left = self._look()
         if row and (is_wanted or (is_left and not self._cleared)):
             return row
-        if row is None or (row.state == "gone" and not is_left):
+        if row is None or (row.state is ClusterState.GONE and not is_left):
             heartbeat.remove_files(self._home, self._cluster)
         return None
 
@@ -259,7 +260,7 @@ class Guard:
             self._token = row.token if self._token is None else self._token
             if row.token != self._token:
                 return None, [], False, False
-            is_gone = row.state == "gone"
+            is_gone = row.state is ClusterState.GONE
             runs = ledger.runs(cluster=row.id)
             return row, runs, not is_gone and ledger.needs_guard(row), is_gone and bool(ledger.list_leftovers(row.id))
         except RowGone:

@@ -15,7 +15,7 @@ from gpuops.core.errors import UsageError
 from gpuops.core.models import Lease
 from gpuops.core.processes import Identity
 from gpuops.ledger.database import Database, insert_row, next_free_name, only_row
-from gpuops.ledger.rows import ClusterRow, parse_cluster, to_columns
+from gpuops.ledger.rows import ClusterRow, ClusterState, parse_cluster, to_columns
 
 
 class ClusterTable(Database):
@@ -44,7 +44,7 @@ class ClusterTable(Database):
                 "name": name,
                 "provider": provider,
                 "folder": folder,
-                "state": "creating",
+                "state": ClusterState.CREATING,
                 "ephemeral": ephemeral,
                 "token": token,
                 "request": request,

@@ -14,6 +14,7 @@ from dataclasses import asdict
 from gpuops.core.errors import Interrupted
 from gpuops.core.models import Resource
 from gpuops.ledger.database import Database, insert_row, only_row
+from gpuops.ledger.rows import ClusterState
 
 
 class ResourceTable(Database):
@@ -27,7 +28,7 @@ class ResourceTable(Database):
         """
         with self._transaction() as db:
             row = only_row(self._read("SELECT name, state FROM clusters WHERE id = ?", cluster), "cluster")
-            if row["state"] in ("ending", "gone"):
+            if row["state"] in (ClusterState.ENDING, ClusterState.GONE):
                 raise Interrupted(f"another command ends {row['name']} while it is being created", "gpuops status")
             db.execute(
                 "INSERT INTO resources (cluster, state, kind, mark, token, region) VALUES (?,'willed',?,?,?,?)",

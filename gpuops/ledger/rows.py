@@ -7,12 +7,32 @@ import math
 import sqlite3
 from collections.abc import Mapping
 from dataclasses import dataclass, fields
+from enum import StrEnum
 from pathlib import Path
 from typing import Any, NamedTuple
 
 from gpuops.core.models import Lease
 from gpuops.core.processes import Identity
 from gpuops.core.run_models import Verdict
+
+
+class ClusterState(StrEnum):
+    """What has become of a cluster, in this order. UP is skipped where it is ended before it was up."""
+
+    CREATING = "creating"
+    UP = "up"
+    ENDING = "ending"
+    GONE = "gone"
+
+
+class RunState(StrEnum):
+    """What has become of a run, in this order."""
+
+    STARTING = "starting"
+    RUNNING = "running"
+    ENDED = "ended"
+    """Its nodes are done, and not everything of it is here."""
+    HOME = "home"
 
 
 class Owned:
@@ -28,13 +48,13 @@ class Owned:
 
 @dataclass(frozen=True)
 class ClusterRow(Owned):
-    """A cluster as the ledger knows it. `state`: creating, up, ending, gone."""
+    """A cluster as the ledger knows it."""
 
     id: int
     name: str
     provider: str
     folder: Path
-    state: str
+    state: ClusterState
     ephemeral: bool
     """Brought up by a command for itself: its end is that command's, or the guard's, duty."""
     token: str
@@ -57,7 +77,7 @@ class ClusterRow(Owned):
     @property
     def end(self) -> float | None:
         """When the cluster's lease ends, or before it is up, its boot lease: UTC seconds; None without a lease."""
-        return self.boot_deadline if self.state == "creating" else self.lease.end
+        return self.boot_deadline if self.state is ClusterState.CREATING else self.lease.end
 
     def is_overdue(self, now: float) -> bool:
         """Whether the cluster has outlived its lease."""
@@ -125,7 +145,7 @@ class RunFacts(dict[str, Any]):
 
 @dataclass(frozen=True)
 class RunRow(Owned):
-    """A run as the ledger knows it. `state`: starting, running, ended (nodes are done), home."""
+    """A run as the ledger knows it."""
 
     id: int
     name: str
@@ -135,7 +155,7 @@ class RunRow(Owned):
     """Where its results go: `<folder>/runs/<run>`, absolute."""
     tree: str
     request: Mapping[str, Any]
-    state: str
+    state: RunState
     facts: RunFacts
     verdict: Verdict | None
     owner_process: Identity | None
@@ -206,7 +226,7 @@ def parse_cluster(row: sqlite3.Row) -> ClusterRow:
         name=check_text(row["name"]),
         provider=check_text(row["provider"]),
         folder=Path(row["folder"]),
-        state=check_text(row["state"]),
+        state=ClusterState(row["state"]),
         ephemeral=bool(row["ephemeral"]),
         token=check_text(row["token"]),
         request=_parse_object(row["request"]),
@@ -230,7 +250,7 @@ def parse_run(row: sqlite3.Row) -> RunRow:
         home=Path(row["home"]),
         tree=check_text(row["tree"]),
         request=_parse_object(row["request"]),
-        state=check_text(row["state"]),
+        state=RunState(row["state"]),
         facts=RunFacts(_parse_object(row["facts"])),
         verdict=Verdict.parse(json.loads(check_text(row["verdict"]))) if row["verdict"] else None,
         owner_process=parse_owner(row["keeper_pid"], row["keeper_start"]),

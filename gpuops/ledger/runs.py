@@ -8,7 +8,7 @@ from typing import Any
 
 from gpuops.core.processes import Identity
 from gpuops.ledger.database import Database, insert_row, next_free_name, only_row
-from gpuops.ledger.rows import RunRow, parse_run, to_columns
+from gpuops.ledger.rows import RunRow, RunState, parse_run, to_columns
 
 
 class RunTable(Database):
@@ -38,7 +38,7 @@ class RunTable(Database):
                 "home": folder / "runs" / name,
                 "tree": tree,
                 "request": request,
-                "state": "starting",
+                "state": RunState.STARTING,
                 "facts": facts,
                 "owner_process": owner_process,
                 "created": now,
@@ -63,7 +63,7 @@ class RunTable(Database):
         """Become the owner of a run that is not home yet, unless another owner process lives. Raises RowGone."""
         with self._transaction() as db:
             row = self.run(row_id)
-            if row.state == "home" or row.has_live_owner(besides=owner_process):
+            if row.state is RunState.HOME or row.has_live_owner(besides=owner_process):
                 return False
             db.execute(
                 "UPDATE runs SET keeper_pid = ?, keeper_start = ? WHERE id = ?",

@@ -22,8 +22,8 @@ from gpuops.ledger.database import RowGone as RowGone
 from gpuops.ledger.database import insert_row
 from gpuops.ledger.resources import ResourceTable, insert_resource
 from gpuops.ledger.rows import ClusterRow as ClusterRow
+from gpuops.ledger.rows import ClusterState, RunState, check_number, check_text, fields_of, parse_cluster
 from gpuops.ledger.rows import RunRow as RunRow
-from gpuops.ledger.rows import check_number, check_text, fields_of, parse_cluster
 from gpuops.ledger.runs import RunTable
 from gpuops.ledger.schema import BUSY_S, connect, is_damage, set_aside, unwritable
 from gpuops.ledger.schema import FILE as FILE
@@ -113,8 +113,8 @@ class Ledger(ClusterTable, ResourceTable, RunTable):
     def needs_guard(self, row: ClusterRow) -> bool:
         """Whether a live cluster, or a run of it, is to be ended by a process of this computer: all but an idle cluster
         that was brought up to stay and has no lease."""
-        settled = row.state == "up" and not row.ephemeral and row.lease == Lease()
-        return not settled or any(run.state != "home" for run in self.runs(cluster=row.id))
+        settled = row.state is ClusterState.UP and not row.ephemeral and row.lease == Lease()
+        return not settled or any(run.state is not RunState.HOME for run in self.runs(cluster=row.id))
 
     def list_guarded(self) -> list[ClusterRow]:
         """The clusters that need a guard: gone ones with leftovers, and live ones by `needs_guard`."""

@@ -17,6 +17,7 @@ from gpuops.core.format import span
 from gpuops.core.models import Lease, Offer, Payer, Request
 from gpuops.core.polling import Poller
 from gpuops.core.provider import Provisioner, is_rented
+from gpuops.ledger.rows import ClusterState
 from gpuops.ledger.store import ClusterRow
 from gpuops.offers import lease_limits as leases
 from gpuops.offers.billing_account import find_payer, refuse_dotenv
@@ -254,6 +255,6 @@ class OfferSearch:
     def _extend_boot_deadline(self, row: ClusterRow, wait_s: float) -> None:
         """Move the boot deadline, at which the guard would undo the cluster, behind the wait and the next round."""
         now = self._ctx.ledger.cluster(row.id)
-        if now.state != "creating":
+        if now.state is not ClusterState.CREATING:
             raise Interrupted(f"another command ends {row.name} while it waits", "gpuops status")
         self._ctx.ledger.set_cluster(row.id, boot_deadline=self._ctx.clock.now() + wait_s + SEARCH_ROUND_S)

@@ -18,6 +18,7 @@ from gpuops.core.format import SCHEMA
 from gpuops.core.reporting import Progress
 from gpuops.core.run_models import Verdict
 from gpuops.core.sink import SinkProgress
+from gpuops.ledger.rows import RunState
 from gpuops.ledger.store import RunRow
 from gpuops.runs.launch_spec import request_of
 from gpuops.runs.outcome.node_report import NodeReport
@@ -182,7 +183,7 @@ def _persist(ctx: Context, row: RunRow, evidence: Evidence, judgement: Judgement
     home.write_record(document)
     ctx.ledger.set_run(
         row.id,
-        state="home" if judgement.may_destroy else "ended",
+        state=RunState.HOME if judgement.may_destroy else RunState.ENDED,
         owner_process=None,
         ended=evidence.ended_at,
         verdict=judgement.verdict,
@@ -245,7 +246,7 @@ def _bucket_facts(row: RunRow, judgement: Judgement) -> dict[str, Any]:
 
 def is_awaited(row: RunRow) -> bool:
     """Whether something of a judged run can only be in its bucket."""
-    return row.state == "home" and bool(row.facts.in_bucket) and archive.is_kept_in_bucket(row)
+    return row.state is RunState.HOME and bool(row.facts.in_bucket) and archive.is_kept_in_bucket(row)
 
 
 def finish_late(ctx: Context, row: RunRow, progress: Progress) -> None:

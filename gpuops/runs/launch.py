@@ -14,6 +14,7 @@ from gpuops.core.errors import ConnectionLost, GpuopsError, NodeRefused
 from gpuops.core.parallel import on_each
 from gpuops.core.run_models import RunRequest
 from gpuops.core.sink import BucketSink
+from gpuops.ledger.rows import RunState
 from gpuops.nodes.session import ClusterSession
 from gpuops.runs.launch_spec import Place, node_specs
 from gpuops.runs.prepare import Prepared
@@ -53,7 +54,7 @@ def _start_nodes(ctx: Context, live: ClusterSession, prepared: Prepared) -> None
     )
     gang_secret = secrets.token_hex(32)
     # Before the first node is asked: killed in between, the run is one that the guard and `gpuops stop` know of.
-    ctx.ledger.set_run(prepared.row.id, state="running", started=ctx.clock.now())
+    ctx.ledger.set_run(prepared.row.id, state=RunState.RUNNING, started=ctx.clock.now())
     asked = 1
 
     def start(index: int) -> None:
@@ -72,7 +73,7 @@ def _start_nodes(ctx: Context, live: ClusterSession, prepared: Prepared) -> None
     except BaseException:
         for index in range(asked):
             _cancel_start(live, index, prepared.row.name)
-        ctx.ledger.set_run(prepared.row.id, state="starting", started=None)
+        ctx.ledger.set_run(prepared.row.id, state=RunState.STARTING, started=None)
         bucket.abort_uploads(ctx, ctx.ledger.run(prepared.row.id))
         raise
 

@@ -23,6 +23,7 @@ from gpuops.core.provider import has_capability, is_rented
 from gpuops.core.reporting import Progress
 from gpuops.core.run_models import NodeFacts, RunRequest, Verdict, VerdictOutcome
 from gpuops.core.settings import Settings, secret_origins, secret_values
+from gpuops.ledger.rows import RunState
 from gpuops.ledger.store import RunRow
 from gpuops.nodes.network import find_rendezvous
 from gpuops.nodes.python import prepare_pythons, run_setup, run_versions, setup_command
@@ -151,7 +152,7 @@ def record_not_started(ctx: Context, row: RunRow, error: BaseException) -> None:
     else:
         say = error.say if isinstance(error, GpuopsError) else type(error).__name__
         verdict = Verdict(VerdictOutcome.FAILED, getattr(error, "exit_code", BUG), f"not started: {say}")
-    ctx.ledger.set_run(row.id, state="home", owner_process=None, ended=ctx.clock.now(), verdict=verdict)
+    ctx.ledger.set_run(row.id, state=RunState.HOME, owner_process=None, ended=ctx.clock.now(), verdict=verdict)
     for folder in (RunHome(row.home).out, row.home):
         try:
             folder.rmdir()
@@ -255,7 +256,7 @@ def _find_earlier_run(ctx: Context, live: ClusterSession, row: RunRow | None) ->
     """A run that a new one, or that of `row`, has to wait for; empty when there is none."""
     for run in ctx.ledger.runs(cluster=live.row.id):
         before = row is None or run.id < row.id
-        if before and run.state in ("starting", "running") and run.has_live_owner():
+        if before and run.state in (RunState.STARTING, RunState.RUNNING) and run.has_live_owner():
             return run.name
     # What the nodes have just said of themselves will do for a first look, before there is a row.
     hellos = live.hellos if row is None else live.each(lambda _i, client: _ask_node(client))

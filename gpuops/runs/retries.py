@@ -16,6 +16,7 @@ from gpuops.core.errors import ConnectionLost, GpuopsError, Interrupted, Machine
 from gpuops.core.format import money, span
 from gpuops.core.polling import Poller
 from gpuops.core.run_models import VerdictOutcome
+from gpuops.ledger.rows import ClusterState
 from gpuops.ledger.store import ClusterRow, RunRow
 from gpuops.nodes.session import ClusterSession
 from gpuops.offers import lease_limits as leases
@@ -38,7 +39,7 @@ def find_ended_machine(ctx: Context, live: ClusterSession, error: NodeError) -> 
     """The machine behind an error, where the provider says that it ended and no command of ours ended it."""
     timeout_s = ENDED_MACHINE_TIMEOUT_S if isinstance(error, ConnectionLost) else 0.0
     for _ in Poller.every(ctx.clock, ENDED_MACHINE_POLL_INTERVAL_S, ctx.clock.monotonic() + timeout_s):
-        if ctx.ledger.cluster(live.row.id).state != "up":
+        if ctx.ledger.cluster(live.row.id).state is not ClusterState.UP:
             return None  # another command ends it
         ended = _find_replaceable_machine(ctx, live)
         if ended or ctx.signals.count:
@@ -279,7 +280,7 @@ def _attempt_once(
         return attempt(wish, chain.resume)
     except MachineGone as error:
         row = None if error.cluster is None else ctx.ledger.cluster(error.cluster)
-        if not chain.retries or ctx.signals.count or row is None or row.state != "gone":
+        if not chain.retries or ctx.signals.count or row is None or row.state is not ClusterState.GONE:
             raise
         loss = preemption_before_run(row, error, ctx.clock.now())
         cost = final_cost(row, 0.0)

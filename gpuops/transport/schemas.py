@@ -308,7 +308,7 @@ class SinkState(Struct, frozen=True, omit_defaults=True):
         return fields
 
 
-class RunState(Struct, frozen=True):
+class NodeRunState(Struct, frozen=True):
     """Verb `run`. `handed` maps each path that another node handed over to that node's index."""
 
     result: ResultDocument | None = None
@@ -367,7 +367,7 @@ VERB_SHAPES = {
     "commit": VerbShapes(UploadCommit),
     "edits": VerbShapes(NodeEdits),
     "start": VerbShapes(Acknowledgement),
-    "run": VerbShapes(RunState),
+    "run": VerbShapes(NodeRunState),
     "stop": VerbShapes(Acknowledgement),
     "urls": VerbShapes(Acknowledgement),
     "home": VerbShapes(Acknowledgement),

@@ -36,7 +36,7 @@ from gpuops.sync.unmatched_files import choose_unasked, describe_unmatched_files
 from gpuops.transport.rpc import AgentClient
 
 if TYPE_CHECKING:
-    from gpuops.transport.schemas import RunState
+    from gpuops.transport.schemas import NodeRunState
 
 
 POLL_INTERVAL_S = 0.2
@@ -312,7 +312,7 @@ def _list_handed_over(
 
     def ask(index: int) -> None:
         with suppress(GpuopsError):
-            answer: RunState = live.clients[index].call("run", run=row.name)
+            answer: NodeRunState = live.clients[index].call("run", run=row.name)
             handed[index] = {path: node for path, node in (answer.handed or {}).items() if node in absentees}
 
     on_each(ask, nodes)
@@ -342,7 +342,7 @@ def _wait_for_sink(ctx: Context, client: AgentClient, run: str, deadline: float)
     latest = SinkProgress()
     stall_deadline = math.inf
     for attempt in Poller.every(ctx.clock, POLL_INTERVAL_S, deadline):
-        answer: RunState = client.call("run", run=run)
+        answer: NodeRunState = client.call("run", run=run)
         state = SinkProgress.parse(answer.sink.document()) if answer.sink else SinkProgress()
         if not state.status.is_in_progress:
             return state

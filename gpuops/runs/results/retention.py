@@ -22,7 +22,7 @@ from gpuops.nodes.session import ClusterSession, machines_of
 from gpuops.sync import object_store, sinks
 
 if TYPE_CHECKING:
-    from gpuops.transport.schemas import RunState
+    from gpuops.transport.schemas import NodeRunState
 
 DEFAULT_GRACE_S = 7200.0
 """The longest wait without `--grace`."""
@@ -132,7 +132,7 @@ def describe_hold(ctx: Context, live: ClusterSession, row: RunRow, request: RunR
     if request.sink:
         folder = ""
         with suppress(GpuopsError):  # the run goes on without the answer
-            state: RunState = live.clients[0].call("run", run=row.name)
+            state: NodeRunState = live.clients[0].call("run", run=row.name)
             folder = (state.sink.folder if state.sink else None) or ""
         on = "in" if isinstance(request.sink, BucketSink) else "on"
         until = row.facts.bucket_until

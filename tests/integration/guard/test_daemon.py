@@ -25,6 +25,7 @@ from gpuops.core.processes import Identity, myself, started
 from gpuops.guard import cleanup as keep
 from gpuops.guard import daemon, heartbeat, start
 from gpuops.guard.daemon import Job
+from gpuops.ledger.rows import ClusterState, RunState
 from gpuops.ledger.store import ClusterRow, Ledger, RunRow
 from gpuops.offers.lease_limits import LeaseLimits
 from tests.conftest import HANG_S, Shell, until
@@ -56,14 +57,16 @@ def other() -> Iterator[Identity]:
 
 def row(state: str = "up", owner_process: Identity | None = None, ephemeral: bool = False, lease: Lease | None = None,
         boot: float = NOW + 99) -> ClusterRow:  # fmt: skip
-    lease = lease or Lease()
+    lease, at = lease or Lease(), ClusterState(state)
     return ClusterRow(
-        1, "a", NAME, Path("/p"), state, ephemeral, "t", {}, {}, boot, lease, owner_process, 0.0, None, None, ""
+        1, "a", NAME, Path("/p"), at, ephemeral, "t", {}, {}, boot, lease, owner_process, 0.0, None, None, ""
     )
 
 
 def run(state: str, owner_process: Identity | None) -> RunRow:
-    return RunRow(1, "r", 1, Path("/p"), Path("/p/r"), "project", {}, state, {}, None, owner_process, 0.0, None, None)
+    return RunRow(
+        1, "r", 1, Path("/p"), Path("/p/r"), "project", {}, RunState(state), {}, None, owner_process, 0.0, None, None
+    )
 
 
 def test_who_needs_the_guard(other: Identity) -> None:

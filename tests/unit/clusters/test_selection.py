@@ -9,16 +9,15 @@ import pytest
 from gpuops.clusters.selection import choose_for_run, find_by_name, find_only_cluster, find_to_end
 from gpuops.core.errors import UsageError
 from gpuops.core.models import Lease
-from gpuops.ledger.store import ClusterRow
+from gpuops.ledger.rows import ClusterRow, ClusterState
 
 HERE, THERE = Path("/here"), Path("/there")
 
 
 def row(name: str, *, folder: Path = HERE, provider: str = "local", state: str = "up", ephemeral: bool = False,
         why: str = "") -> ClusterRow:  # fmt: skip
-    return ClusterRow(
-        1, name, provider, folder, state, ephemeral, "t", {}, {}, 0.0, Lease(), None, 0.0, None, None, why
-    )
+    at = ClusterState(state)
+    return ClusterRow(1, name, provider, folder, at, ephemeral, "t", {}, {}, 0.0, Lease(), None, 0.0, None, None, why)
 
 
 def choice(*history: ClusterRow, cluster: str | None = None, on: str | None = None) -> str:

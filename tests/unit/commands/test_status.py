@@ -9,9 +9,10 @@ import pytest
 
 from gpuops.commands import status
 from gpuops.core.format import table
+from gpuops.ledger.rows import ClusterState, RunState
 
 HERE = status.ClusterReport(
-    name="lab", provider="ssh", nodes=["running"], virtual=0, state=status.ClusterState.UP, run=None, age_s=5.0,
+    name="lab", provider="ssh", nodes=["running"], virtual=0, state=status.ShownState.UP, run=None, age_s=5.0,
     created=1000.0, per_hour=0.0, spent=0.0, hard_end=None, idle_s=None, lease="no end", ephemeral=False, doing=None,
     why_ended={}, urls={}, folder="/here",
 )  # fmt: skip
@@ -33,13 +34,13 @@ def cluster(**changed: Any) -> status.ClusterReport:
     ],
 )
 def test_what_the_machines_say_of_a_cluster(ledger: str, nodes: list[str], expected: str) -> None:
-    assert status._cluster_state(ledger, nodes) == expected
+    assert status._cluster_state(ClusterState(ledger), nodes) == expected
 
 
 def test_the_table_names_the_node_that_is_missing() -> None:
     assert status.cluster_lines([]) == ["nothing is up"]
     assert "$" not in status.cluster_lines([cluster()])[0], "no price where nothing costs"
-    away = cluster(state=status.ClusterState.PARTLY_UP, nodes=["running", "unknown", "ended"])
+    away = cluster(state=status.ShownState.PARTLY_UP, nodes=["running", "unknown", "ended"])
     lines = status.cluster_lines([away, cluster()])
     assert [line.split()[0] for line in lines[:3]] == ["NAME", "lab", "lab"]
     assert lines[3:] == ["lab: node1 does not answer, node2 has ended"]
@@ -49,7 +50,7 @@ RENTED = {"provider": "runpod", "per_hour": 3.94, "spent": 8.2, "age_s": 7500.0,
 
 
 def test_what_a_rented_cluster_has_cost_and_when_it_ends() -> None:
-    doing = status.LiveRun(run="digits-3", state="running", ranks=4, for_s=720.0, silent_s=3.0)
+    doing = status.LiveRun(run="digits-3", state=RunState.RUNNING, ranks=4, for_s=720.0, silent_s=3.0)
     assert status.cluster_lines([cluster(**RENTED, doing=doing), cluster(name="here", idle_s=600.0)], 80) == [
         "NAME  PROVIDER  NODES  STATE  AGE         $/H    COST   ENDS",
         "lab   runpod    1      up     2 h 05 min  $3.94  $8.20  in 21 h 55 min",
@@ -77,9 +78,9 @@ def test_a_cluster_of_a_run_ends_with_it() -> None:
 @pytest.mark.parametrize(
     ("doing", "note"),
     [
-        ({"state": "starting", "ranks": None, "silent_s": None}, "x-1 is being prepared for 1:10 min"),
-        ({"state": "running", "ranks": 1, "silent_s": None}, "x-1 runs for 1:10 min on 1 rank, no line yet"),
-        ({"state": "running", "ranks": None, "silent_s": 65.0}, "x-1 runs for 1:10 min, last line 1:05 min ago"),
+        ({"state": RunState.STARTING, "ranks": None, "silent_s": None}, "x-1 is being prepared for 1:10 min"),
+        ({"state": RunState.RUNNING, "ranks": 1, "silent_s": None}, "x-1 runs for 1:10 min on 1 rank, no line yet"),
+        ({"state": RunState.RUNNING, "ranks": None, "silent_s": 65.0}, "x-1 runs for 1:10 min, last line 1:05 min ago"),
     ],
 )
 def test_what_a_run_is_at(doing: dict[str, Any], note: str) -> None:
@@ -87,7 +88,7 @@ def test_what_a_run_is_at(doing: dict[str, Any], note: str) -> None:
 
 
 def test_a_narrow_terminal_is_spared_what_it_can_do_without_and_no_name_is_cut() -> None:
-    long = cluster(name="a-name-of-twenty-4-chars", state=status.ClusterState.OUT_OF_REACH, **RENTED)
+    long = cluster(name="a-name-of-twenty-4-chars", state=status.ShownState.OUT_OF_REACH, **RENTED)
     assert len(status.cluster_lines([long])[1]) > 90
     assert status.cluster_lines([long], 80)[:2] == [
         "NAME                      NODES  STATE         AGE         COST   ENDS",

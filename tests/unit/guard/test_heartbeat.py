@@ -13,7 +13,7 @@ from gpuops.core.errors import AuthFailed, NodeError, StillBilling
 from gpuops.core.models import Lease
 from gpuops.guard import cleanup as keep
 from gpuops.guard import daemon, heartbeat
-from gpuops.ledger.store import ClusterRow
+from gpuops.ledger.rows import ClusterRow, ClusterState
 
 A, B = {"RUNPOD_API_KEY": "rpa_" + "A" * 40}, {"RUNPOD_API_KEY": "rpa_" + "B" * 40}
 AWS = {"AWS_ACCESS_KEY_ID": "AKIAQ", "AWS_SECRET_ACCESS_KEY": "s3cret/of+somebody"}
@@ -28,7 +28,9 @@ def home(tmp_path: Path) -> Path:
 
 def row(provider: str = "runpod") -> ClusterRow:
     folder = Path("/p")
-    return ClusterRow(1, "lab", provider, folder, "up", False, "t", {}, {}, 0.0, Lease(), None, 0.0, None, None, "")
+    return ClusterRow(
+        1, "lab", provider, folder, ClusterState.UP, False, "t", {}, {}, 0.0, Lease(), None, 0.0, None, None, ""
+    )
 
 
 def must_be_replaced(home: Path, cluster: ClusterRow, environ: dict[str, str]) -> bool:

@@ -31,7 +31,7 @@ from gpuops.runs.prepare import Sending, _wait_for_turn
 from gpuops.runs.results.collect import Agents, _fetch_from_nodes
 from gpuops.sync.archive import FetchedNode
 from gpuops.sync.run_folder import RunHome
-from gpuops.transport.schemas import RunState, Sentence, SinkState
+from gpuops.transport.schemas import NodeRunState, Sentence, SinkState
 from tests.conftest import HANG_S, until
 
 REQUEST = RunRequest(kind="command", mode="run", nodes=1, gpus=None, argv=("true",))
@@ -420,12 +420,12 @@ class Keeping:
         self.states = list(states)
         self.asked: list[str] = []
 
-    def call(self, verb: str, **_: Any) -> RunState:
+    def call(self, verb: str, **_: Any) -> NodeRunState:
         self.asked.append(verb)
         if verb != "run":
             raise ConnectionLost("away")
         state = self.states.pop(0) if len(self.states) > 1 else self.states[0]
-        return RunState(sink=SinkState(state, "/workspace/gpuops/r-1", Sentence("it is full")))
+        return NodeRunState(sink=SinkState(state, "/workspace/gpuops/r-1", Sentence("it is full")))
 
 
 SINK = FolderSink("data", "/workspace", True, "5f0c")
@@ -461,7 +461,7 @@ def test_nodes_that_get_no_further_are_waited_for_together(world: Context, monke
     all_at_once = threading.Barrier(12)
 
     class Met(Keeping):
-        def call(self, verb: str, **more: Any) -> RunState:
+        def call(self, verb: str, **more: Any) -> NodeRunState:
             if verb == "run" and verb not in self.asked:
                 all_at_once.wait(HANG_S)
             return super().call(verb, **more)
@@ -479,9 +479,9 @@ def test_a_node_that_never_comes_to_an_end_is_not_waited_for(world: Context, mon
     cluster, row = a_kept_run(world, hold_s=0.5)
 
     class Dripping(Keeping):
-        def call(self, verb: str, **more: Any) -> RunState:
+        def call(self, verb: str, **more: Any) -> NodeRunState:
             answer = super().call(verb, **more)
-            return RunState(sink=SinkState("copying", done=len(self.asked))) if verb == "run" else answer
+            return NodeRunState(sink=SinkState("copying", done=len(self.asked))) if verb == "run" else answer
 
     end = conclude(world, ClusterSession(cluster, [], cast("Any", [Dripping("copying")])), row, {0: DONE})
     assert "it was not waited for any longer" in end.document["kept"]
