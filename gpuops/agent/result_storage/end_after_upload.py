@@ -8,12 +8,15 @@ from __future__ import annotations
 import os
 import threading
 import time
-from typing import Any, Sequence
+from typing import TYPE_CHECKING, Any, Sequence
 
 from gpuops.agent import client_activity, lease, run_files
 from gpuops.agent.node import Node, log, modified_at, read_json, write_json
-from gpuops.agent.result_storage import bucket_sink, sink
+from gpuops.agent.result_storage import sink
 from gpuops.agent.run_documents import LaunchSpec, SinkPhase
+
+if TYPE_CHECKING:
+    from gpuops.agent.result_storage.bucket_sink import StoredArchives
 
 END_FILE = "over.json"
 POLL_INTERVAL_S = 1.0
@@ -62,7 +65,11 @@ class _StoredNodes:
     """The state of a run's nodes, as their sink shows it."""
 
     def __init__(self, node: Node, spec: LaunchSpec, folder: str) -> None:
-        self._bucket = bucket_sink.StoredArchives(node.run(spec.run)) if spec.uses_bucket else None
+        self._bucket: StoredArchives | None = None
+        if spec.uses_bucket:
+            from gpuops.agent.result_storage.bucket_sink import StoredArchives
+
+            self._bucket = StoredArchives(node.run(spec.run))
         self._folder = folder
         self._nodes = spec.nodes
 

@@ -14,19 +14,19 @@ The state is in `runs/<run>/sink.json`, for clients (verb `run`) and for a resta
 from __future__ import annotations
 
 import errno
+import math
 import os
 import threading
 import time
 import traceback
-from typing import Any, Callable, Mapping
+from typing import Any, Mapping
 
 from gpuops.agent import run_files
 from gpuops.agent.files.folder import path_bytes
 from gpuops.agent.node import Node, Refusal, log, read_json, remove_file, write_json
-from gpuops.agent.result_storage import bucket_sink, stored_files, wait_for_download
-from gpuops.agent.result_storage.multipart_upload import NEVER
+from gpuops.agent.result_storage import wait_for_download
 from gpuops.agent.result_storage.verified_copy import copy_verified
-from gpuops.agent.run_documents import LaunchSpec, SinkPhase, SinkSpec, SinkState
+from gpuops.agent.run_documents import LaunchSpec, Reason, SinkPhase, SinkSpec, SinkState
 
 STATE = "sink.json"
 SAFE = "safe.json"
@@ -42,7 +42,7 @@ _LOCK = threading.Lock()
 _resumed = threading.Event()
 _resumed.set()
 """Not set while `resume_storing` finishes what a killed agent left undone."""
-_machine_ends = NEVER
+_machine_ends = math.inf
 """When this machine ends, as far as is known (UTC seconds)."""
 _unwritten_states: dict[str, SinkState] = {}
 """States that could not be written, by the run's folder: this machine's own disk may be full."""
@@ -56,7 +56,13 @@ def claim_place(node: Node, spec: LaunchSpec, urls: Mapping[str, Any] | None = N
     """
     if spec.sink is None:
         return
-    folder = bucket_sink.claim_bucket(node, spec, urls or {}) if spec.uses_bucket else _claim_folder(spec, spec.sink)
+    if spec.uses_bucket:
+        # Here, since the client that it sends with takes 0.1 s to load, and most nodes never send anything.
+        from gpuops.agent.result_storage import bucket_sink
+
+        folder = bucket_sink.claim_bucket(node, spec, urls or {})
+    else:
+        folder = _claim_folder(spec, spec.sink)
     _record_state(node.run(spec.run), SinkState(SinkPhase.CLAIMED, folder))
 
 
@@ -119,18 +125,17 @@ def store_results(node: Node, name: str) -> None:
             return
         if reason is not None and reason.kind == "start":
             return  # the run never started
-        machine_ends = bucket_sink.machine_deadline(spec, reason) if reason else NEVER
         with _LOCK:
-            _store(node, folder, spec, state.folder or "", lambda: min(machine_ends, _machine_ends))
+            _store(node, folder, spec, state.folder or "", reason)
     except Exception:
         log(f"the results of {name} could not be stored\n{traceback.format_exc()}")
 
 
-def _store(node: Node, folder: str, spec: LaunchSpec, sink: str, deadline: Callable[[], float]) -> None:
+def _store(node: Node, folder: str, spec: LaunchSpec, sink: str, reason: Reason | None) -> None:
     """Store the results in `folder`, the run's own, and record how that ended. `sink`: its place there."""
     try:
         if spec.uses_bucket:
-            files, size, changed = _upload(node, spec, folder, sink, deadline)
+            files, size, changed = _upload(node, spec, folder, sink, reason)
         else:
             (files, size), changed = _Copy(node, spec, folder, sink).run(), []
     except Exception as error:
@@ -145,15 +150,24 @@ def _store(node: Node, folder: str, spec: LaunchSpec, sink: str, deadline: Calla
     run_files.record_event(folder, "safe", sink=sink, files=files, bytes=size, **more)
     wait_for_download.record_download(folder)
     if spec.uses_bucket:
+        from gpuops.agent.result_storage import bucket_sink
+
         bucket_sink.finish_upload(folder)
 
 
-def _upload(
-    node: Node, spec: LaunchSpec, folder: str, sink: str, deadline: Callable[[], float]
-) -> tuple[int, int, list[str]]:
+def _upload(node: Node, spec: LaunchSpec, folder: str, sink: str, reason: Reason | None) -> tuple[int, int, list[str]]:
     """How many files and bytes were sent, and the names of files that changed meanwhile. Raises OSError if some are
     missing in the bucket."""
-    stored = bucket_sink.upload_results(node, spec, folder, deadline, lambda total: Progress(node, folder, sink, total))
+    from gpuops.agent.result_storage import bucket_sink
+
+    machine_ends = bucket_sink.machine_deadline(spec, reason) if reason else math.inf
+    stored = bucket_sink.upload_results(
+        node,
+        spec,
+        folder,
+        lambda: min(machine_ends, _machine_ends),
+        lambda total: Progress(node, folder, sink, total),
+    )
     if stored.missing and stored.missing == len(stored.unread):
         raise OSError(errno.EACCES, f"{_count_files(stored.missing)} cannot be read: {', '.join(stored.unread[:3])}")
     if stored.missing:
@@ -189,6 +203,8 @@ def start_heartbeat(node: Node, spec: LaunchSpec, done: threading.Event) -> None
         while not done.is_set() or is_unsafe(node, spec.run):
             try:
                 if spec.uses_bucket:
+                    from gpuops.agent.result_storage import bucket_sink
+
                     bucket_sink.write_state(node, spec, read_state(node, spec.run) or claimed)
                 else:
                     os.utime(path)
@@ -245,6 +261,8 @@ class _Copy:
 
     def run(self) -> tuple[int, int]:
         """Copy everything. Returns how many files and bytes; raises OSError at the end if some failed."""
+        from gpuops.agent.result_storage import stored_files
+
         items = list(stored_files.list_items(self._node, self._spec, self._folder))
         progress = Progress(self._node, self._folder, self._sink, sum(item.size for item in items))
         rows: list[list[Any]] = []

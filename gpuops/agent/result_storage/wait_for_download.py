@@ -12,7 +12,6 @@ from typing import Any
 
 from gpuops.agent import run_files
 from gpuops.agent.node import Emit, Node, write_json
-from gpuops.agent.result_storage import bucket_sink
 from gpuops.agent.run_documents import LaunchSpec, Reason
 
 HOME = "home.json"
@@ -60,7 +59,11 @@ def home(node: Node, args: dict[str, Any], _emit: Emit) -> dict[str, Any]:
     if not os.path.isdir(folder):
         raise run_files.unknown_run(args["run"])
     record_download(folder)
-    bucket_sink.finish(folder)
+    spec = run_files.read_spec(node, args["run"])
+    if spec and spec.uses_bucket:
+        from gpuops.agent.result_storage import bucket_sink
+
+        bucket_sink.finish(folder)
     return {}
 
 

@@ -7,11 +7,9 @@ A thread polls the service while a run is on. A service that does not answer is 
 from __future__ import annotations
 
 import calendar
-import http.client
 import json
 import threading
 import time
-import urllib.parse
 from typing import Any, Callable, List, Mapping, NamedTuple
 
 from gpuops.agent.node import Node, log
@@ -38,7 +36,7 @@ class Notice(NamedTuple):
 
 
 Source = Callable[[], List[Notice]]
-"""Returns the current notices. Raises OSError, http.client.HTTPException or ValueError."""
+"""Returns the current notices. Raises OSError or ValueError."""
 
 
 class Ec2:
@@ -94,6 +92,9 @@ class Ec2:
         return self._request("GET", "/latest/meta-data/" + path, {"X-aws-ec2-metadata-token": self._token})
 
     def _request(self, method: str, path: str, headers: Mapping[str, str]) -> tuple[int, bytes]:
+        import http.client  # here, since no agent but those of EC2 needs it: it takes long to load
+        import urllib.parse
+
         # Not by urllib: it would use a proxy of the environment for an address that only this machine has.
         place = urllib.parse.urlsplit(self._url)
         connection = http.client.HTTPConnection(place.hostname or "", place.port or 80, timeout=ANSWER_LIMIT_S)
@@ -101,6 +102,8 @@ class Ec2:
             connection.request(method, path, headers=dict(headers))
             answer = connection.getresponse()
             return answer.status, answer.read(ANSWER_BYTES)
+        except http.client.HTTPException as error:
+            raise ValueError(f"{type(error).__name__}: {error}") from error
         finally:
             connection.close()
 
@@ -160,7 +163,7 @@ def _poll_notices(source: Source, interval_s: float, done: threading.Event, noti
     while not done.is_set():
         try:
             notices = source()
-        except (OSError, http.client.HTTPException, ValueError) as error:
+        except (OSError, ValueError) as error:
             if not has_logged:
                 log(f"this machine's notices cannot be read: {type(error).__name__}: {error}; trying on")
             notices, has_logged = [], True

@@ -24,7 +24,7 @@ from gpuops.agent.result_storage.end_after_upload import (
     last_progress_times,
     may_end,
 )
-from gpuops.agent.result_storage.multipart_upload import NEVER, Stored
+from gpuops.agent.result_storage.multipart_upload import Stored
 from gpuops.agent.result_storage.verified_copy import copy_verified
 from gpuops.agent.run_documents import LaunchSpec, SinkSpec
 from tests.conftest import until
@@ -106,7 +106,7 @@ def test_what_is_not_all_there_is_not_safe(
 ) -> None:
     monkeypatch.setattr(bucket_sink, "upload_results", lambda *_: found)
     spec = LaunchSpec("r-1", sink=SinkSpec(bucket="s3://results/r-1"))
-    sink._store(Node(str(tmp_path)), str(tmp_path), spec, "s3://results/r-1", lambda: NEVER)
+    sink._store(Node(str(tmp_path)), str(tmp_path), spec, "s3://results/r-1", None)
     noted = json.loads((tmp_path / sink.STATE).read_text())
     assert (noted["state"], noted["why"]) == ("failed", why)
 
