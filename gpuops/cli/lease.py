@@ -41,6 +41,7 @@ def lease(
     now = ctx.clock.now()
     ours = row.lease
     if by_s is not None:
+        selection.refuse_unfinished(row)
         if ours == Lease():
             ctx.out.say(f"note: {row.name} had no end until now")
         ours = leases.extend_lease(ours, by_s, now)

@@ -53,8 +53,19 @@ def find_only_cluster(live: Sequence[ClusterRow], folder: Path, verb: str) -> Cl
 
 
 def pick_cluster(live: Sequence[ClusterRow], folder: Path, name: str | None, verb: str) -> ClusterRow:
-    """The live cluster of that name; without one, the only one that `verb` can mean. Raises UsageError."""
-    return find_by_name(live, name) if name else find_only_cluster(live, folder, verb)
+    """The live cluster of that name, whose nodes can be reached; without a name, the only one that `verb` can mean.
+    Raises UsageError."""
+    return refuse_unfinished(find_by_name(live, name) if name else find_only_cluster(live, folder, verb))
+
+
+def refuse_unfinished(row: ClusterRow) -> ClusterRow:
+    """The same cluster. Raises UsageError while it is being created: nothing is known yet of how to reach its nodes."""
+    if row.state == "creating":
+        raise UsageError(
+            f"{row.name} is still being created",
+            f"wait until it is up: gpuops status; or end it: gpuops down {row.name}",
+        )
+    return row
 
 
 def _not_up_error(last: ClusterRow) -> UsageError:
@@ -85,7 +96,7 @@ def choose_for_run(history: Sequence[ClusterRow], folder: Path, *, cluster: str 
             "--cluster and --on exclude each other", "--cluster names a live one, --on a provider for a fresh one"
         )
     if cluster:
-        return Choice(find_by_name(live, cluster))
+        return Choice(refuse_unfinished(find_by_name(live, cluster)))
     if on:
         return Choice(None, on)
     here = [row for row in live if row.folder == folder and not row.ephemeral and row.state is ClusterState.UP]

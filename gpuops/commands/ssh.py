@@ -15,7 +15,7 @@ from pathlib import Path
 
 from gpuops.clusters import selection
 from gpuops.core.context import Context
-from gpuops.core.errors import ConnectionLost, UsageError
+from gpuops.core.errors import ConnectionLost, NodeError, UsageError
 from gpuops.core.format import plural
 from gpuops.core.models import Resource
 from gpuops.core.platform import HERE, System
@@ -97,10 +97,12 @@ SSH_FAILED = 255
 
 
 def pick_node(ctx: Context, name: str | None, node: int, verb: str) -> tuple[ClusterRow, Resource]:
-    """The cluster and the machine of one node, which may be virtual. Raises UsageError."""
+    """The cluster and the machine of one node, which may be virtual. Raises UsageError, NodeError."""
     live = ctx.ledger.clusters()
     row = selection.pick_cluster(live, ctx.folder, name, f"gpuops {verb}")
     machines = nodes_of(ctx, row)
+    if not machines:
+        raise NodeError(f"{row.name} has no machines", f"gpuops down {row.name}")
     if not 0 <= node < len(machines):
         raise UsageError(
             f"{row.name} has {plural(len(machines), 'node')}, not node {node}", f"--node 0 to {len(machines) - 1}"

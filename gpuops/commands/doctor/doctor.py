@@ -7,6 +7,7 @@ import sys
 from collections.abc import Sequence
 from pathlib import Path
 
+from gpuops.clusters.selection import refuse_unfinished
 from gpuops.commands.doctor.checks_computer import computer_findings
 from gpuops.commands.doctor.examine import Place, examine_places, locate
 from gpuops.commands.doctor.report import SETUP, Finding, Report, error, note, warning
@@ -111,8 +112,8 @@ def find_live_cluster(ctx: Context, name: str) -> ClusterRow:
 
 
 def check_cluster(ctx: Context, row: ClusterRow, python: str) -> Report:
-    """Check every machine of a live cluster, and the differences between them. Raises NodeError."""
-    machines = nodes_of(ctx, row)
+    """Check every machine of a live cluster, and the differences between them. Raises UsageError, NodeError."""
+    machines = nodes_of(ctx, refuse_unfinished(row))
     if not machines:
         raise NodeError(f"{row.name} has no machines", f"gpuops down {row.name}")
     places = []

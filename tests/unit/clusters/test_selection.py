@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 
-from gpuops.clusters.selection import choose_for_run, find_by_name, find_only_cluster, find_to_end
+from gpuops.clusters.selection import choose_for_run, find_by_name, find_only_cluster, find_to_end, pick_cluster
 from gpuops.core.errors import UsageError
 from gpuops.core.models import Lease
 from gpuops.ledger.rows import ClusterRow, ClusterState
@@ -70,6 +70,8 @@ def test_a_flag_decides() -> None:
         ([row("a", state="ending", provider="runpod")], {},
          "a on runpod, the last cluster of this folder, is being ended",
          "bring it up again: gpuops up runpod; or insist on this machine: --on local"),
+        ([row("a", state="creating")], {"cluster": "a"}, "a is still being created",
+         "wait until it is up: gpuops status; or end it: gpuops down a"),
     ],
 )  # fmt: skip
 def test_where_guessing_could_cost_or_surprise(
@@ -89,6 +91,14 @@ def test_down_means_this_folders_else_the_only_one() -> None:
     with pytest.raises(UsageError, match="several clusters are live: a, b") as caught:
         find_only_cluster([row("a"), row("b")], HERE, "gpuops down")
     assert caught.value.hint == "name one: gpuops down a"
+
+
+@pytest.mark.parametrize("name", ["a", None])
+def test_nodes_of_a_cluster_that_is_being_created_cannot_be_reached_yet(name: str | None) -> None:
+    with pytest.raises(UsageError, match="a is still being created") as caught:
+        pick_cluster([row("a", state="creating")], HERE, name, "gpuops ssh")
+    assert caught.value.hint == "wait until it is up: gpuops status; or end it: gpuops down a"
+    assert pick_cluster([row("a"), row("b", state="creating")], HERE, "a", "gpuops ssh").name == "a"
 
 
 def test_to_end_what_is_gone_already_is_no_mistake() -> None:
