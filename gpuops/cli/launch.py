@@ -33,6 +33,7 @@ from gpuops.core.errors import UsageError
 from gpuops.core.provider import is_rented
 from gpuops.core.run_models import RunRequest
 from gpuops.core.settings import Settings
+from gpuops.core.typed_paths import typed_path
 from gpuops.sync import sinks, workloads_and_data
 
 if TYPE_CHECKING:
@@ -183,7 +184,7 @@ def find_workload_script(workload: str, data: str | None) -> str:
 
 def resolve_script(folder: Path, script: str) -> str:
     """The script's path relative to the project. Raises UsageError when it is absent or outside."""
-    full = (folder / Path(script).expanduser()).absolute()
+    full = typed_path("the script", script, folder)
     if full.is_dir():
         raise UsageError(f"{script} is a folder", "name the script in it")
     if not full.exists():

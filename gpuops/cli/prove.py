@@ -12,6 +12,7 @@ from gpuops.cli.context import make_context, report_news
 from gpuops.cli.flags import Json, MachineFlags, Yes, with_flags
 from gpuops.cli.help import NamesProvider, example_help
 from gpuops.core.errors import UsageError
+from gpuops.core.typed_paths import typed_path
 
 PROVE_HELP = example_help(
     "Show with real machines that a provider keeps what gpuops promises.\n\nIt makes, loses, kills and ends "
@@ -56,6 +57,7 @@ def prove(
         if flag in named:
             raise UsageError(f"{flag} has no meaning here: nothing is kept", f"leave out {flag}; --spend is the limit")
     if record is not None:
+        record = typed_path("--record", str(record), Path())
         records.check_free(record)
     ctx, _ = make_context(as_json=as_json, yes=yes, strict=True)
     options = parse_provider_options(ctx, provider, context.args, "prove")

@@ -18,6 +18,7 @@ from gpuops.core.errors import UsageError
 from gpuops.core.models import Option, Request
 from gpuops.core.names import did_you_mean
 from gpuops.core.settings import KEYS, Settings
+from gpuops.core.typed_paths import typed_path
 from gpuops.offers.lease_limits import LeaseLimits, parse_span
 
 F = TypeVar("F")
@@ -128,7 +129,7 @@ def _add_option(parser: argparse.ArgumentParser, option: Option) -> None:
 def _read_lines(name: str, path: str) -> list[str]:
     """The lines of a file without comments and empty lines. Raises UsageError."""
     try:
-        text = Path(path).expanduser().read_text(encoding="utf-8-sig")
+        text = typed_path(f"--{name}", path, Path()).read_text(encoding="utf-8-sig")
     except (OSError, UnicodeDecodeError) as error:
         why = error.strerror if isinstance(error, OSError) else "it is no text"
         raise UsageError(f"--{name} {path} cannot be read: {why}", "name a text file with one of them a line") from None
@@ -205,7 +206,7 @@ def check_data(data: str | None, folder: Path, *, inside: bool = True) -> str | 
             f"--data {data} is an address, and gpuops sends what lies on this computer",
             f"a workload downloads by itself; from a mirror it is: -- --data {data}",
         )
-    full = (folder / Path(data).expanduser()).absolute()
+    full = typed_path("--data", data, folder)
     if not full.exists():
         raise UsageError(f"--data {data}: there is no such file or folder", "check the path")
     if not full.is_file() and not full.is_dir():

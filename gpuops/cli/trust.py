@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-import os
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Annotated, Any, NamedTuple
@@ -17,6 +16,7 @@ from gpuops.core import config_trust as words
 from gpuops.core.context import Context
 from gpuops.core.errors import UsageError
 from gpuops.core.settings import Toml, read_toml
+from gpuops.core.typed_paths import typed_path
 from gpuops.sync.project_files import is_in_project, printable_path
 
 NAME = "gpuops.toml"
@@ -58,7 +58,7 @@ def trust(
     as_json: Json = False,
 ) -> None:
     ctx, _ = make_context(as_json=as_json)
-    file = ctx.folder / os.path.expanduser(path or "")
+    file = typed_path("", str(path or ""), ctx.folder)
     file = file if file.name == NAME and not file.is_dir() else file / NAME
     if revoke:
         count = words.revoke(ctx.home, file)

@@ -18,6 +18,7 @@ polling       the clock, and waits with a deadline
 files         small files of gpuops' own, written whole
 safe_folder   files whose paths a node has named, written without following links
 git           questions to git that run nothing a repository names
+typed_paths   paths that a user types
 names         names that a user types, matched with known ones
 format        numbers, times, lists and tables as text for people
 """

@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING, Any
 from gpuops.core.errors import GpuopsError, NodeError, UsageError
 from gpuops.core.format import plural
 from gpuops.core.models import Problem, Request
+from gpuops.core.typed_paths import typed_path
 from gpuops.nodes.gpu_shares import divide
 from provisioners.ssh.hosts import HostBook
 
@@ -140,7 +141,7 @@ def _identity_path(request: Request) -> str | None:
     identity = request.options.get("identity")
     if identity is None:
         return None
-    path = Path(str(identity)).expanduser()
+    path = typed_path("--identity", str(identity), Path())
     if path.suffix == ".pub":
         raise UsageError(
             f"--identity {identity} is the public half of a key", f"name the private one: {path.with_suffix('')}"
@@ -148,7 +149,7 @@ def _identity_path(request: Request) -> str | None:
     if not path.is_file():
         what = "it is a folder" if path.is_dir() else "there is no such file"
         raise UsageError(f"--identity {identity}: {what}", "name the private key")
-    return str(path.absolute())
+    return str(path)
 
 
 def host_name(target: Target) -> str:

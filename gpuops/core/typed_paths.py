@@ -1,0 +1,33 @@
+"""Paths that a user typed, in a flag or in `gpuops.toml`."""
+
+from __future__ import annotations
+
+import os
+from pathlib import Path
+
+from gpuops.core.errors import UsageError
+
+MAX_SHOWN_CHARS = 60
+
+
+def typed_path(flag: str, text: str, folder: Path) -> Path:
+    """The absolute path, from `folder` on, with `~` and `~NAME` replaced. Whether something is there is not judged.
+
+    `flag`: as messages call it, such as `--data`; empty for an argument. Raises UsageError for an unknown user, and for
+    a path that the system refuses to look up: too long, in a closed folder, links in a circle.
+    """
+    shown = text if len(text) <= MAX_SHOWN_CHARS else text[:MAX_SHOWN_CHARS] + "…"
+    named = f"{flag} {shown}" if flag else shown
+    try:
+        path = (folder / Path(text).expanduser()).absolute()
+        os.stat(path)
+    except (FileNotFoundError, NotADirectoryError):
+        pass
+    except (OSError, ValueError) as error:  # the latter: a NUL byte
+        why = error.strerror if isinstance(error, OSError) else "it is no path"
+        raise UsageError(f"{named} cannot be looked up: {why}", "check the path") from error
+    except RuntimeError as error:
+        raise UsageError(
+            f"{named}: no home folder is known for {Path(text).parts[0]}", "write the whole path"
+        ) from error
+    return path
