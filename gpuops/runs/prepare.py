@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING
 from gpuops import __version__
 from gpuops.clusters.virtual_nodes import add_virtual_nodes
 from gpuops.core.context import Context
-from gpuops.core.errors import BUG, GpuopsError, Interrupted, UsageError
+from gpuops.core.errors import BUG, ConnectionLost, GpuopsError, Interrupted, UsageError
 from gpuops.core.format import first_few, plural
 from gpuops.core.names import did_you_mean
 from gpuops.core.polling import Poller
@@ -27,14 +27,15 @@ from gpuops.ledger.rows import RunState
 from gpuops.ledger.store import RunRow
 from gpuops.nodes.network import find_rendezvous
 from gpuops.nodes.python import prepare_pythons, run_setup, run_versions, setup_command
-from gpuops.nodes.session import ClusterSession
+from gpuops.nodes.session import ClusterSession, explain_connection_loss, readmit_this_computer
 from gpuops.offers.billing_account import refuse_tracked
+from gpuops.runs.follow import SLOW_RECONNECT_INTERVAL_S, UNREACHABLE_TIMEOUT_S
 from gpuops.sync import upload, workloads_and_data
 from gpuops.sync.download import DEFAULT_OUTS
 from gpuops.sync.push_record import PushRecord
 from gpuops.sync.restore_snapshots import restore_files
 from gpuops.sync.run_folder import RunHome
-from gpuops.transport.rpc import AgentClient, UnreachableAgent
+from gpuops.transport.rpc import UnreachableAgent
 
 if TYPE_CHECKING:
     from gpuops.transport.schemas import NodeHello
@@ -138,7 +139,7 @@ def prepare(
     )
     ctx.ensure_guard(live.row)
     try:
-        row = _wait_for_turn(ctx, live, sending, row)
+        row = wait_for_turn(ctx, live, sending, row)
         return _prepare_nodes(ctx, settings, live, request, sending, row, values, progress)
     except BaseException as error:
         record_not_started(ctx, row, error)
@@ -222,7 +223,7 @@ def _scan_tree(ctx: Context, request: RunRequest, sending: Sending, folder: Path
     return tree
 
 
-def _wait_for_turn(ctx: Context, live: ClusterSession, sending: Sending, row: RunRow) -> RunRow:
+def wait_for_turn(ctx: Context, live: ClusterSession, sending: Sending, row: RunRow) -> RunRow:
     """One run at a time on a node: refuse, or with --queue wait until all that came before have ended.
 
     The ledger says who came first, so that of two that wait only one goes on. What is billed counts from the turn.
@@ -231,18 +232,37 @@ def _wait_for_turn(ctx: Context, live: ClusterSession, sending: Sending, row: Ru
         _refuse_second_run(ctx, live, row)
         return row
     announced = ""
+    unreachable_since: float | None = None
     with ctx.progress.during(f"waiting for {live.row.name}"):
-        for _ in Poller.every(ctx.clock, QUEUE_POLL_INTERVAL_S):
-            busy = _find_earlier_run(ctx, live, row)
+        poller = Poller.every(ctx.clock, QUEUE_POLL_INTERVAL_S)
+        for attempt in poller:
+            try:
+                busy = _find_earlier_run(ctx, live, row)
+            except ConnectionLost as error:
+                unreachable_since = attempt.started if unreachable_since is None else unreachable_since
+                _check_worth_waiting(ctx, live, error, attempt.started - unreachable_since)
+                poller.retry_after(SLOW_RECONNECT_INTERVAL_S)
+                continue
+            unreachable_since = None
             if not busy:
                 break
+            ctx.progress.waits(f"{busy} goes on")
             if busy != announced:
                 ctx.out.say(f"waiting for {busy} on {live.row.name}")
-                ctx.progress.waits(f"{busy} goes on")
                 announced = busy
     if announced:
         ctx.ledger.set_run(row.id, created=ctx.clock.now())
     return ctx.ledger.run(row.id)
+
+
+def _check_worth_waiting(ctx: Context, live: ClusterSession, error: ConnectionLost, unreachable_s: float) -> None:
+    """Raises ConnectionLost where a cluster has been unreachable for too long, or its machines have ended."""
+    ctx.progress.waits(f"{live.row.name} does not answer; trying again")
+    if readmit_this_computer(ctx, live.row, ctx.ledger.resources(live.row.id)):
+        return
+    explained = explain_connection_loss(ctx, live.row, error)
+    if explained is not error or unreachable_s > UNREACHABLE_TIMEOUT_S:
+        raise explained from error.__cause__
 
 
 def _refuse_second_run(ctx: Context, live: ClusterSession, row: RunRow | None) -> None:
@@ -259,13 +279,21 @@ def _find_earlier_run(ctx: Context, live: ClusterSession, row: RunRow | None) ->
         if before and run.state in (RunState.STARTING, RunState.RUNNING) and run.has_live_owner():
             return run.name
     # What the nodes have just said of themselves will do for a first look, before there is a row.
-    hellos = live.hellos if row is None else live.each(lambda _i, client: _ask_node(client))
+    hellos = live.hellos if row is None else live.each(lambda index, _client: _ask_node(live, index))
     return next((hello.busy for hello in hellos if hello and hello.busy), "")
 
 
-def _ask_node(client: AgentClient) -> NodeHello | None:
-    """What a node says of itself now; None for one that has ended and that no run needs."""
-    return None if isinstance(client, UnreachableAgent) else client.call("hello")
+def _ask_node(live: ClusterSession, index: int) -> NodeHello | None:
+    """What a node says of itself now; None for one that has ended and that no run needs. A conversation that was cut is
+    begun anew, once. Raises NodeError."""
+    client = live.clients[index]
+    if isinstance(client, UnreachableAgent):
+        return None
+    try:
+        hello: NodeHello = client.call("hello")
+    except ConnectionLost:
+        hello = live.reconnect(index).call("hello")
+    return hello
 
 
 def _check_script(request: RunRequest, tree: upload.Tree) -> None:

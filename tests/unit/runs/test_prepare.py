@@ -11,18 +11,20 @@ from typing import Any, cast
 
 import pytest
 
-from gpuops.core.errors import NodeRefused, RunFailed
+from gpuops.core.errors import ConnectionLost, NodeRefused, RunFailed
 from gpuops.core.polling import Clock
 from gpuops.core.reporting import Silent
 from gpuops.core.run_models import NodeFacts, RunRequest
 from gpuops.ledger.rows import RunFacts
 from gpuops.nodes.python import PreparedNode, run_setup, setup_command, setup_key
 from gpuops.nodes.session import ClusterSession
+from gpuops.runs import prepare
 from gpuops.runs.launch import launch
 from gpuops.runs.prepare import Prepared, run_name_stem
 from gpuops.transport.rpc import Items, Stream
 from gpuops.transport.schemas import FreePort, SetupOutput, SetupResult
 from tests.conftest import HANG_S
+from tests.fakes.provider import FakeClock
 
 TRAIN = RunRequest(kind="torchrun", mode="multinode", nodes=2, gpus=None, script="train.py")
 
@@ -224,3 +226,47 @@ def test_a_gang_port_taken_in_the_meantime_is_replaced_once(
     refusals: int, head: list[tuple[int, int]], member: list[tuple[int, int]]
 ) -> None:
     assert [agent.asked for agent in launched(refusals)] == [head, member]
+
+
+class QueuedOn:
+    """A cluster with one node, whose conversation was cut; the n-th reconnection succeeds."""
+
+    def __init__(self, reconnections: int) -> None:
+        self.row = SimpleNamespace(id=1, name="lab")
+        self.hellos: list[Any] = []
+        self.reconnections = reconnections
+        self.clients = [self]
+        self.asked = 0
+
+    def each(self, action: Any) -> list[Any]:
+        return [action(0, self)]
+
+    def call(self, _verb: str) -> Any:
+        raise ConnectionLost("the connection to node0 ended")
+
+    def reconnect(self, _index: int) -> Any:
+        self.asked += 1
+        if self.asked < self.reconnections:
+            raise ConnectionLost("node0 does not answer")
+        return SimpleNamespace(call=lambda _verb: SimpleNamespace(busy=""))
+
+
+def queued(cluster: QueuedOn, monkeypatch: pytest.MonkeyPatch) -> Any:
+    row = SimpleNamespace(id=7, name="train-7")
+    ledger = SimpleNamespace(runs=lambda **_: [row], run=lambda _: row, resources=lambda _: [])
+    world = SimpleNamespace(ledger=ledger, clock=FakeClock(), progress=Silent(), out=SimpleNamespace(say=print))
+    monkeypatch.setattr(prepare, "readmit_this_computer", lambda *_: False)
+    monkeypatch.setattr(prepare, "explain_connection_loss", lambda _ctx, _row, error: error)
+    return prepare.wait_for_turn(cast(Any, world), cast(Any, cluster), prepare.Sending(queue=True), cast(Any, row))
+
+
+@pytest.mark.parametrize("reconnections", [1, 5])
+def test_a_run_that_waits_for_its_turn_outlasts_a_cut(reconnections: int, monkeypatch: pytest.MonkeyPatch) -> None:
+    cluster = QueuedOn(reconnections)
+    assert queued(cluster, monkeypatch).name == "train-7"
+    assert cluster.asked == reconnections
+
+
+def test_a_run_does_not_wait_for_ever_for_a_cluster_that_does_not_answer(monkeypatch: pytest.MonkeyPatch) -> None:
+    with pytest.raises(ConnectionLost, match="node0 does not answer"):
+        queued(QueuedOn(10_000), monkeypatch)
