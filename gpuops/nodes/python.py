@@ -170,12 +170,15 @@ def _choose_python(
     shared: bool,
     progress: Progress,
 ) -> NodePython:
-    """Verb `python`. A plain command gets any Python where none has torch."""
-    make = environment.make_plan(folder, hello.gpus, settings, workload=bool(request.workload))
+    """Verb `python`. A plain command gets any Python where none has torch.
+
+    Raises UsageError where an environment has to be made and what the project requires cannot be read.
+    """
+    make, no_plan = _plan_environment(settings, hello, request, folder)
     arguments: dict[str, Any] = {
         "explicit": request.python,
         "candidates": own_pythons(ctx) if shared else [],
-        "name": make["name"],
+        "name": make["name"] if make else "",
     }
     needs = request.kind == "torchrun"
     try:
@@ -183,10 +186,22 @@ def _choose_python(
     except NodeRefused as refusal:
         if request.python and refusal.kind == "no-python":
             raise UsageError(refusal.say, refusal.hint) from refusal
+        if needs and no_plan and refusal.kind == "no-python":
+            raise no_plan from refusal
         if needs or refusal.kind != "no-python":
             raise
         answer = _stream_python(client, progress, {**arguments, "needs_torch": False, "make": None})
     return answer
+
+
+def _plan_environment(
+    settings: Settings, hello: NodeHello, request: RunRequest, folder: Path
+) -> tuple[dict[str, Any] | None, UsageError | None]:
+    """The environment that could be made for the project, or why none can: that matters only where one is needed."""
+    try:
+        return environment.make_plan(folder, hello.gpus, settings, workload=bool(request.workload)), None
+    except UsageError as error:
+        return None, error
 
 
 def _stream_python(client: AgentClient, progress: Progress, arguments: dict[str, Any]) -> NodePython:
