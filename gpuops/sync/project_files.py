@@ -184,7 +184,7 @@ def read_entry(folder: Path, path: str, system: System = HERE) -> FileEntry | No
 
 
 def project_files(folder: Path) -> Listing:
-    """The project's paths, sorted. Raises UsageError when the folder or its repository cannot be read."""
+    """The project's paths, sorted. Raises UsageError for what is no project, OSError for what cannot be read."""
     if not folder.is_dir():
         raise UsageError(f"{folder} is not a folder", "name the project's folder")
     own_rules = IgnoreRules(folder, IGNORE_FILE)
@@ -223,12 +223,15 @@ def _is_below(path: str, folders: set[str]) -> bool:
 
 
 def _walk(folder: Path, base: str, rules: IgnoreRules) -> Iterator[str]:
-    """Paths below `base` that no .gitignore ignores; links are not followed."""
+    """Paths below `base` that no .gitignore ignores; links are not followed. A folder that has vanished has none.
+
+    Raises OSError for a folder that cannot be read.
+    """
     _refuse_deep(base)
     try:
         items = sorted(os.scandir(folder / base), key=lambda item: item.name)
-    except PermissionError:
-        raise UsageError(f"{base or folder} cannot be read", f"list it in {IGNORE_FILE}") from None
+    except (FileNotFoundError, NotADirectoryError):
+        return
     if base and any(item.name == "pyvenv.cfg" for item in items):
         return
     for item in items:
@@ -361,4 +364,4 @@ def _git_ls_files(folder: Path, *options: str) -> list[str]:
 
 
 def _is_folder(path: Path) -> bool:
-    return path.is_dir() and not path.is_symlink()
+    return os.path.isdir(path) and not os.path.islink(path)  # unlike Path.is_dir, False for an inaccessible path

@@ -149,10 +149,10 @@ def scan(folder: Path, cache: Path, allow: Sequence[str] = ()) -> Tree:
     folder that is no project: the root, or a home folder without a word on what to leave out.
     """
     _refuse_non_project(folder, cache.parent)
-    listing = project_files(folder)
     home_prefix = _home_prefix(folder, cache.parent)
-    paths = [path for path in listing.paths if not (home_prefix and path.startswith(home_prefix))]
     try:
+        listing = project_files(folder)
+        paths = [path for path in listing.paths if not (home_prefix and path.startswith(home_prefix))]
         files = [file for path in paths if (file := read_entry(folder, path))]
         keys = find_keys(folder, [file for file in files if not _is_allowed(file.path, allow)], cache)
     except OSError as error:
@@ -193,7 +193,7 @@ def scan_data(data: Path, cache: Path, allow: Sequence[str] = (), project: Path 
 
 def allowed_places(allow: Sequence[str]) -> list[Path]:
     """The absolute paths in `--send-anyway`, where links of the data may lead."""
-    return [Path(path).resolve() for path in map(os.path.expanduser, allow) if os.path.isabs(path)]
+    return [Path(os.path.realpath(path)) for path in map(os.path.expanduser, allow) if os.path.isabs(path)]
 
 
 def _home_prefix(folder: Path, home: Path) -> str:

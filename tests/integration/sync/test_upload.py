@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import errno
 import itertools
 import os
 import shutil
@@ -477,3 +478,34 @@ def test_an_unreadable_file_is_named() -> None:
         (folder / "secret").chmod(0)
         with without_root(), pytest.raises(UsageError, match="secret cannot be read"):
             scan(folder, folder / "cache")
+
+
+@pytest.mark.parametrize(("number", "why"), [(errno.EIO, "Input/output error"), (errno.ELOOP, "Too many levels")])
+def test_a_folder_that_cannot_be_read_is_named(
+    world: World, monkeypatch: pytest.MonkeyPatch, number: int, why: str
+) -> None:
+    look = os.scandir
+
+    def scandir(path: Path) -> Any:
+        if str(path).endswith("src"):
+            raise OSError(number, os.strerror(number), str(path))
+        return look(path)
+
+    (world.here / "src").mkdir(exist_ok=True)
+    monkeypatch.setattr(os, "scandir", scandir)
+    with pytest.raises(UsageError, match=f"src cannot be read: {why}") as refused:
+        world.scan()
+    assert refused.value.hint == "list it in .gpuopsignore"
+
+
+def test_a_folder_that_vanishes_meanwhile_is_not_missed(world: World, monkeypatch: pytest.MonkeyPatch) -> None:
+    look = os.scandir
+
+    def scandir(path: Path) -> Any:
+        if str(path).endswith("brief"):
+            (world.here / "brief").rmdir()
+        return look(path)
+
+    (world.here / "brief").mkdir()
+    monkeypatch.setattr(os, "scandir", scandir)
+    assert "train.py" in {file.path for file in world.scan().files}
