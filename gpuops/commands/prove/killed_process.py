@@ -15,16 +15,32 @@ from gpuops.core.context import Context
 from gpuops.core.errors import GpuopsError
 from gpuops.core.models import Request
 from gpuops.core.reporting import LogReporter
+from gpuops.core.settings import load_leniently, surroundings
 from gpuops.core.signals import Signals
 from gpuops.guard.services import SERVICES
 from gpuops.ledger.store import LedgerJournal
 
 
+def make_context(home: Path, owner: str) -> Context:
+    """This process's Context, with the keys of the project's `.env` as every command has them."""
+    folder = Path.cwd()
+    settings, _ = load_leniently(folder, os.environ, {})
+    return Context(
+        home=home,
+        owner=owner,
+        folder=folder,
+        env=surroundings(settings, os.environ),
+        out=LogReporter(sys.stderr),
+        signals=Signals(),
+        services=SERVICES,
+        dotenv=settings.dotenv,
+    )
+
+
 def main(question: Mapping[str, Any]) -> int:
     """`question`: `home` and `owner` of the ledger, and the `cluster` (its id) to create. Returns an exit code where
     the process was not killed."""
-    ctx = Context(home=Path(question["home"]), owner=question["owner"], folder=Path.cwd(), env=os.environ,
-                  out=LogReporter(sys.stderr), signals=Signals(), services=SERVICES)  # fmt: skip
+    ctx = make_context(Path(question["home"]), question["owner"])
     row = ctx.ledger.cluster(question["cluster"])
     sandbox = Sandbox(ctx, Request(**row.request))
     try:
