@@ -186,14 +186,19 @@ def readmit_this_computer(ctx: Context, row: ClusterRow, resources: Sequence[Res
 
 
 def _open_client(paths: NodePaths, machine: Resource, index: int) -> AgentClient:
+    """A conversation with one node, on a connection of its own. Raises ConnectionLost, NodeRefused."""
     connection = connect(machine, index)
     try:
-        return AgentClient(connection, paths)
-    except NodeRefused as refusal:
-        if refusal.kind != "no-agent" or not machine.data.get("revives"):
-            raise
-        revive(connection, paths.python, paths.agent, paths.node)  # the machine was restarted
-        return AgentClient(connection, paths)
+        try:
+            return AgentClient(connection, paths)
+        except NodeRefused as refusal:
+            if refusal.kind != "no-agent" or not machine.data.get("revives"):
+                raise
+            revive(connection, paths.python, paths.agent, paths.node)  # the machine was restarted
+            return AgentClient(connection, paths)
+    except BaseException:
+        connection.close()
+        raise
 
 
 def _with_cluster_hint(row: ClusterRow, error: NodeError) -> NodeError:
