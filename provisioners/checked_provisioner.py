@@ -14,7 +14,7 @@ from collections.abc import Callable, Mapping, Sequence
 from typing import Any, TypeVar, cast
 
 from gpuops.core.errors import GpuopsError, Partial, Unknown
-from gpuops.core.models import STATES, Intent, Journal, Offer, Option, Payer, Problem, Request, Resource
+from gpuops.core.models import Intent, Journal, Offer, Option, Payer, Problem, Request, Resource, ResourceState
 from gpuops.core.quota import Quota, QuotaIncrease, QuotaReport
 from provisioners.base import Provisioner, TellsQuota
 
@@ -190,6 +190,7 @@ def _finite_numbers(reported: Mapping[str, float | None]) -> dict[str, float]:
 
 
 def _with_known_state(resource: Resource) -> Resource:
-    if resource.state == "leaving":
-        return dataclasses.replace(resource, bills=False, per_hour=0.0)
-    return resource if resource.state in STATES else dataclasses.replace(resource, state="unknown")
+    state = ResourceState.parse(resource.state or ResourceState.UNKNOWN)
+    if state is ResourceState.LEAVING:
+        return dataclasses.replace(resource, state=state, bills=False, per_hour=0.0)
+    return dataclasses.replace(resource, state=state)

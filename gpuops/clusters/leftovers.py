@@ -13,7 +13,7 @@ from gpuops.clusters.teardown import select_by_tag
 from gpuops.core.context import Context
 from gpuops.core.errors import GpuopsError
 from gpuops.core.format import plural
-from gpuops.core.models import Resource
+from gpuops.core.models import Resource, ResourceState
 from gpuops.core.polling import Poller
 from gpuops.ledger.store import ClusterRow
 
@@ -34,7 +34,7 @@ def clear_leftovers_once(ctx: Context, row: ClusterRow) -> Sequence[Resource]:
     listed = [resource for resource in owned if is_leftover_of(row, known, resource)]
     ids = {(resource.kind, resource.id) for resource in listed}
     hidden = [provisioner.describe(resource) for resource in known if (resource.kind, resource.id) not in ids]
-    remaining = [*listed, *(resource for resource in hidden if resource.state != "ended")]
+    remaining = [*listed, *(resource for resource in hidden if resource.state != ResourceState.ENDED)]
     if {(resource.kind, resource.id) for resource in remaining} != {(resource.kind, resource.id) for resource in known}:
         ctx.ledger.mark_cleared(row.id, remaining)
     if remaining:

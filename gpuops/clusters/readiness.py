@@ -24,7 +24,7 @@ from gpuops.core.errors import (
     Unknown,
 )
 from gpuops.core.format import amount, money, span
-from gpuops.core.models import COSTLESS, MachineStatus, Request, Resource
+from gpuops.core.models import COSTLESS, MachineStatus, Request, Resource, ResourceState
 from gpuops.core.parallel import on_each
 from gpuops.core.polling import Poller
 from gpuops.core.provider import Provisioner, is_rented
@@ -128,7 +128,7 @@ class _Readiness:
         ctx, provisioner, row = self._ctx, self._provisioner, self._row
         machines, is_unnumbered = _find_machines(ctx, provisioner, row, self._nodes, self.machines)
         self.machines = on_each(partial(_describe_machine, provisioner), machines)
-        self._known_ids |= {machine.id for machine in self.machines if machine.state != "ended"}
+        self._known_ids |= {machine.id for machine in self.machines if machine.state != ResourceState.ENDED}
         self._check(self.machines)
         why = _why_not_ready(provisioner, self.machines, self._known_ids, settled=is_settled)
         if is_unnumbered:
@@ -167,7 +167,7 @@ def _find_machines(
     known = machines_of(ctx, row)
     if len(known) >= nodes:
         return known, False
-    listed = [machine for machine in list_resources(ctx, provisioner, row) if machine.state != "ended"]
+    listed = [machine for machine in list_resources(ctx, provisioner, row) if machine.state != ResourceState.ENDED]
     new_machines = [machine for machine in listed if machine.kind == "machine" and machine.state not in COSTLESS]
     if len(new_machines) != nodes:
         _raise_if_ending(ctx, row)
@@ -271,8 +271,8 @@ def _why_not_ready(
     """
     for index, machine in enumerate(machines):
         hopeless = str(machine.data.get("hopeless") or "")
-        ended = machine.state == "ended" and (settled or machine.id in known_ids)
-        ended = ended or (machine.state == "leaving" and not hopeless)
+        ended = machine.state == ResourceState.ENDED and (settled or machine.id in known_ids)
+        ended = ended or (machine.state == ResourceState.LEAVING and not hopeless)
         if ended or machine.status is MachineStatus.PREEMPTED:
             why = f": {machine.why_ended}" if machine.why_ended else ""
             sentence = f"{machine.name} ended before it was ready{why}"
@@ -290,7 +290,7 @@ def _why_not_ready(
             raise NodeError(sentence, "try another machine or image")
     for index, machine in enumerate(machines):
         phase = str(machine.data.get("phase") or "")
-        if machine.state in ("starting", "ended"):
+        if machine.state in (ResourceState.STARTING, ResourceState.ENDED):
             return f"node{index}: {phase}" if phase else f"node{index} is still starting"
         if not machine.address:
             return f"node{index}: {phase}" if phase else f"node{index} has no address yet"
@@ -301,7 +301,7 @@ def _quote_machine_log(provisioner: Provisioner, machines: Sequence[Resource]) -
     """What a machine's own log says, where its provider tells; empty otherwise."""
     tell: Callable[[Resource], str] = getattr(provisioner, "last_words", lambda _: "")
     for machine in machines:
-        if machine.state == "running" and host_key_handover.is_node(machine):
+        if machine.state == ResourceState.RUNNING and host_key_handover.is_node(machine):
             continue
         try:
             if log := tell(machine).strip():

@@ -25,7 +25,7 @@ from gpuops.core.errors import (
     Unknown,
 )
 from gpuops.core.format import money, plural, span
-from gpuops.core.models import COSTLESS, Resource
+from gpuops.core.models import COSTLESS, Resource, ResourceState
 from gpuops.core.parallel import on_each
 from gpuops.core.polling import Poller
 from gpuops.core.provider import Provisioner, is_rented
@@ -78,8 +78,8 @@ def describe_shutdown(remaining: Sequence[Resource]) -> str:
 
 def is_costless(remaining: Sequence[Resource]) -> bool:
     """Whether nothing is left but machines that are leaving, and what cannot go before them."""
-    leaves = any(resource.state == "leaving" for resource in remaining)
-    return leaves and not any(resource.bills and resource.state != "leaving" for resource in remaining)
+    leaves = any(resource.state == ResourceState.LEAVING for resource in remaining)
+    return leaves and not any(resource.bills and resource.state != ResourceState.LEAVING for resource in remaining)
 
 
 def forget_cluster(ctx: Context, row: ClusterRow) -> None:
@@ -306,7 +306,9 @@ def list_remaining(
         listed = [resource for resource in listed if (resource.kind, resource.id) in known_ids]
     ids = {(resource.kind, resource.id) for resource in listed}
     hidden = [resource for resource in known if (resource.kind, resource.id) not in ids]
-    return listed + [resource for resource in map(provisioner.describe, hidden) if resource.state != "ended"]
+    return listed + [
+        resource for resource in map(provisioner.describe, hidden) if resource.state != ResourceState.ENDED
+    ]
 
 
 def _has_successor(ctx: Context, row: ClusterRow) -> bool:

@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING
 from gpuops.core.context import Context
 from gpuops.core.errors import GpuopsError
 from gpuops.core.format import money, plural, span, table
-from gpuops.core.models import COSTLESS, Resource
+from gpuops.core.models import COSTLESS, Resource, ResourceState
 from gpuops.core.parallel import on_each
 from gpuops.ledger.rows import ClusterState, RunState
 from gpuops.ledger.store import ClusterRow, RunRow
@@ -27,10 +27,10 @@ NARROW_DROPS = ("$/H", "PROVIDER", "AGE")
 NARROW_DROPS_CLOUD = ("$/H", "KIND", "PROVIDER", "STATE")
 """The same for `--cloud`."""
 NODE_STATE_NOTES = {
-    "unknown": "does not answer",
-    "ended": "has ended",
-    "starting": "is starting",
-    "leaving": "shuts down",
+    ResourceState.UNKNOWN: "does not answer",
+    ResourceState.ENDED: "has ended",
+    ResourceState.STARTING: "is starting",
+    ResourceState.LEAVING: "shuts down",
 }
 """What is said of a node that is not running, by the state of its machine."""
 
@@ -70,8 +70,8 @@ class ClusterReport:
     name: str
     provider: str
     state: ShownState
-    nodes: list[str]
-    """State of the machine of each node, as its provider names it; `unknown` where that does not answer."""
+    nodes: list[ResourceState]
+    """State of the machine of each node; UNKNOWN where its provider does not answer."""
     virtual: int
     """How many of the nodes are virtual."""
     why_ended: dict[str, str]
@@ -106,7 +106,7 @@ def describe_clusters(ctx: Context) -> list[ClusterReport]:
 def _describe_cluster(ctx: Context, row: ClusterRow) -> ClusterReport:
     machines = [machine for machine in ctx.ledger.resources(row.id) if machine.kind == "machine"]
     described = _describe_machines(ctx, row, machines)
-    states = [machine.state if machine else "unknown" for machine in described]
+    states = [machine.state if machine else ResourceState.UNKNOWN for machine in described]
     nodes = [states[owner(node, index)] for index, node in enumerate(with_virtual(machines))] if machines else []
     runs = [run for run in ctx.ledger.runs(cluster=row.id) if run.state in (RunState.STARTING, RunState.RUNNING)]
     now = ctx.clock.now()
@@ -172,15 +172,15 @@ def _describe_machines(ctx: Context, row: ClusterRow, machines: Sequence[Resourc
     return on_each(describe, range(len(machines)))
 
 
-def _cluster_state(recorded: ClusterState, nodes: Sequence[str]) -> ShownState:
+def _cluster_state(recorded: ClusterState, nodes: Sequence[ResourceState]) -> ShownState:
     """The state by the ledger, corrected by the states of the nodes' machines."""
     if recorded is not ClusterState.UP or not nodes:
         return ShownState(recorded)
     if all(state in COSTLESS for state in nodes):
         return ShownState.ENDED
-    if all(state == "unknown" for state in nodes):
+    if all(state == ResourceState.UNKNOWN for state in nodes):
         return ShownState.OUT_OF_REACH
-    return ShownState.UP if all(state == "running" for state in nodes) else ShownState.PARTLY_UP
+    return ShownState.UP if all(state == ResourceState.RUNNING for state in nodes) else ShownState.PARTLY_UP
 
 
 def cluster_lines(clusters: Sequence[ClusterReport], width: int | None = None) -> list[str]:
@@ -229,7 +229,9 @@ def _format_notes(cluster: ClusterReport) -> Iterator[str]:
     if cluster.state is ShownState.PARTLY_UP:
         nodes = enumerate(cluster.nodes)
         yield ", ".join(
-            f"node{index} {NODE_STATE_NOTES.get(state, state)}" for index, state in nodes if state != "running"
+            f"node{index} {NODE_STATE_NOTES.get(state, state)}"
+            for index, state in nodes
+            if state != ResourceState.RUNNING
         )
     for node, urls in cluster.urls.items():
         yield from (f"{node} shows {url}" for url in urls)

@@ -10,18 +10,38 @@ from __future__ import annotations
 import re
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
-from enum import Enum
+from enum import Enum, StrEnum
 from pathlib import Path
 from typing import Any, Literal, Protocol
 
 NAME = re.compile(r"[a-z][a-z0-9-]{0,23}")
 """What a cluster, a run and a workload may be called."""
 
-STATES = ("starting", "running", "leaving", "ended", "unknown")
-"""What a resource may be. `ended`: it will never run again and costs nothing; a machine that is merely
-stopped, and whose disk still costs, is `unknown`. `leaving`: the same as `ended` for money, since it cannot come back
-and costs nothing more, but it is still listed, and what serves it cannot go before it has."""
-COSTLESS = ("leaving", "ended")
+
+class ResourceState(StrEnum):
+    """What a resource may be. A provider may give the word itself, so states are compared by `==`."""
+
+    NOT_DESCRIBED = ""
+    STARTING = "starting"
+    RUNNING = "running"
+    LEAVING = "leaving"
+    """The same as ENDED for money, since it cannot come back and costs nothing more, but it is still listed, and what
+    serves it cannot go before it has."""
+    ENDED = "ended"
+    """It will never run again and costs nothing."""
+    UNKNOWN = "unknown"
+    """Also a machine that is merely stopped, and whose disk still costs."""
+
+    @classmethod
+    def parse(cls, word: str) -> ResourceState:
+        """The state of that name; UNKNOWN for a word that is none."""
+        try:
+            return cls(word)
+        except ValueError:
+            return cls.UNKNOWN
+
+
+COSTLESS = (ResourceState.LEAVING, ResourceState.ENDED)
 
 
 class MachineStatus(Enum):
@@ -190,13 +210,18 @@ class Resource:
     """Our mark, as `Intent.mark` gives it; where names may be doubled, it is still this one."""
     bills: bool
     parent: str = ""
-    state: str = ""
-    """One of STATES; a provider's own words go to `data`."""
+    state: ResourceState = ResourceState.NOT_DESCRIBED
+    """A provider's own words go to `data`."""
     address: str = ""
     port: int = 0
     private_address: str = ""
     per_hour: float = 0.0
     data: Mapping[str, Any] = field(default_factory=dict)
+
+    @classmethod
+    def parse(cls, document: Mapping[str, Any]) -> Resource:
+        """The resource of a JSON form. Raises TypeError for what is none."""
+        return cls(**{**document, "state": ResourceState.parse(document.get("state", ""))})
 
     @property
     def status(self) -> MachineStatus:

@@ -65,7 +65,7 @@ class ResourceTable(Database):
 
     def _resources(self, cluster: int, state: str) -> list[Resource]:
         query = "SELECT resource FROM resources WHERE cluster = ? AND state = ? ORDER BY id"
-        return self._parse_rows(lambda row: Resource(**json.loads(row[0])), self._read(query, cluster, state))
+        return self._parse_rows(lambda row: Resource.parse(json.loads(row[0])), self._read(query, cluster, state))
 
     def mark_refused(self, cluster: int) -> None:
         """Record that the provider refused the open intents: nothing of them exists."""

@@ -10,7 +10,7 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
-from gpuops.core.models import Resource
+from gpuops.core.models import Resource, ResourceState
 from provisioners.aws import tags
 from provisioners.aws.account import Identity
 from provisioners.aws.api import split_region
@@ -48,10 +48,10 @@ END_REASONS = {
 }
 """Why a machine has ended, for people, by its StateReason's code."""
 STANDINGS = {
-    InstanceState.PENDING: ("starting", "AWS is starting it"),
-    InstanceState.RUNNING: ("running", ""),
-    InstanceState.SHUTTING_DOWN: ("leaving", "AWS shuts it down"),
-    InstanceState.TERMINATED: ("ended", ""),
+    InstanceState.PENDING: (ResourceState.STARTING, "AWS is starting it"),
+    InstanceState.RUNNING: (ResourceState.RUNNING, ""),
+    InstanceState.SHUTTING_DOWN: (ResourceState.LEAVING, "AWS shuts it down"),
+    InstanceState.TERMINATED: (ResourceState.ENDED, ""),
 }
 """By AWS's state: `Resource.state`, and what a machine waits for while it is not ready."""
 
@@ -62,7 +62,7 @@ def machine_resource(
     """A machine. `account`: as by `account_data`; `previous`: the same machine as the ledger knows it."""
     kept = previous.data if previous else {}
     state, phase = STANDINGS.get(instance.state) or (
-        "unknown",
+        ResourceState.UNKNOWN,
         f"AWS calls it {instance.state_word or 'nothing at all'}",
     )
     why_ended = explain_end(instance)
@@ -161,7 +161,7 @@ def _free_resource(
         region=region,
         name=tags.resource_name(own_tags, part),
         bills=False,
-        state="running",
+        state=ResourceState.RUNNING,
         data={**({"token": token} if token else {}), "account": dict(account)},
     )
 

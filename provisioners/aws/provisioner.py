@@ -14,7 +14,7 @@ from functools import partial
 from typing import Any
 
 from gpuops.core.errors import AuthFailed, ProviderError, QuotaExceeded, Rejected, Unknown
-from gpuops.core.models import Intent, Journal, Offer, Option, Payer, Problem, Request, Resource
+from gpuops.core.models import Intent, Journal, Offer, Option, Payer, Problem, Request, Resource, ResourceState
 from gpuops.core.quota import Quota, QuotaIncrease, QuotaReport
 from provisioners import keys
 from provisioners.aws import (
@@ -224,7 +224,7 @@ class AwsProvisioner:
         if described is not None:
             return described
         self._check_account(resource)
-        return dataclasses.replace(resource, state="ended", address="", port=0, per_hour=0.0)
+        return dataclasses.replace(resource, state=ResourceState.ENDED, address="", port=0, per_hour=0.0)
 
     def _check_account(self, resource: Resource) -> None:
         """Raises AuthFailed where what AWS does not find may be in another account, and go on there."""

@@ -12,7 +12,7 @@ from pathlib import Path
 
 from gpuops.core.files import write_atomic
 from gpuops.core.format import plural
-from gpuops.core.models import Intent, Journal, Offer, Option, Problem, Request, Resource
+from gpuops.core.models import Intent, Journal, Offer, Option, Problem, Request, Resource, ResourceState
 from gpuops.core.platform import HERE, System
 from gpuops.nodes.gpu_shares import divide
 from provisioners.base import CONTRACT, Context
@@ -138,7 +138,7 @@ class LocalProvisioner:
             region=REGION,
             name=mark,
             bills=False,
-            state="running" if is_watchdog_alive(folder) else "ended",
+            state=ResourceState.RUNNING if is_watchdog_alive(folder) else ResourceState.ENDED,
             address="127.0.0.1",
             private_address="127.0.0.1",
             data={"connection": "process", "root": str(self.root), "python": sys.executable, **_read_settings(folder)},
@@ -147,7 +147,7 @@ class LocalProvisioner:
     def describe(self, resource: Resource) -> Resource:
         folder = Path(resource.id)
         if not folder.exists():
-            return Resource(**{**vars(resource), "state": "ended"})
+            return Resource(**{**vars(resource), "state": ResourceState.ENDED})
         return self._resource(folder)
 
     def destroy(self, resources: Sequence[Resource]) -> None:

@@ -9,7 +9,7 @@ from functools import partial
 from pathlib import Path
 
 from gpuops.core.errors import AuthFailed, ProviderError, Rejected, Unknown
-from gpuops.core.models import Resource
+from gpuops.core.models import Resource, ResourceState
 from gpuops.core.polling import Clock
 from provisioners.runpod import boot_log, machines
 from provisioners.runpod.account import Account
@@ -61,7 +61,7 @@ class Lifecycle:
                 for cluster in clusters
                 if cluster.name.startswith(prefix)
             ),
-            *(resource for resource in members_and_machines if resource.state != "ended"),
+            *(resource for resource in members_and_machines if resource.state != ResourceState.ENDED),
         ]
 
     def _list_clusters(self, has_members: bool) -> list[Cluster]:
@@ -96,9 +96,9 @@ class Lifecycle:
         document = self._api.get_or_none(path, f"look at a {'cluster' if is_cluster else 'pod'}")
         if document is None:
             self._account.check(resource)
-            return dataclasses.replace(resource, state="ended", address="", port=0, per_hour=0.0)
+            return dataclasses.replace(resource, state=ResourceState.ENDED, address="", port=0, per_hour=0.0)
         if is_cluster:
-            return dataclasses.replace(resource, state="running")
+            return dataclasses.replace(resource, state=ResourceState.RUNNING)
         return self._describe_pod(parse_pod(document), resource)
 
     def _describe_pod(self, pod: Pod, resource: Resource) -> Resource:

@@ -11,7 +11,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from gpuops.core.models import Resource
+from gpuops.core.models import Resource, ResourceState
 from provisioners.runpod import boot_script
 from provisioners.runpod.offers import disk_price
 from provisioners.runpod.pods import HOST_PUBLIC, MARK, VOLUME, Cluster, Pod, Status
@@ -30,8 +30,7 @@ BROKEN = "RunPod says that it is in an error it does not come out of"
 class Standing:
     """What a pod's state means for us."""
 
-    state: str
-    """As `Resource.state`."""
+    state: ResourceState
     phase: str = ""
     """What it waits for while it is not ready."""
     hopeless: str = ""
@@ -40,22 +39,22 @@ class Standing:
 
 def standing(pod: Pod) -> Standing:
     if pod.status is Status.TERMINATED:
-        return Standing("ended")
+        return Standing(ResourceState.ENDED)
     if pod.status is Status.EXITED:
-        return Standing("unknown", hopeless=EXITED)
+        return Standing(ResourceState.UNKNOWN, hopeless=EXITED)
     if pod.status is Status.ERROR:
-        return Standing("unknown", hopeless=BROKEN)
+        return Standing(ResourceState.UNKNOWN, hopeless=BROKEN)
     if pod.status in (Status.PROVISIONING, Status.STARTING):
-        return Standing("starting", "getting a machine")
+        return Standing(ResourceState.STARTING, "getting a machine")
     if pod.status is not Status.RUNNING:
-        return Standing("unknown", f"RunPod calls it {pod.status_word.lower() or 'nothing at all'}")
+        return Standing(ResourceState.UNKNOWN, f"RunPod calls it {pod.status_word.lower() or 'nothing at all'}")
     if not pod.has_runtime:
-        return Standing("starting", "pulling its image")
+        return Standing(ResourceState.STARTING, "pulling its image")
     if pod.carrier_address:
-        return Standing("starting", "waiting for a public address")
+        return Standing(ResourceState.STARTING, "waiting for a public address")
     if not pod.endpoint[0]:
-        return Standing("starting", "waiting for its SSH port")
-    return Standing("running")
+        return Standing(ResourceState.STARTING, "waiting for its SSH port")
+    return Standing(ResourceState.RUNNING)
 
 
 def new_pod(pod: Pod, name: str, *, parent: str = "", kind: str = MACHINE) -> Resource:
@@ -127,7 +126,7 @@ def cluster_resource(cluster: Cluster, account: Mapping[str, str], token: str = 
         region=REGION,
         name=cluster.name,
         bills=True,
-        state="running",
+        state=ResourceState.RUNNING,
         data={
             "account": dict(account),
             "token": token,

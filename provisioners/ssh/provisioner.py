@@ -28,7 +28,7 @@ from gpuops.core.errors import (
     UsageError,
 )
 from gpuops.core.format import plural
-from gpuops.core.models import Intent, Journal, Offer, Option, Problem, Request, Resource
+from gpuops.core.models import Intent, Journal, Offer, Option, Problem, Request, Resource, ResourceState
 from gpuops.core.parallel import on_each
 from provisioners.base import CONTRACT, Context
 from provisioners.ssh.hosts import HostBook, KnownHost
@@ -80,8 +80,7 @@ class NodeRecord:
     mark: str
     """Its name: `gpuops-<owner>-<cluster>-<index>`."""
     folder: str
-    state: str
-    """As `Resource.state`."""
+    state: ResourceState
     gpus: Sequence[str] | None = None
     """None: all of its host."""
     cores_share: float | None = None
@@ -97,7 +96,7 @@ def parse_record(document: Mapping[str, Any]) -> NodeRecord | None:
     if not (isinstance(mark, str) and isinstance(folder, str) and isinstance(state, str)):
         return None
     more = {name: document.get(name) for name in ("gpus", "cores_share", "artefact", "token", "on")}
-    return NodeRecord(mark, folder, state, **more)
+    return NodeRecord(mark, folder, ResourceState.parse(state), **more)
 
 
 class SshProvisioner:
@@ -161,7 +160,7 @@ class SshProvisioner:
                for host in self._logins.logged_in(typed)}  # fmt: skip
         known = {} if typed else {name: self._book.require(name) for name in self._book.names()}
         return [
-            self._resource(name, known_host, NodeRecord(name, "", "running"))
+            self._resource(name, known_host, NodeRecord(name, "", ResourceState.RUNNING))
             for name, known_host in {**named, **known}.items()
         ]
 
@@ -218,7 +217,7 @@ class SshProvisioner:
         record = NodeRecord(
             intent.mark(index),
             folder,
-            "running",
+            ResourceState.RUNNING,
             gpus=place.gpus,
             cores_share=place.cores_share,
             artefact=intent.agent.stem,
@@ -311,7 +310,7 @@ class SshProvisioner:
         for node in self._list_nodes(resource.region, _known_host(resource)):
             if node.id == resource.id:
                 return node
-        return dataclasses.replace(resource, state="ended")
+        return dataclasses.replace(resource, state=ResourceState.ENDED)
 
     def destroy(self, resources: Sequence[Resource]) -> None:
         """Each node ends itself and removes its folder; a thread for each waits for it."""

@@ -10,7 +10,7 @@ from gpuops.commands.prove.fault_injection import Announcement, ContractBroken, 
 from gpuops.commands.prove.sandbox import Sandbox, check_answer
 from gpuops.commands.prove.shared_clusters import CreatedCluster, made
 from gpuops.core.format import span
-from gpuops.core.models import STATES, Resource
+from gpuops.core.models import Resource, ResourceState
 
 TOKEN = re.compile(r"[A-Za-z0-9-]{1,48}")
 
@@ -113,7 +113,7 @@ def describe(sandbox: Sandbox) -> str:
 
         def ask(resource: Resource = resource) -> Resource | None:
             described: Resource = sandbox.ask("describe", resource)
-            return described if described.state != "ended" else None
+            return described if described.state != ResourceState.ENDED else None
 
         described = sandbox.poll_until(sandbox.core.settle_s, ask)
         if described is None:
@@ -124,8 +124,9 @@ def describe(sandbox: Sandbox) -> str:
             raise ContractBroken(
                 f"asked for {_part(resource.name)}, describe tells of another: kind, id, name or region differ"
             )
-        if described.state not in STATES:
-            raise ContractBroken(f"describe says '{described.state}'; the contract knows {', '.join(STATES)}")
+        if not described.state or described.state not in [*ResourceState]:
+            known = ", ".join(state for state in ResourceState if state)
+            raise ContractBroken(f"describe says '{described.state}'; the contract knows {known}")
         states.append(f"{_part(resource.name)} {described.state}")
     return ", ".join(states)
 
@@ -148,7 +149,7 @@ def gone(sandbox: Sandbox) -> str:
         raise NotRunnable("what it looks at was not ended")
     for resource in cluster.resources:
         described = sandbox.ask("describe", resource)
-        if described.state != "ended":
+        if described.state != ResourceState.ENDED:
             raise ContractBroken(f"{_part(resource.name)} is gone, and describe calls it '{described.state}'")
     sandbox.end_cluster(cluster.row.name)
     return "what is gone is called ended"

@@ -18,7 +18,7 @@ from gpuops.commands.prove.sandbox import Sandbox, dollars
 from gpuops.commands.prove.shared_clusters import BOOT_DEADLINE_S, adopted, unattended
 from gpuops.core.errors import ProviderError, StillBilling
 from gpuops.core.format import plural, span
-from gpuops.core.models import COSTLESS, Lease, Resource
+from gpuops.core.models import COSTLESS, Lease, Resource, ResourceState
 from gpuops.ledger.store import ClusterRow, Ledger, LedgerJournal
 from gpuops.nodes.session import machines_of, send_lease
 
@@ -49,7 +49,7 @@ def ready(sandbox: Sandbox) -> str:
     """Every node of the adopted cluster runs and answers."""
     cluster = adopted(sandbox)
     for machine in cluster.live.machines:
-        if machine.state != "running" or not machine.address:
+        if machine.state != ResourceState.RUNNING or not machine.address:
             raise ContractBroken(f"a node answers, and describe calls it '{machine.state}' at '{machine.address}'")
     nodes = plural(len(cluster.live.machines), "node")
     return f"{nodes} answered hello {span(cluster.boot_s)} after create was called"
