@@ -13,6 +13,7 @@ import json
 import os
 import socket
 import threading
+import time
 import traceback
 from typing import Any, Callable, Dict
 
@@ -52,6 +53,8 @@ ACTIVITY = frozenset({"python", "setup", "plan", "commit", "start", "home"})
 """Verbs that are a sign of use, at their start and with every item."""
 BACKLOG = 64
 """Connections that may wait to be accepted."""
+ACCEPT_RETRY_INTERVAL_S = 0.2
+"""Pause after a failed accept: the connection still waits, and would be tried again at once."""
 
 
 def find_verb(name: str) -> Verb:
@@ -80,8 +83,21 @@ class Server:
     def serve(self) -> None:
         """Accept until the process ends."""
         while True:
-            connection, _ = self._socket.accept()
+            connection = accept_connection(self._socket)
             threading.Thread(target=Conversation(self._node, connection).listen, daemon=True).start()
+
+
+def accept_connection(listener: socket.socket, sleep: Callable[[float], None] = time.sleep) -> socket.socket:
+    """Wait for a client, also while the system refuses it: no file descriptor is left, or that client has gone."""
+    reported: set[int | None] = set()
+    while True:
+        try:
+            return listener.accept()[0]
+        except OSError as error:
+            if error.errno not in reported:
+                log(f"no client can be accepted: {error}")
+            reported.add(error.errno)
+            sleep(ACCEPT_RETRY_INTERVAL_S)
 
 
 class Conversation:
