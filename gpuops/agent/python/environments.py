@@ -16,14 +16,14 @@ import signal
 import subprocess
 import time
 from contextlib import contextmanager
-from typing import Any, Callable, Collection, Iterator, Mapping, NamedTuple, Sequence
+from typing import Any, Callable, Collection, Iterator, Mapping, NamedTuple, Sequence, TextIO
 
 from gpuops.agent.node import Emit, Node, Refusal, read_json, write_json
 from gpuops.agent.python.interpreters import Interpreter, Spawn, probe_interpreter
 
 POLL_INTERVAL_S = 0.5
 BEAT_INTERVAL_S = 5.0
-"""Time between two calls of `on_silence` while the command writes nothing."""
+"""Time between two signs that a silent command, or a wait for another's environment, goes on."""
 TERM_GRACE_S = 5.0
 PIPE_BYTES = 65536
 STEP_TIMEOUT_S = 3600.0
@@ -186,14 +186,28 @@ def ensure_environment(
 
 @contextmanager
 def _environment_lock(path: str, emit: Emit) -> Iterator[None]:
-    """Lock the file at `path`, so that one request at a time creates the environment; say so while waiting for it."""
+    """Lock the file at `path`, so that one request at a time creates the environment.
+
+    While it waits it says so, then emits beats; `emit` ends the wait of a client that has disconnected.
+    """
     with open(path, "w", encoding="utf-8") as lock:
-        try:
-            fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
-        except OSError:
-            emit({"say": "waiting for the environment that is being made already"})
-            fcntl.flock(lock, fcntl.LOCK_EX)
+        item: dict[str, Any] = {"say": "waiting for the environment that is being made already"}
+        next_item = time.monotonic()
+        while not _try_lock(lock):
+            if time.monotonic() >= next_item:
+                emit(item)
+                item, next_item = {"beat": time.time()}, time.monotonic() + BEAT_INTERVAL_S
+            time.sleep(POLL_INTERVAL_S)
         yield
+
+
+def _try_lock(file: TextIO) -> bool:
+    """Lock a file unless another has it locked. Raises OSError where the file system has no locks."""
+    try:
+        fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
+    except BlockingIOError:
+        return False
+    return True
 
 
 def _create_environment(
