@@ -12,7 +12,7 @@ import time
 from typing import Any, NamedTuple
 
 from gpuops.agent.machine_resources import boot_id
-from gpuops.agent.node import Emit, Node, log, modified_at, read_json, write_json, write_text
+from gpuops.agent.node import Emit, Node, log, modified_at, read_json, remove_file, write_json, write_text
 
 BOOT_MARGIN_S = 120.0
 """How much later than the lease the watchdog that came with the machine ends it: by then the node has ended itself."""
@@ -136,6 +136,15 @@ class IdleTimer:
 def is_run_live() -> bool:
     """Whether a run is on, for a process whose working directory is the node's folder."""
     return os.path.exists("live.json")
+
+
+def note_run_end(node: Node) -> None:
+    """No run is on any more: the idle end counts from now on."""
+    node.touch()  # before: the last sign of use may be old
+    try:
+        remove_file(node.path("live.json"))
+    except OSError as error:
+        log(f"this node has no idle end, since live.json stays: {error}")
 
 
 def last_used_at(node: Node) -> float:

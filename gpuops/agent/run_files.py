@@ -14,7 +14,7 @@ import re
 import time
 from typing import Any, Callable
 
-from gpuops.agent.node import Node, Refusal, log, open_append, read_json, size_of
+from gpuops.agent.node import Node, Refusal, log, open_append, read_json, remove_file, size_of, write_json
 from gpuops.agent.processes import Marker
 from gpuops.agent.run_documents import LaunchSpec, RankRecord, Reason
 
@@ -23,6 +23,7 @@ TAIL_BYTES = 8192
 COMMAND_TAIL_FACTOR = 4
 """How much longer the tail of a plain command is: everything it starts writes there, and a launcher of its own
 (torchrun) writes more after the important words than one rank does."""
+RESULT = "result.json"
 PROGRESS = "progress.json"
 PROGRESS_BYTES = 4096
 SNAPSHOT = "snapshot"
@@ -34,6 +35,8 @@ TIMES_PER_AGE = 3600.0
 _OF_THE_RUN = ("launcher.out", "launcher.err", "events.jsonl", TIMES)
 _NOT_OUTPUT = ("events.jsonl", TIMES)
 _RANK_FILE = re.compile(r"([0-9]+)\.(out|err)")
+_unwritten_results: dict[str, dict[str, Any]] = {}
+"""Results that could not be written, by the run's folder: this machine's disk may be full."""
 
 
 def run_marker(node: Node, run: str, cluster: str, index: int) -> Marker:
@@ -58,10 +61,26 @@ def run_markers(node: Node) -> list[Marker]:
     return found
 
 
+def write_result(folder: str, document: dict[str, Any]) -> None:
+    """Write how the run ended; in memory where the disk is full."""
+    try:
+        write_json(os.path.join(folder, RESULT), document)
+        _unwritten_results.pop(folder, None)
+    except OSError as error:
+        _unwritten_results[folder] = document
+        log(f"the result of {os.path.basename(folder)} is only in memory: {error}")
+
+
 def read_result(folder: str) -> dict[str, Any] | None:
     """How the run ended; None while it has not ended."""
-    document: dict[str, Any] | None = read_json(os.path.join(folder, "result.json"))
+    document: dict[str, Any] | None = _unwritten_results.get(folder) or read_json(os.path.join(folder, RESULT))
     return document
+
+
+def remove_result(folder: str) -> None:
+    """Remove the result of an earlier attempt."""
+    _unwritten_results.pop(folder, None)
+    remove_file(os.path.join(folder, RESULT))
 
 
 def read_end_reason(folder: str) -> Reason | None:

@@ -78,9 +78,15 @@ def main(_mode: str, arguments: Sequence[str]) -> int:
 
 
 def record_process(node: Node, name: str) -> None:
-    """Record this process, so that others can tell it from a later one with the same number."""
+    """Record this process, so that others can tell it from a later one with the same number.
+
+    On a full disk it is only logged: the node must serve its results all the same, and come to its end.
+    """
     me = find_process(os.getpid())
-    write_json(node.path(name), {"pid": os.getpid(), "start": me.start if me else ""})
+    try:
+        write_json(node.path(name), {"pid": os.getpid(), "start": me.start if me else ""})
+    except OSError as error:
+        log(f"{name} cannot be written: {error}")
 
 
 class Watchdog:
@@ -165,7 +171,10 @@ class Watchdog:
             self._agent_started = time.monotonic()
         may_start = time.monotonic() >= self._agent_started + self._restart_pause_s
         if self._agent is None and may_start and not self._has_ended():
-            self._start_agent()
+            try:
+                self._start_agent()
+            except OSError as error:
+                log(f"the agent cannot be started, and is tried again: {error}")  # the lease goes on without it
 
     def _end_all(self, term_grace_s: float = processes.TERM_GRACE_S) -> int:
         """End every descendant, and every process with a marker of this node's runs. Returns how many are left."""
@@ -203,15 +212,15 @@ class Watchdog:
         self._end_all(term_grace_s)
 
     def _note_end(self, why: str) -> None:
-        write_json(self._node.path("ended.json"), {"at": time.time(), "why": why})
+        try:
+            write_json(self._node.path("ended.json"), {"at": time.time(), "why": why})
+        except OSError as error:
+            log(f"ended.json cannot be written: {error}")  # a full disk must not keep a machine alive
 
     def _end_node(self, why: str) -> None:
         log(f"ending this node: {why}")
         self._end_processes("lease", why, "graceful", FAREWELL_S)
-        try:
-            self._note_end(why)
-        except OSError as error:
-            log(f"ended.json cannot be written: {error}")  # a full disk must not keep a machine alive
+        self._note_end(why)
         argv = self._node.settings().end
         if argv:
             self._move_boot_end()

@@ -9,11 +9,13 @@ import os
 import shutil
 import signal
 import time
+import traceback
 from typing import Any, Callable, Iterable, NamedTuple
 
 from gpuops.agent import machine_resources, processes, run_files
 from gpuops.agent.files.folder import free_bytes
-from gpuops.agent.node import Node, log, read_json, remove_file, write_json
+from gpuops.agent.lease import note_run_end
+from gpuops.agent.node import Node, log, read_json
 from gpuops.agent.run.stopping import StopRequest
 from gpuops.agent.run_documents import LaunchSpec, Outcome, RankRecord, Reason, RunKind
 
@@ -32,8 +34,8 @@ class RunEnd(NamedTuple):
     """The launcher's, as Popen gives it; None: it was not seen to end."""
     stopped_at: float = float("inf")
     """When this node began to end the run."""
-    left: int = 0
-    """How many processes could not be ended."""
+    left: int | None = 0
+    """How many processes could not be ended; None: unknown."""
 
 
 def first_failure(records: Iterable[RankRecord], before: float) -> RankRecord | None:
@@ -85,13 +87,12 @@ def signal_name(number: int) -> str:
 def result_document(
     spec: LaunchSpec, folder: str, end: RunEnd, has_joined: Callable[[int], bool | None]
 ) -> dict[str, Any]:
-    """The document of result.json. `has_joined`: whether a rank has joined the others; None: unknown."""
-    records = run_files.read_records(folder)
-    is_command = spec.kind == RunKind.COMMAND
-    expected = () if is_command else range(spec.rank_base, spec.rank_base + spec.ranks)
+    """The document of result.json. `has_joined`: whether a rank has joined the others; None: unknown.
+
+    Where the run's files cannot be described it has no ranks: whatever a run leaves, its client learns how it ended.
+    """
     code, sign = split_returncode(end.returncode)
-    factor = run_files.COMMAND_TAIL_FACTOR if is_command else 1
-    return {
+    document = {
         "run": spec.run,
         "node": spec.node,
         "outcome": end.outcome,
@@ -99,6 +100,24 @@ def result_document(
         "started": end.started,
         "ended": time.time(),
         "launcher": {"code": code, "signal": sign},
+        "ranks": [],
+        "left": end.left,
+    }
+    try:
+        document.update(_describe_files(spec, folder, end, has_joined))
+    except Exception:
+        log(f"the files of {spec.run} cannot be described\n{traceback.format_exc()}")
+    return document
+
+
+def _describe_files(
+    spec: LaunchSpec, folder: str, end: RunEnd, has_joined: Callable[[int], bool | None]
+) -> dict[str, Any]:
+    records = run_files.read_records(folder)
+    is_command = spec.kind == RunKind.COMMAND
+    expected = () if is_command else range(spec.rank_base, spec.rank_base + spec.ranks)
+    factor = run_files.COMMAND_TAIL_FACTOR if is_command else 1
+    return {
         "ranks": [
             rank_document(
                 folder, records.get(rank) or RankRecord(rank, rank - spec.rank_base), end.stopped_at, has_joined(rank)
@@ -109,7 +128,6 @@ def result_document(
         "out": read_last_output(os.path.join(folder, "launcher.out")),
         "progress": run_files.read_progress(folder),
         "disk_free": free_bytes(folder),
-        "left": end.left,
     }
 
 
@@ -137,24 +155,33 @@ def read_last_output(path: str) -> str:
 
 
 def settle_lost_runs(node: Node) -> None:
-    """Write a result for runs whose agent died before their end: `lost`, once none of their processes is left."""
+    """Write a result for runs whose agent died before their end: `lost`, once none of their processes is left.
+
+    Never raises: a run that cannot be settled must not keep the agent from serving the others' results.
+    """
     for name in node.runs():
-        folder = node.run(name)
-        if run_files.read_result(folder) is not None:
-            continue
-        spec = run_files.read_spec(node, name)
-        if not spec:
-            shutil.rmtree(folder, ignore_errors=True)  # the agent was killed before it started a process
-            continue
-        marker = run_files.run_marker(node, spec.run, spec.cluster, spec.node)
-        left = processes.end_all(lambda marker=marker: processes.descendant_processes([marker]))  # type: ignore[misc]
-        reason = Reason("agent", _describe_loss(node))
-        log(f"the run {name} is lost: {reason.say}")
-        run_files.record_event(folder, "ended", outcome=Outcome.LOST, left=left, reason=reason.document())
-        started = (read_json(node.path("live.json")) or {}).get("started")
-        end = RunEnd(Outcome.LOST, reason, started, left=left)
-        write_json(os.path.join(folder, "result.json"), result_document(spec, folder, end, lambda _rank: None))
-    remove_file(node.path("live.json"))
+        try:
+            if run_files.read_result(node.run(name)) is None:
+                _settle_lost_run(node, name)
+        except Exception:
+            log(f"the run {name} could not be settled\n{traceback.format_exc()}")
+    note_run_end(node)
+
+
+def _settle_lost_run(node: Node, name: str) -> None:
+    folder = node.run(name)
+    spec = run_files.read_spec(node, name)
+    if not spec:
+        shutil.rmtree(folder, ignore_errors=True)  # the agent was killed before it started a process
+        return
+    marker = run_files.run_marker(node, spec.run, spec.cluster, spec.node)
+    left = processes.end_all(lambda: processes.descendant_processes([marker]))
+    reason = Reason("agent", _describe_loss(node))
+    log(f"the run {name} is lost: {reason.say}")
+    run_files.record_event(folder, "ended", outcome=Outcome.LOST, left=left, reason=reason.document())
+    started = (read_json(node.path("live.json")) or {}).get("started")
+    end = RunEnd(Outcome.LOST, reason, started, left=left)
+    run_files.write_result(folder, result_document(spec, folder, end, lambda _rank: None))
 
 
 def _describe_loss(node: Node) -> str:

@@ -18,10 +18,10 @@ from gpuops.agent.run_documents import LaunchSpec, Outcome, Reason, StopMode
 
 FAREWELL_POLL_INTERVAL_S = 0.2
 OF_AN_ATTEMPT = (
-    "result.json", "home.json", sink.STATE, "stop", "agent_error.json", run_files.PROGRESS, run_files.SNAPSHOT,
+    "home.json", sink.STATE, "stop", "agent_error.json", run_files.PROGRESS, run_files.SNAPSHOT,
     result_handover.STATE,
 )  # fmt: skip
-"""Files of an earlier attempt that are removed before the next, beside the ranks' records."""
+"""Files of an earlier attempt that are removed before the next, beside its result and the ranks' records."""
 START_HINT = "check that it is there and may be executed (chmod +x); a shell line needs: -- bash -c '…'"
 
 _LOCK = threading.Lock()
@@ -140,6 +140,7 @@ def _clear_attempt(node: Node, folder: str, spec: LaunchSpec) -> None:
     before = run_files.read_spec(node, spec.run)
     if run_files.read_result(folder) is None or (before.attempt if before else 1) >= spec.attempt:
         raise Refusal("run-exists", f"a run '{spec.run}' was started on this node before", "choose another name")
+    run_files.remove_result(folder)
     for path in (*(os.path.join(folder, name) for name in OF_AN_ATTEMPT), *run_files.list_record_files(folder)):
         remove_file(path)
 

@@ -17,7 +17,7 @@ import traceback
 from typing import Any, BinaryIO, Collection, Mapping
 
 from gpuops.agent import processes, run_files
-from gpuops.agent.lease import read_clocks
+from gpuops.agent.lease import note_run_end, read_clocks
 from gpuops.agent.machine_resources import boot_id
 from gpuops.agent.node import Node, log, open_append, program_argv, write_json
 from gpuops.agent.peers import link, result_handover
@@ -87,7 +87,7 @@ class Supervisor:
         """The step that the program started from; None until it reports its progress."""
         self.done = threading.Event()
         self.result: dict[str, Any] | None = None
-        """The document of result.json; kept in memory since the disk may be full."""
+        """The document of result.json."""
 
     def start(self) -> None:
         """Start the thread that starts the launcher and supervises it. Set `link` before, in a run of several nodes."""
@@ -100,13 +100,15 @@ class Supervisor:
 
     def _run_thread(self) -> None:
         try:
-            self._launch_and_watch()
+            outcome, reason = self._launch_and_watch()
         except Exception as error:
-            # Where `_finish` raised, too: all of it can be repeated, and it raises nothing once result.json is written.
             log(f"the supervision of {self.name} failed\n{traceback.format_exc()}")
             reason = Reason("agent", f"the agent met a bug: {type(error).__name__}: {error}")
-            self._finish(Outcome.LOST, reason)
+            outcome = Outcome.LOST
+        try:
+            self._finish(outcome, reason)
         finally:
+            note_run_end(self._node)  # whatever fails, or the node would have no idle end
             self.launched.set()
             sink.store_results(self._node, self.name)
             self.done.set()
@@ -114,15 +116,15 @@ class Supervisor:
                 self._handover.begin()
             end_after_upload.start_watch(self._node, self.name)
 
-    def _launch_and_watch(self) -> None:
+    def _launch_and_watch(self) -> tuple[Outcome, Reason]:
+        """Start the launcher and supervise it to its end. Returns how that came."""
         live_document = {"run": self.name, "started": self._started_utc, "boot_id": boot_id()}
         write_json(self._node.path("live.json"), live_document)
         try:
             self._process = self._launch()
         except OSError as error:
             self.launch_error = f"cannot start {(error.filename or self._spec.argv[0])}: {error.strerror}"
-            self._finish(Outcome.FAILED, Reason("start", self.launch_error))
-            return
+            return Outcome.FAILED, Reason("start", self.launch_error)
         self._record_event("started", pid=self._process.pid)
         self.launched.set()
         if self._sampler:
@@ -133,7 +135,7 @@ class Supervisor:
         if self._sampler:
             self._sampler.stop()
         records = run_files.read_records(self.folder).values()
-        self._finish(*self._decide_outcome(self._process.returncode, records))
+        return self._decide_outcome(self._process.returncode, records)
 
     def _launch(self) -> subprocess.Popen[bytes]:
         tokens = launch_command.token_values(program_argv(), self.folder)
@@ -227,8 +229,11 @@ class Supervisor:
         if action == StopAction.TERM:
             processes.send_signal(pids, signal.SIGTERM)
             return
-        with self._open_run_file("stop"):
-            pass  # the file's existence is the message
+        try:
+            with self._open_run_file("stop"):
+                pass  # the file's existence is the message
+        except OSError as error:
+            log(f"the stop of {self.name} is told by signals only: {error}")  # a full disk must not end it as lost
         handlers = (pid for pid in pids if processes.handles_signal(pid, signal.SIGUSR1))
         processes.send_signal(handlers, signal.SIGUSR1)
 
@@ -294,6 +299,22 @@ class Supervisor:
         self._ending_since_utc = time.time()
         self._stop_plan.close()
         self._notify_peers_of_end(outcome, reason)
+        try:
+            remaining_processes: int | None = self._end_processes()
+        except Exception:
+            log(f"the processes of {self.name} could not be ended\n{traceback.format_exc()}")
+            remaining_processes = None
+        self._output_times.check(last=True)
+        self._record_event("ended", outcome=outcome, left=remaining_processes, reason=reason.document())
+        returncode = self._process.returncode if self._process else None
+        stopped_at = min(self._ending_since_utc, self._first_stop_action_utc)
+        end = RunEnd(outcome, reason, self._started_utc, returncode, stopped_at, remaining_processes)
+        has_joined = self._sampler.joined if self._sampler else lambda _rank: None
+        self.result = result_document(self._spec, self.folder, end, has_joined)
+        run_files.write_result(self.folder, self.result)
+
+    def _end_processes(self) -> int:
+        """End every process of the run. Returns how many could not be ended."""
         is_killed = self._process is not None and self._process.returncode is None
         remaining_processes = processes.end_all(
             lambda: processes.run_processes([self._marker]),
@@ -302,20 +323,7 @@ class Supervisor:
         )
         if self._process is not None and remaining_processes == 0:
             self._process.wait()
-        self._output_times.check(last=True)
-        self._record_event("ended", outcome=outcome, left=remaining_processes, reason=reason.document())
-        returncode = self._process.returncode if self._process else None
-        stopped_at = min(self._ending_since_utc, self._first_stop_action_utc)
-        end = RunEnd(outcome, reason, self._started_utc, returncode, stopped_at, remaining_processes)
-        has_joined = self._sampler.joined if self._sampler else lambda _rank: None
-        self.result = result_document(self._spec, self.folder, end, has_joined)
-        try:
-            write_json(os.path.join(self.folder, "result.json"), self.result)
-            self._node.touch()  # before: without `live.json` the idle end counts, and the last sign of use may be old
-            os.unlink(self._node.path("live.json"))
-        except OSError as error:
-            log(f"the result of {self.name} is only in memory: {error}")
-        self._node.touch()
+        return remaining_processes
 
     def _notify_peers_of_end(self, outcome: Outcome, reason: Reason) -> None:
         """Tell the other nodes, once, how the run ended here."""

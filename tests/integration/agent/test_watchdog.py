@@ -29,6 +29,23 @@ def test_a_full_disk_keeps_no_machine_alive(tmp_path: Path) -> None:
     assert (tmp_path / "over").exists()
 
 
+ALONE = """
+import os, sys
+from gpuops.agent.node import Node
+from gpuops.agent.daemon.watchdog import Watchdog
+os.chdir(sys.argv[1])
+Watchdog(Node(sys.argv[1])).watch()
+"""
+
+
+def test_a_node_ends_though_no_agent_can_be_started(tmp_path: Path) -> None:
+    (tmp_path / "node.json").write_text(json.dumps({"end": ["touch", str(tmp_path / "over")]}))
+    (tmp_path / "lease.json").write_text(json.dumps({"hard_wall": time.time() - 1}))
+    (tmp_path / "agent.log").mkdir()  # where the disk has no room for a file, it cannot be opened either
+    subprocess.run([sys.executable, "-c", ALONE, tmp_path], check=False, timeout=HANG_S)
+    assert (tmp_path / "over").exists()
+
+
 REPEAT = """
 import os, sys
 from gpuops.agent.daemon import watchdog

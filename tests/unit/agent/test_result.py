@@ -7,7 +7,16 @@ from pathlib import Path
 import pytest
 
 from gpuops.agent import run_files
-from gpuops.agent.run.result import OUT_CHARACTERS, RunEnd, rank_document, read_last_output, result_document
+from gpuops.agent.node import Node
+from gpuops.agent.run import result
+from gpuops.agent.run.result import (
+    OUT_CHARACTERS,
+    RunEnd,
+    rank_document,
+    read_last_output,
+    result_document,
+    settle_lost_runs,
+)
 from gpuops.agent.run_documents import LaunchSpec, Outcome, RankRecord, Reason
 
 SPEC = LaunchSpec("r-1")
@@ -76,3 +85,24 @@ def test_how_far_a_program_says_it_is(tmp_path: Path, written: str, told: dict[s
     (tmp_path / "progress.json").unlink()
     ended = result_document(SPEC, str(tmp_path), ENDED, lambda _rank: None)
     assert ended["progress"] is None
+
+
+def test_a_record_that_cannot_be_read_hides_no_end(tmp_path: Path) -> None:
+    (tmp_path / "ranks").mkdir()
+    (tmp_path / "ranks/0.json").write_text('{"local": 0}')
+    told = result_document(SPEC, str(tmp_path), ENDED, lambda _rank: None)
+    assert (told["outcome"], told["ranks"]) == (Outcome.DONE, [])
+
+
+def test_a_run_that_cannot_be_settled_keeps_no_other_from_it(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(result.processes, "end_all", lambda _find: 0)
+    node = Node(str(tmp_path))
+    for name, spec in (("strange", '["of another version"]'), ("r-1", '{"cluster": "lab", "node": 0}')):
+        (tmp_path / "runs" / name).mkdir(parents=True)
+        (tmp_path / "runs" / name / "spec.json").write_text(spec)
+    (tmp_path / "live.json").write_text("{}")
+    settle_lost_runs(node)
+    ended = run_files.read_result(node.run("r-1"))
+    assert ended is not None
+    assert ended["outcome"] == Outcome.LOST
+    assert not (tmp_path / "live.json").exists()
