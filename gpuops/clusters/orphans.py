@@ -32,6 +32,7 @@ from gpuops.core.errors import (
     StillBilling,
     UsageError,
 )
+from gpuops.core.format import first_few
 from gpuops.core.models import Resource
 from gpuops.core.polling import Poller
 from gpuops.ledger.rows import ClusterState
@@ -190,7 +191,8 @@ def forget_host(ctx: Context, host: str) -> str:
 
 def close_vanished_clusters(ctx: Context) -> tuple[list[str], list[UncheckedProvider]]:
     """Close the clusters in the ledger of which their provider lists nothing. Returns their names, and the clusters
-    that could not be checked. A cluster with a live owner process is skipped."""
+    that could not be checked. A cluster with a live owner process is skipped; one whose runs are not home is left to
+    the guard, which finishes these first: a bucket may still have what they made."""
     closed: list[str] = []
     unasked: list[UncheckedProvider] = []
     for row in _live_rows(ctx):
@@ -201,7 +203,14 @@ def close_vanished_clusters(ctx: Context) -> tuple[list[str], list[UncheckedProv
         except GpuopsError as error:
             unasked.append(UncheckedProvider(f"{row.provider} could not be asked about {row.name}: {error.say}", error))
             continue
-        if not remaining and not row.has_live_owner():
+        if remaining or row.has_live_owner():
+            continue
+        if unfinished := [run.name for run in ctx.ledger.runs(cluster=row.id) if run.state != "home"]:
+            ctx.out.say(
+                f"note: {row.provider} lists nothing of {row.name}: the guard brings home what "
+                f"{first_few(unfinished, 3)} kept elsewhere, then clears it away"
+            )
+        else:
             forget_cluster(ctx, row)
             ctx.ledger.mark_gone(row.id, ctx.clock.now(), f"{row.provider} lists nothing of it")
             closed.append(row.name)

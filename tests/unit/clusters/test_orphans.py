@@ -184,6 +184,21 @@ def test_a_cluster_that_somebody_works_on_is_not_closed_but_asked_about(there: t
     ]
 
 
+def test_a_cluster_that_vanished_under_its_run_is_left_to_the_guard(there: tuple[Cloud, Context]) -> None:
+    """The run is not judged yet, and its bucket may have results."""
+    _, world = there
+    world.out = Output(err=(said := io.StringIO()))
+    lab = known(world, "lab")
+    run = world.ledger.add_run(stem="toy", cluster=lab, folder=world.folder, tree="project", request={}, facts={},
+                               owner_process=world.me, now=0.0)  # fmt: skip
+    world.ledger.set_run(run.id, state="running", owner_process=None)
+    assert orphans.close_vanished_clusters(world) == ([], [])
+    assert (world.ledger.cluster(lab).state, world.ledger.run(run.id).state) == ("up", "running")
+    assert "the guard brings home what toy-1 kept elsewhere, then clears it away" in said.getvalue()
+    world.ledger.set_run(run.id, state="home")
+    assert orphans.close_vanished_clusters(world) == (["lab"], [])
+
+
 def test_a_cluster_whose_package_was_removed(there: tuple[Cloud, Context]) -> None:
     cloud, world = there
     known(world, "lab")
