@@ -9,7 +9,7 @@ from pathlib import Path
 from gpuops.cli.terminal.output import Output
 from gpuops.cli.terminal.progress import progress_on
 from gpuops.core.context import Context
-from gpuops.core.errors import UsageError
+from gpuops.core.errors import LocalDisk, UsageError
 from gpuops.core.format import ago
 from gpuops.core.platform import obey_escapes, pass_over_current_folder
 from gpuops.core.settings import Settings, Tables, home, load, load_leniently, owner, surroundings
@@ -84,10 +84,8 @@ def report_news(ctx: Context, *, orphans: bool = True) -> None:
     for step in (_report_notices, _ensure_guards, *([_report_unknown_to_ledger] * orphans)):
         try:
             step(ctx)
-        except LedgerUnwritable as error:
+        except (LedgerUnwritable, LocalDisk) as error:
             problems.add(error.say)
-        except OSError as error:
-            problems.add(f"the guard cannot be started: {error.strerror or error}")
     for sentence in sorted(problems):
         ctx.out.say(f"note: {sentence}")
     return None

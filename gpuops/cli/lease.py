@@ -54,7 +54,7 @@ def lease(
             raise NodeError(
                 f"{row.name} is being ended: its lease cannot be extended any more", "gpuops status shows what is left"
             )
-        ctx.ensure_guard(row)
+        ctx.try_ensure_guard(row)
         if ours.end != ours.hard_end:
             ctx.out.say("note: the spending limit (--max-cost) comes first; extending time does not move it")
         if said := balance_shortfall(ctx, row, ours, now):

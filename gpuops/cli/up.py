@@ -94,7 +94,7 @@ def _announce(ctx: Context, row: ClusterRow, machines: Sequence[Resource]) -> No
     from gpuops.offers import lease_limits as leases
 
     if ctx.ledger.needs_guard(row):
-        ctx.ensure_guard(row)
+        ctx.try_ensure_guard(row)
     nodes = [{"name": one.name, "address": one.address, "per_hour": one.per_hour} for one in machines]
     now = ctx.clock.now()
     count = plural(len(nodes), "node")

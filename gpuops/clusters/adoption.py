@@ -166,7 +166,7 @@ def adopt(ctx: Context, lost: LostCluster, *, complete: bool = True) -> Adopted:
     if is_unclaimed:
         notes += _send_lease(ctx, row, lease)
     if ctx.ledger.needs_guard(row):
-        ctx.ensure_guard(row)
+        ctx.try_ensure_guard(row)
     return Adopted(row, len(machines), [run for run in runs if run.name not in known_runs], notes)
 
 

@@ -17,6 +17,7 @@ from typing import Any
 from gpuops.core.context import Context
 from gpuops.core.errors import (
     AuthFailed,
+    LocalDisk,
     ProviderError,
     QuotaExceeded,
     RateLimited,
@@ -64,7 +65,7 @@ def tear_down(ctx: Context, cluster: int, why: str, *, force: bool = False, noti
     message = f"{why} (took {span(ctx.clock.monotonic() - started)})" if notice else ""
     ctx.ledger.mark_gone(cluster, ctx.clock.now(), why, notice=message, left=remaining)
     if remaining:
-        with suppress(OSError):  # the next command starts one
+        with suppress(LocalDisk):  # the next command starts one
             ctx.ensure_guard(row)
 
 

@@ -42,11 +42,11 @@ def end_cluster(ctx: Context, live: ClusterSession, why: str) -> int:
         return 0  # before what was in a bucket was fetched, or by another command
     began = ctx.clock.monotonic()
     if any(run.state in (RunState.RUNNING, RunState.ENDED) for run in ctx.ledger.runs(cluster=live.row.id)):
-        hand_over(ctx, live)
-        ctx.out.say(
-            f"{live.row.name} is kept for now: the guard brings the results home and ends {live.row.name}; "
-            f"`gpuops down {live.row.name} --force` gives them up"
-        )
+        if hand_over(ctx, live):
+            ctx.out.say(
+                f"{live.row.name} is kept for now: the guard brings the results home and ends {live.row.name}; "
+                f"`gpuops down {live.row.name} --force` gives them up"
+            )
         return NodeError.exit_code
     nodes = len(live.machines)
     live.close()
@@ -61,8 +61,8 @@ def end_cluster(ctx: Context, live: ClusterSession, why: str) -> int:
     return 0
 
 
-def hand_over(ctx: Context, live: ClusterSession) -> None:
-    """Give the cluster and this command's runs to the guard."""
+def hand_over(ctx: Context, live: ClusterSession) -> bool:
+    """Give the cluster and this command's runs to the guard. Returns whether one works; where not, that is printed."""
     try:
         for run in ctx.ledger.runs(cluster=live.row.id):
             if run.owner_process == ctx.me:
@@ -70,4 +70,4 @@ def hand_over(ctx: Context, live: ClusterSession) -> None:
         ctx.ledger.set_cluster(live.row.id, owner_process=None)
     except LedgerUnwritable:
         pass  # this command ends now, and a dead owner process says the same
-    ctx.ensure_guard(live.row)
+    return ctx.try_ensure_guard(live.row)

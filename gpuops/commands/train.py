@@ -14,7 +14,7 @@ from gpuops.commands.end_after_run import end_after, end_cluster, end_preempted,
 from gpuops.commands.logs import make_merger
 from gpuops.commands.plan import Job, Plan
 from gpuops.core.context import Context
-from gpuops.core.errors import Interrupted, MachineGone, NodeError
+from gpuops.core.errors import Interrupted, LocalDisk, MachineGone, NodeError
 from gpuops.core.format import plural
 from gpuops.core.models import Offer
 from gpuops.core.provider import is_rented
@@ -289,11 +289,14 @@ def _detach(ctx: Context, live: ClusterSession, row: RunRow, ours: bool) -> JobO
     """Leave the run to the guard, which brings results home and, where the cluster is the run's own, ends it."""
     ctx.ledger.set_run(row.id, owner_process=None)
     ctx.ledger.set_cluster(live.row.id, owner_process=None)
-    ctx.ensure_guard(live.row)
+    code = 0
     after = "then ends the nodes" if ours else f"{live.row.name} stays up"
     say = f"detached: the guard brings the results home, {after}; follow it with: gpuops logs {row.name} -f"
+    if not ctx.try_ensure_guard(live.row):
+        code = LocalDisk.exit_code
+        say = f"detached, without a guard: `gpuops pull {row.name}` brings the results home"
     return JobOutcome(
-        0,
-        {"run": row.name, "home": str(row.home), "cluster": live.row.name, "detached": True, "exit_code": 0},
+        code,
+        {"run": row.name, "home": str(row.home), "cluster": live.row.name, "detached": True, "exit_code": code},
         [say],
     )

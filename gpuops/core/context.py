@@ -9,6 +9,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from gpuops.core import provider
+from gpuops.core.errors import LocalDisk
 from gpuops.core.polling import Clock
 from gpuops.core.processes import Identity, myself
 from gpuops.core.reporting import Progress, Reporter, Silent
@@ -58,8 +59,24 @@ class Context:
 
     def ensure_guard(self, row: ClusterRow) -> None:
         """Start a guard for this cluster unless one works already; returns at once. The first one keeps this
-        command's environment. Raises OSError."""
-        self.services.ensure_guard(self.home, row)
+        command's environment. Raises LocalDisk."""
+        try:
+            self.services.ensure_guard(self.home, row)
+        except OSError as error:
+            raise LocalDisk(
+                f"the guard cannot be started: {error.strerror or error}",
+                f"check the disk of {self.home}, and how many processes this computer still starts",
+            ) from error
+
+    def try_ensure_guard(self, row: ClusterRow) -> bool:
+        """As `ensure_guard`, for a cluster that lives in any case: a failure is printed. Returns whether a guard
+        works."""
+        try:
+            self.ensure_guard(row)
+        except LocalDisk as error:
+            self.out.say(f"note: {error.say}; the next command tries again, and `gpuops down {row.name}` ends it")
+            return False
+        return True
 
     @cached_property
     def me(self) -> Identity:

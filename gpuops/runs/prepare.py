@@ -137,8 +137,8 @@ def prepare(
         owner_process=ctx.me,
         now=ctx.clock.now(),
     )
-    ctx.ensure_guard(live.row)
     try:
+        ctx.ensure_guard(live.row)
         row = wait_for_turn(ctx, live, sending, row)
         return _prepare_nodes(ctx, settings, live, request, sending, row, values, progress)
     except BaseException as error:

@@ -21,6 +21,7 @@ from gpuops.core.context import Context
 from gpuops.core.errors import (
     AuthFailed,
     Interrupted,
+    LocalDisk,
     MachineGone,
     NoCapacity,
     NodeError,
@@ -584,6 +585,20 @@ def test_a_full_disk_keeps_nothing_alive(there: tuple[Cloud, Context]) -> None:
     assert cloud.machines() == []
     world.ledger.db.execute("PRAGMA query_only = OFF")
     tear_down(world, row, "down")
+    assert_nothing_left(cloud, world)
+
+
+def test_without_a_guard_nothing_is_rented(there: tuple[Cloud, Context]) -> None:
+    """The second dead-man is there before anything bills."""
+    cloud, world = there
+
+    def fail(*_: object) -> None:
+        raise OSError(28, "No space left on device")
+
+    world.services = dataclasses.replace(world.services, ensure_guard=fail)
+    with pytest.raises(LocalDisk, match="the guard cannot be started: No space left on device"):
+        up(world)
+    assert "create" not in cloud.calls()
     assert_nothing_left(cloud, world)
 
 

@@ -1,23 +1,33 @@
-"""What a job does between the end of its nodes and what comes home from a bucket."""
+"""What a job does between the end of its nodes and what comes home from a bucket, and where it cannot go on."""
 
 from __future__ import annotations
 
+import dataclasses
 from types import SimpleNamespace
 from typing import Any, cast
 
 import pytest
 
 from gpuops.commands import train
+from gpuops.commands.end_after_run import end_cluster
 from gpuops.core.context import Context
-from gpuops.core.errors import Interrupted, StillBilling
+from gpuops.core.errors import Interrupted, LocalDisk, StillBilling
+from gpuops.core.models import Lease
 from gpuops.core.signals import HandOver
-from gpuops.ledger.rows import RunFacts
+from gpuops.ledger.rows import ClusterRow, RunFacts
 from gpuops.runs.finish import RunOutcome
 
 ROW = cast("Any", SimpleNamespace(name="r-1", facts=RunFacts(bucket={"place": "s3://results/lab/r-1"})))
 LIVE = cast("Any", SimpleNamespace(row=SimpleNamespace(name="lab")))
 END = cast("Any", object())
 """What is known before that."""
+
+
+def add_cluster(world: Context) -> ClusterRow:
+    row = world.ledger.intend(provider="local", name="lab", folder=world.folder, ephemeral=True, token="t", request={},
+                              boot_deadline=0.0, lease=Lease(), owner_process=world.me, now=0.0)  # fmt: skip
+    world.ledger.set_cluster(row.id, state="up")
+    return world.ledger.cluster(row.id)
 
 
 def test_a_terminal_that_goes_while_it_is_fetched_leaves_word(world: Context) -> None:
@@ -61,3 +71,24 @@ def test_while_machines_may_still_bill_nothing_is_fetched(world: Context, monkey
     rest = lambda: cast("Any", fetched.append("rest"))  # noqa: E731
     assert train._fetch_deferred(world, LIVE, ROW, END, rest, ours=True) is END
     assert fetched == []
+
+
+def no_guard(*_: object) -> None:
+    raise BlockingIOError(11, "Resource temporarily unavailable")
+
+
+def test_who_is_left_without_a_guard_is_told(world: Context, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Nothing says that the guard brings results home, or ends machines, where none can be started."""
+    said: list[str] = []
+    monkeypatch.setattr(world.out, "say", said.append)
+    monkeypatch.setattr(world, "services", dataclasses.replace(world.services, ensure_guard=no_guard))
+    live = cast("Any", SimpleNamespace(row=add_cluster(world)))
+    run = world.ledger.add_run(stem="toy", cluster=live.row.id, folder=world.folder, tree="project", request={},
+                               facts={}, owner_process=world.me, now=0.0)  # fmt: skip
+    detached = train._detach(world, live, run, ours=True)
+    assert (detached.exit_code, detached.document["exit_code"]) == (LocalDisk.exit_code, LocalDisk.exit_code)
+    assert detached.last == ["detached, without a guard: `gpuops pull toy-1` brings the results home"]
+    world.ledger.set_run(run.id, state="running")
+    assert end_cluster(world, live, "its run ended") == 4
+    why = "the guard cannot be started: Resource temporarily unavailable"
+    assert said == [f"note: {why}; the next command tries again, and `gpuops down lab` ends it"] * 2

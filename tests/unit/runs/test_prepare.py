@@ -11,16 +11,19 @@ from typing import Any, cast
 
 import pytest
 
-from gpuops.core.errors import ConnectionLost, NodeRefused, RunFailed
+from gpuops.core.context import Context
+from gpuops.core.errors import ConnectionLost, LocalDisk, NodeRefused, RunFailed
+from gpuops.core.models import Lease
 from gpuops.core.polling import Clock
 from gpuops.core.reporting import Silent
 from gpuops.core.run_models import NodeFacts, RunRequest
+from gpuops.core.settings import Settings
 from gpuops.ledger.rows import RunFacts
 from gpuops.nodes.python import PreparedNode, run_setup, setup_command, setup_key
 from gpuops.nodes.session import ClusterSession
 from gpuops.runs import prepare
 from gpuops.runs.launch import launch
-from gpuops.runs.prepare import Prepared, run_name_stem
+from gpuops.runs.prepare import Prepared, Sending, run_name_stem
 from gpuops.transport.rpc import Items, Stream
 from gpuops.transport.schemas import FreePort, SetupOutput, SetupResult
 from tests.conftest import HANG_S
@@ -270,3 +273,23 @@ def test_a_run_that_waits_for_its_turn_outlasts_a_cut(reconnections: int, monkey
 def test_a_run_does_not_wait_for_ever_for_a_cluster_that_does_not_answer(monkeypatch: pytest.MonkeyPatch) -> None:
     with pytest.raises(ConnectionLost, match="node0 does not answer"):
         queued(QueuedOn(10_000), monkeypatch)
+
+
+def test_a_run_that_no_guard_can_look_after_is_not_started(
+    world: Context, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """It is noted as such: no later command takes it for one that goes on."""
+
+    def fail(*_: object) -> None:
+        raise BlockingIOError(11, "Resource temporarily unavailable")
+
+    monkeypatch.setattr("gpuops.runs.prepare.add_virtual_nodes", lambda *_: None)
+    world.services = replace(world.services, ensure_guard=fail)
+    row = world.ledger.intend(provider="local", name="lab", folder=world.folder, ephemeral=True, token="t", request={},
+                              boot_deadline=0.0, lease=Lease(), owner_process=world.me, now=0.0)  # fmt: skip
+    live = ClusterSession(row, [], [], [], [])
+    request = replace(TRAIN, kind="command", script=None, argv=["true"], mode="run", nodes=1)
+    with pytest.raises(LocalDisk, match="the guard cannot be started: Resource temporarily unavailable"):
+        prepare.prepare(world, Settings(), live, request, Sending(), Silent())
+    (run,) = world.ledger.runs()
+    assert (run.state, run.owner_process) == ("home", None)
