@@ -123,6 +123,8 @@ def _run_attempt(attempt: RunAttempt) -> JobOutcome:
         if attempt.owns_cluster or isinstance(error, MachineGone):
             why = "interrupted" if isinstance(error, Interrupted) else "the run could not be started"
             end_after(ctx, live, why, error)
+        elif choice.row is None:
+            _say_kept(ctx, live)
         raise
     finally:
         live.close()
@@ -134,8 +136,12 @@ def _run_attempt(attempt: RunAttempt) -> JobOutcome:
         end_after(ctx, live, "its run ended", outcome)
     elif choice.row is None and not outcome.document.get("detached"):
         ctx.ledger.set_cluster(live.row.id, owner_process=None)
-        ctx.out.say(f"{live.row.name} is kept: `gpuops down {live.row.name}` ends it")
+        _say_kept(ctx, live)
     return outcome
+
+
+def _say_kept(ctx: Context, live: ClusterSession) -> None:
+    ctx.out.say(f"{live.row.name} is kept: `gpuops down {live.row.name}` ends it")
 
 
 def _open_session(ctx: Context, plan: Plan, approval: PriceApproval) -> ClusterSession:

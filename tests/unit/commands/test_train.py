@@ -8,14 +8,22 @@ from typing import Any, cast
 
 import pytest
 
+from gpuops.clusters.selection import Choice
 from gpuops.commands import train
 from gpuops.commands.end_after_run import end_cluster
+from gpuops.commands.plan import Job, Plan, Size
+from gpuops.commands.train import RunAttempt
 from gpuops.core.context import Context
-from gpuops.core.errors import Interrupted, LocalDisk, StillBilling
-from gpuops.core.models import Lease
+from gpuops.core.errors import Interrupted, LocalDisk, NodeError, StillBilling
+from gpuops.core.models import Lease, Request
+from gpuops.core.reporting import Silent
+from gpuops.core.run_models import RunRequest
+from gpuops.core.settings import Settings
 from gpuops.core.signals import HandOver
 from gpuops.ledger.rows import ClusterRow, RunFacts
+from gpuops.offers.price_approval import PriceApproval
 from gpuops.runs.finish import RunOutcome
+from gpuops.runs.retries import RetryState
 
 ROW = cast("Any", SimpleNamespace(name="r-1", facts=RunFacts(bucket={"place": "s3://results/lab/r-1"})))
 LIVE = cast("Any", SimpleNamespace(row=SimpleNamespace(name="lab")))
@@ -92,3 +100,25 @@ def test_who_is_left_without_a_guard_is_told(world: Context, monkeypatch: pytest
     assert end_cluster(world, live, "its run ended") == 4
     why = "the guard cannot be started: Resource temporarily unavailable"
     assert said == [f"note: {why}; the next command tries again, and `gpuops down lab` ends it"] * 2
+
+
+@pytest.mark.parametrize("error", [NodeError("the push failed", "try again"), Interrupted("interrupted", "")])
+def test_a_cluster_that_is_kept_is_named_where_its_run_fails(
+    world: Context, monkeypatch: pytest.MonkeyPatch, error: BaseException
+) -> None:
+    """It stays, and may bill: `--keep` holds for what is brought up, not for what comes of the run."""
+
+    def fail(*_: object) -> None:
+        raise error
+
+    said: list[str] = []
+    monkeypatch.setattr(world.out, "say", said.append)
+    live = cast("Any", SimpleNamespace(row=add_cluster(world), close=lambda: None))
+    monkeypatch.setattr(train, "_open_session", lambda *_: live)
+    monkeypatch.setattr(train, "_run_on", fail)
+    request = RunRequest(kind="command", mode="run", nodes=1, gpus=None, argv=["true"])
+    job = Job(request, Request("local"), keep=True)
+    plan = Plan(Choice(None, "local", ""), Size(1, None), job)
+    with pytest.raises(type(error)):
+        train._run_attempt(RunAttempt(world, Settings(), plan, Silent(), RetryState(0, PriceApproval())))
+    assert said == ["lab is kept: `gpuops down lab` ends it"]
