@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
+from dataclasses import dataclass
 
 from gpuops.clusters import selection
 from gpuops.clusters.home_files import find_unrecorded_clusters
@@ -19,8 +20,14 @@ from gpuops.runs.results.collect import Agents, Disks
 from gpuops.sync import archive
 from gpuops.sync.pull_edits import save_cluster_edits
 
-DeferredFetch = Callable[[], RunOutcome]
-"""Downloads what a run kept in a bucket; called once no machine bills any more."""
+
+@dataclass(frozen=True)
+class DeferredFetch:
+    """The download of what a run kept in a bucket; started once no machine bills any more."""
+
+    start: Callable[[], RunOutcome]
+    pending: str
+    """The sentence on what is still in the bucket, and the command that fetches it."""
 
 
 def pick_clusters(ctx: Context, names: Sequence[str], everything: bool) -> list[ClusterRow]:
@@ -70,14 +77,29 @@ def down(ctx: Context, rows: Sequence[ClusterRow], progress: Progress, *, force:
         after = f" already{why}" if row.state is ClusterState.GONE else leaves and f": {leaves}"
         sentences.append(f"{row.name} is gone{after}")
         ctx.out.say(sentences[-1])
+    if all(ctx.ledger.cluster(row.id).state is ClusterState.GONE for row in rows):
+        _fetch_deferred(ctx, deferred, failed)
+    else:  # what may still bill is said at once, not after hours
+        for fetch in deferred:
+            ctx.out.say(f"note: {fetch.pending}")
     if failed:
         raise _say_all_but_worst(ctx, failed)
+    return sentences
+
+
+def _fetch_deferred(ctx: Context, deferred: Sequence[DeferredFetch], failed: list[GpuopsError]) -> None:
+    """Download what is in buckets. Every download is tried; errors are added to `failed`. Raises Interrupted."""
     if deferred:
         ctx.signals.insist(lambda: ctx.out.say("\nstill fetching what is in a bucket; once more leaves it there"))
     for fetch in deferred:
-        if missing := fetch().missing:
+        try:
+            missing = fetch.start().missing
+        except GpuopsError as error:
+            ctx.out.say(f"note: {fetch.pending}")
+            failed.append(error)
+            continue
+        if missing:
             ctx.out.say(f"note: {missing}")
-    return sentences
 
 
 def _say_all_but_worst(ctx: Context, errors: Sequence[GpuopsError]) -> GpuopsError:
@@ -91,18 +113,35 @@ def _say_all_but_worst(ctx: Context, errors: Sequence[GpuopsError]) -> GpuopsErr
 
 
 def _hand_to_guard(ctx: Context, rows: Sequence[ClusterRow]) -> Interrupted:
-    """Hand clusters that are not ended yet to the guard, which downloads results before it ends them."""
-    remaining = [row for row in map(ctx.ledger.cluster, (row.id for row in rows)) if row.state is not ClusterState.GONE]
-    for row in remaining:
-        if row.state is ClusterState.CREATING:
-            ctx.ledger.begin_end(row.id)
-        for run in ctx.ledger.runs(cluster=row.id):
-            if run.owner_process == ctx.me:
-                ctx.ledger.set_run(run.id, owner_process=None)
-        ctx.ledger.set_cluster(row.id, ephemeral=1, owner_process=None)
-        ctx.ensure_guard(row)
-    names = ", ".join(row.name for row in remaining)
-    return Interrupted(f"interrupted: the guard goes on ending {names}", "gpuops status shows what is left")
+    """Hand clusters that are not ended yet to the guard, which downloads results before it ends them. What cannot be
+    handed over is named, with the command that ends it."""
+    handed, failed, says = [], [], []
+    for row in rows:
+        try:
+            if _hand_cluster_to_guard(ctx, row.id):
+                handed.append(row.name)
+        except GpuopsError as error:
+            failed.append(row.name)
+            says.append(f"{row.name} may still be there, and is not handed to the guard: {error.say}")
+    if handed or not failed:
+        says.insert(0, f"the guard goes on ending {', '.join(handed)}" if handed else "what was named has ended")
+    hint = f"gpuops down {' '.join(failed)}" if failed else "gpuops status shows what is left"
+    return Interrupted(f"interrupted: {'; '.join(says)}", hint)
+
+
+def _hand_cluster_to_guard(ctx: Context, cluster: int) -> bool:
+    """False where it has ended already. Raises LedgerUnwritable, RowGone, LocalDisk."""
+    row = ctx.ledger.cluster(cluster)
+    if row.state is ClusterState.GONE:
+        return False
+    if row.state is ClusterState.CREATING:
+        ctx.ledger.begin_end(row.id)
+    for run in ctx.ledger.runs(cluster=row.id):
+        if run.owner_process == ctx.me:
+            ctx.ledger.set_run(run.id, owner_process=None)
+    ctx.ledger.set_cluster(row.id, ephemeral=1, owner_process=None)
+    ctx.ensure_guard(row)
+    return True
 
 
 def _end_cluster(
@@ -205,6 +244,8 @@ def _save_run(
     outcome = finish(ctx, run, Agents(live, reports), Policy(progress, ends_nodes=True, retry_hint=hint))
     if outcome.nonsense:
         failed.append(_given_up_error(live.row, run.name, outcome.nonsense))
-    if outcome.deferred_fetch:
-        ctx.out.say(archive.describe_deferred_fetch(run, live.row.name))
-    return outcome.deferred_fetch
+    if not outcome.deferred_fetch:
+        return None
+    ctx.out.say(archive.describe_deferred_fetch(run, live.row.name))
+    pending = f"{run.name} is not all home: gpuops pull {run.name} fetches what is in {run.facts.bucket_place}"
+    return DeferredFetch(outcome.deferred_fetch, pending)

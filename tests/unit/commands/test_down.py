@@ -3,13 +3,12 @@
 from __future__ import annotations
 
 import time
-from typing import Any
 
 import pytest
 
-from gpuops.commands.down import down
+from gpuops.commands.down import DeferredFetch, down
 from gpuops.core.context import Context
-from gpuops.core.errors import Interrupted, NodeError, StillBilling
+from gpuops.core.errors import Interrupted, LocalDisk, NodeError, StillBilling
 from gpuops.core.models import Lease
 from gpuops.core.reporting import Silent
 from gpuops.core.run_models import Verdict
@@ -38,13 +37,13 @@ def order(world: Context, monkeypatch: pytest.MonkeyPatch) -> list[str]:
     """What is done; both clusters have something in a bucket."""
     found: list[str] = []
 
-    def rest_of(name: str) -> Any:
+    def rest_of(name: str) -> DeferredFetch:
         def rest() -> RunOutcome:
             found.append(f"fetch {name}")
             results = Lost("node0 could not keep 2 files") if name == "one" else Complete()
             return RunOutcome(Verdict("done", None, "", ""), RunHome(world.folder), results)
 
-        return rest
+        return DeferredFetch(rest, f"what {name} kept: gpuops pull")
 
     def ended(world: Context, cluster: int, *_: object, **__: object) -> None:
         found.append(f"end {world.ledger.cluster(cluster).name}")
@@ -85,7 +84,7 @@ def test_interrupted_while_it_is_fetched_nothing_is_left_to_a_guard(
     def interrupted() -> RunOutcome:
         raise Interrupted("interrupted", PULL)
 
-    monkeypatch.setattr("gpuops.commands.down._save_runs", lambda *_: [interrupted])
+    monkeypatch.setattr("gpuops.commands.down._save_runs", lambda *_: [DeferredFetch(interrupted, "")])
     monkeypatch.setattr("gpuops.guard.start.ensure", lambda *_: order.append("guard"))
     with pytest.raises(Interrupted) as found:
         down(world, clusters(world), Silent(), force=False)
@@ -107,3 +106,84 @@ def test_of_several_errors_the_worst_decides_the_exit_code(world: Context, monke
     with pytest.raises(StillBilling, match="one may still bill"):
         down(world, clusters(world), Silent(), force=False)
     assert said == ["error: two has results\nhint: try again"]
+
+
+@pytest.mark.usefixtures("order")
+def test_one_download_that_fails_keeps_no_other_from_home(world: Context, monkeypatch: pytest.MonkeyPatch) -> None:
+    said: list[str] = []
+    monkeypatch.setattr(world.out, "say", said.append)
+    fetched: list[str] = []
+
+    def fetch(name: str) -> RunOutcome:
+        fetched.append(name)
+        if name == "one":
+            raise LocalDisk("this disk is full", "free some space")
+        return RunOutcome(Verdict("done", None, "", ""), RunHome(world.folder), Complete())
+
+    monkeypatch.setattr(
+        "gpuops.commands.down._save_runs",
+        lambda _world, row, *_: [DeferredFetch(lambda: fetch(row.name), f"gpuops pull {row.name}")],
+    )
+    with pytest.raises(LocalDisk, match="this disk is full"):
+        down(world, clusters(world), Silent(), force=False)
+    assert fetched == ["one", "two"]
+    assert said[2:] == ["note: gpuops pull one"]
+
+
+def test_what_was_given_up_on_one_cluster_keeps_no_other_download_from_home(
+    world: Context, order: list[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Both clusters have ended: nothing bills while it is fetched."""
+
+    def give_up(_world: object, row: ClusterRow, _progress: object, failed: list[NodeError]) -> None:
+        if row.name == "two":
+            failed.append(NodeError("two answered nonsense", "look"))
+
+    monkeypatch.setattr("gpuops.commands.down._save_edits", give_up)
+    with pytest.raises(NodeError, match="two answered nonsense"):
+        down(world, clusters(world), Silent(), force=False)
+    assert order == ["end one", "end two", "fetch one", "fetch two"]
+
+
+def test_what_is_not_fetched_because_another_cluster_may_bill_is_named(
+    world: Context, order: list[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    said: list[str] = []
+    monkeypatch.setattr(world.out, "say", said.append)
+
+    def end_first(world: Context, cluster: int, *_: object, **__: object) -> None:
+        if world.ledger.cluster(cluster).name == "two":
+            raise StillBilling("two may still be there", "gpuops down two")
+        world.ledger.mark_gone(cluster, time.time(), "gpuops down")
+
+    monkeypatch.setattr("gpuops.commands.down.tear_down", end_first)
+    with pytest.raises(StillBilling):
+        down(world, clusters(world), Silent(), force=False)
+    assert (order, said) == ([], ["one is gone", "note: what one kept: gpuops pull"])
+
+
+@pytest.mark.usefixtures("order")
+@pytest.mark.parametrize("is_full", [True, False])
+def test_an_interruption_stays_one_where_the_guard_cannot_take_over(
+    world: Context, monkeypatch: pytest.MonkeyPatch, is_full: bool
+) -> None:
+    """What is not handed over is named, with the command that ends it; the rest is handed over all the same."""
+    guarded: list[str] = []
+
+    def ensure(_home: object, row: ClusterRow) -> None:
+        if row.name == "one":
+            raise OSError(28, "No space left on device")
+        guarded.append(row.name)
+
+    def interrupt(world: Context, *_: object, **__: object) -> None:
+        world.ledger.db.execute(f"PRAGMA query_only = {int(is_full)}")
+        raise Interrupted("interrupted", "")
+
+    monkeypatch.setattr("gpuops.guard.start.ensure", ensure)
+    monkeypatch.setattr("gpuops.commands.down.tear_down", interrupt)
+    with pytest.raises(Interrupted) as found:
+        down(world, clusters(world), Silent(), force=False)
+    assert "one may still be there, and is not handed to the guard: " in found.value.say
+    assert guarded == ([] if is_full else ["two"])
+    assert found.value.hint == ("gpuops down one two" if is_full else "gpuops down one")
+    assert ("the guard goes on ending two" in found.value.say) is not is_full

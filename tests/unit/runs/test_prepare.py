@@ -275,9 +275,7 @@ def test_a_run_does_not_wait_for_ever_for_a_cluster_that_does_not_answer(monkeyp
         queued(QueuedOn(10_000), monkeypatch)
 
 
-def test_a_run_that_no_guard_can_look_after_is_not_started(
-    world: Context, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_run_that_no_guard_can_look_after_is_not_started(world: Context, monkeypatch: pytest.MonkeyPatch) -> None:
     """It is noted as such: no later command takes it for one that goes on."""
 
     def fail(*_: object) -> None:
