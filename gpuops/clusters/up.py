@@ -9,7 +9,7 @@ import dataclasses
 import math
 import uuid
 from collections.abc import Callable, Iterator, Sequence
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 
 from gpuops.clusters.home_files import record_rented
 from gpuops.clusters.readiness import wait_ready
@@ -30,7 +30,7 @@ from gpuops.core.format import money, span
 from gpuops.core.models import COSTLESS, Intent, Offer, Payer, Problem, Request, Resource
 from gpuops.core.polling import Poller
 from gpuops.core.provider import Provisioner, is_rented
-from gpuops.ledger.store import ClusterRow, LedgerJournal
+from gpuops.ledger.store import ClusterRow, LedgerJournal, LedgerUnwritable
 from gpuops.nodes import bootstrap
 from gpuops.nodes.session import ClusterSession, machines_of, send_lease
 from gpuops.offers import offer_table
@@ -313,7 +313,8 @@ def bring_up(
             live.close()
             raise
     except StillBilling:
-        ctx.ledger.begin_end(row.id)  # the guard, or `down`, goes on with it
+        with suppress(LedgerUnwritable):  # this command's death says the same
+            ctx.ledger.begin_end(row.id)  # the guard, or `down`, goes on with it
         raise
     except BaseException as error:
         ctx.signals.backward()

@@ -588,6 +588,20 @@ def test_a_full_disk_keeps_nothing_alive(there: tuple[Cloud, Context]) -> None:
     assert_nothing_left(cloud, world)
 
 
+def test_a_full_disk_hides_no_machine_that_may_bill(
+    there: tuple[Cloud, Context], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    _, world = there
+
+    def fail(*_: object) -> None:
+        world.ledger.db.execute("PRAGMA query_only = ON")
+        raise StillBilling("lab-0 may still be there", "gpuops down lab")
+
+    monkeypatch.setattr(clusters, "wait_ready", fail)
+    with pytest.raises(StillBilling, match="lab-0 may still be there"):
+        up(world)
+
+
 def test_without_a_guard_nothing_is_rented(there: tuple[Cloud, Context]) -> None:
     """The second dead-man is there before anything bills."""
     cloud, world = there
