@@ -35,7 +35,7 @@ from gpuops.core.errors import (
 from gpuops.core.format import first_few
 from gpuops.core.models import Resource
 from gpuops.core.polling import Poller
-from gpuops.ledger.rows import ClusterState
+from gpuops.ledger.rows import ClusterState, RunState
 from provisioners import registry
 from provisioners.checked_provisioner import CheckedProvisioner
 
@@ -205,7 +205,7 @@ def close_vanished_clusters(ctx: Context) -> tuple[list[str], list[UncheckedProv
             continue
         if remaining or row.has_live_owner():
             continue
-        if unfinished := [run.name for run in ctx.ledger.runs(cluster=row.id) if run.state != "home"]:
+        if unfinished := [run.name for run in ctx.ledger.runs(cluster=row.id) if run.state is not RunState.HOME]:
             ctx.out.say(
                 f"note: {row.provider} lists nothing of {row.name}: the guard brings home what "
                 f"{first_few(unfinished, 3)} kept elsewhere, then clears it away"
