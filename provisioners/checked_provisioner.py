@@ -55,7 +55,9 @@ class CheckedProvisioner:
             return self._limited(lambda: _owned_resources(owner, self.inner.list_owned(owner, regions)))
         except Partial as error:
             found = error.found
-            raise Partial(error.say, error.hint, self._translated(lambda: _owned_resources(owner, found))) from error
+            raise Partial(
+                error.message, error.hint, self._translated(lambda: _owned_resources(owner, found))
+            ) from error
 
     def describe(self, resource: Resource) -> Resource:
         return self._limited(lambda: _with_known_state(self.inner.describe(resource)))

@@ -85,7 +85,7 @@ def report_news(ctx: Context, *, orphans: bool = True) -> None:
         try:
             step(ctx)
         except (LedgerUnwritable, LocalDisk) as error:
-            problems.add(error.say)
+            problems.add(error.message)
     for sentence in sorted(problems):
         ctx.out.say(f"note: {sentence}")
     return None

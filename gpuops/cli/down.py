@@ -56,7 +56,7 @@ def down(
                 "take it back: gpuops reap --adopt; or end it: gpuops reap",
             )
     except LedgerTooNew as error:
-        ctx.out.say(f"note: {error.say}: working from the marks at the providers")
+        ctx.out.say(f"note: {error.message}: working from the marks at the providers")
         said = down_by_tag(ctx, names or [], everything)
         for sentence in said:
             ctx.out.say(sentence)

@@ -53,7 +53,7 @@ def execute(arguments: Sequence[str]) -> int:
     try:
         return _call(ours)
     except (GpuopsError, Interrupted) as error:
-        report(error.say, error.hint, error.exit_code, as_json)
+        report(error.message, error.hint, error.exit_code, as_json)
         return error.exit_code
     except KeyboardInterrupt:
         report("interrupted", "", Interrupted.exit_code, as_json)

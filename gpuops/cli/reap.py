@@ -57,7 +57,7 @@ def reap(
     except LedgerTooNew as error:
         if adopt or forget:
             raise
-        ctx.out.say(f"note: {error.say}: whatever carries our mark counts as left over")
+        ctx.out.say(f"note: {error.message}: whatever carries our mark counts as left over")
     if forget is not None:
         said = orphans.forget_host(ctx, forget)
         ctx.out.result("reap", {"forgotten": forget, "say": said}, [said])

@@ -253,7 +253,7 @@ def _send_lease(ctx: Context, row: ClusterRow, lease: Lease) -> list[str]:
         finally:
             live.close()
     except GpuopsError as error:
-        return [f"{row.name} cannot be told its lease and ends by itself soon: {error.say}"]
+        return [f"{row.name} cannot be told its lease and ends by itself soon: {error.message}"]
     return []
 
 

@@ -87,17 +87,17 @@ def find_resources(
             orphans += [Orphan(name, resource) for resource in ctx.provisioner(name).list_owned(ctx.owner, [])]
         except Partial as error:
             orphans += [Orphan(name, resource) for resource in error.found]
-            unasked.append(UncheckedProvider(f"not all of {name} could be asked: {error.say}", error))
+            unasked.append(UncheckedProvider(f"not all of {name} could be asked: {error.message}", error))
         except AuthFailed as error:
             never = isinstance(error, NotSetUp) and name not in {*(used or ()), *read_rented(ctx.home)}
             if never and idle is not None:
-                idle.append(UncheckedProvider(f"{name} is not set up here: {error.say}", error))
+                idle.append(UncheckedProvider(f"{name} is not set up here: {error.message}", error))
             if not never and (used is None or name in used):
-                unasked.append(UncheckedProvider(f"{name} could not be asked: {error.say}", error))
+                unasked.append(UncheckedProvider(f"{name} could not be asked: {error.message}", error))
             elif not isinstance(error, NotSetUp):
-                ctx.out.say(f"note: no cluster of this ledger was ever at {name}, which is not asked: {error.say}")
+                ctx.out.say(f"note: no cluster of this ledger was ever at {name}, which is not asked: {error.message}")
         except GpuopsError as error:
-            unasked.append(UncheckedProvider(f"{name} could not be asked: {error.say}", error))
+            unasked.append(UncheckedProvider(f"{name} could not be asked: {error.message}", error))
         known = {(orphan.resource.kind, orphan.resource.id) for orphan in orphans if orphan.provider == name}
         orphans += [
             orphan
@@ -118,7 +118,7 @@ def _find_by_dotenv_key(ctx: Context, name: str) -> list[Orphan]:
             else []
         )
     except GpuopsError as error:
-        ctx.out.say(f"note: {name} could not be asked with the key in .env: {error.say}")
+        ctx.out.say(f"note: {name} could not be asked with the key in .env: {error.message}")
         return []
 
 
@@ -201,7 +201,9 @@ def close_vanished_clusters(ctx: Context) -> tuple[list[str], list[UncheckedProv
         try:
             remaining = list_remaining(ctx, ctx.provisioner_of(row), row)
         except GpuopsError as error:
-            unasked.append(UncheckedProvider(f"{row.provider} could not be asked about {row.name}: {error.say}", error))
+            unasked.append(
+                UncheckedProvider(f"{row.provider} could not be asked about {row.name}: {error.message}", error)
+            )
             continue
         if remaining or row.has_live_owner():
             continue
@@ -225,7 +227,7 @@ def clear_departing(ctx: Context) -> list[str]:
         try:
             remaining, why = clear_leftovers_once(ctx, row), ""
         except GpuopsError as error:
-            remaining, why = ctx.ledger.list_leftovers(row.id), f", which is not cleared: {error.say}"
+            remaining, why = ctx.ledger.list_leftovers(row.id), f", which is not cleared: {error.message}"
         if remaining:
             sentences.append(describe_leftovers(row, remaining) + why)
     return sentences
@@ -265,12 +267,12 @@ def end_orphans(
     try:
         destroy_orphans(ctx, orphans)
     except StillBilling as error:
-        failed.append(error.say)
+        failed.append(error.message)
         why = error
     if unasked:
         failed.append(f"something may still be there: {'; '.join(one.say for one in unasked)}")
     for one in earlier_errors if failed else earlier_errors[1:]:
-        ctx.out.say(f"note: {one.say}")
+        ctx.out.say(f"note: {one.message}")
     if failed:
         whys = [one.why for one in unasked if find_auth_failure(one.why)] or [why]
         raise StillBilling(
@@ -299,7 +301,7 @@ def destroy_orphans(ctx: Context, orphans: Sequence[Orphan]) -> None:
         _forget_names(ctx, {orphan.cluster for orphan in group})
     if errors:
         why = next((error for error in errors if find_auth_failure(error)), None)
-        raise StillBilling("; ".join(error.say for error in errors), suggest_command("gpuops reap", why)) from why
+        raise StillBilling("; ".join(error.message for error in errors), suggest_command("gpuops reap", why)) from why
 
 
 def _forget_names(ctx: Context, names: Collection[str]) -> None:
@@ -332,7 +334,7 @@ def _destroy_at_provider(ctx: Context, name: str, provisioner: Provisioner, reso
                 )
                 return
         except ProviderError as error:
-            trouble, last = error.say, error
+            trouble, last = error.message, error
             if isinstance(error, RateLimited):
                 poller.retry_after(error.retry_after)
     raise still_billing_error(remaining, {}, trouble, name, suggest_command("gpuops reap", last)) from last

@@ -80,18 +80,18 @@ def wait_ready(
             if session:
                 return session
         except RateLimited as error:
-            why = error.say
+            why = error.message
             if error.retry_after:
                 poller.retry_after(error.retry_after)
         except (Unknown, ConnectionLost) as error:
-            why = error.say
+            why = error.message
         except MachineGone as error:
             _raise_if_ending(ctx, row, error)
             error.cluster = row.id
             raise
         except NodeError as error:
             readiness.tolerate(error)
-            why = error.say
+            why = error.message
         ctx.progress.waits(why + _cost_so_far(ctx, row, readiness.machines))
     machine_log = _quote_machine_log(provisioner, machines_of(ctx, row) or readiness.machines)
     flag = "--timeout" if is_timeout_shorter else "--max-cost"
@@ -255,7 +255,7 @@ def _explain_refusal(machines: Sequence[Resource], error: NodeError) -> NodeErro
 
     if isinstance(error, ssh.HostKeyChanged) and any(machine.data.get("throwaway_key") for machine in machines):
         return NodeError(
-            f"{error.say}; its image seems to start an SSH server of its own, with a key that nobody can vouch for",
+            f"{error.message}; its image seems to start an SSH server of its own, with a key that nobody can vouch for",
             "choose an image that runs the start command it is given, as the provider's own do",
         )
     return error

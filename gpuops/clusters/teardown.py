@@ -56,7 +56,7 @@ def tear_down(ctx: Context, cluster: int, why: str, *, force: bool = False, noti
     try:
         ctx.ledger.begin_end(cluster)
     except LedgerUnwritable as error:
-        ctx.out.say(f"note: {error.say}; {row.name} is ended all the same")
+        ctx.out.say(f"note: {error.message}; {row.name} is ended all the same")
     provisioner = ctx.provisioner_of(row)
     with ctx.progress.during(f"ending {row.name}", max(provisioner.gone_s, provisioner.settle_s)):
         remaining = destroy_cluster(ctx, provisioner, row, force=force)
@@ -160,7 +160,7 @@ def destroy_cluster(
             step = next_step(listing, error) if error else Wait()
         if isinstance(step, Done):
             return step.remaining
-        ctx.progress.waits(error.say if error else teardown.describe_wait())
+        ctx.progress.waits(error.message if error else teardown.describe_wait())
         if isinstance(step, GiveUp):
             break
         if isinstance(step, Wait):
@@ -169,7 +169,7 @@ def destroy_cluster(
     remaining = [] if is_costless(remaining) else [resource for resource in remaining if resource.state not in COSTLESS]
     offer = row.offer if remaining or ctx.ledger.has_open_intents(row.id) else {}
     command = suggest_command(f"gpuops down {row.name}", error)
-    raise still_billing_error(remaining, offer, error.say if error else "", row.name, command) from error
+    raise still_billing_error(remaining, offer, error.message if error else "", row.name, command) from error
 
 
 class _Teardown:
@@ -279,7 +279,7 @@ def _destroy_reachable(
         if isinstance(answers.get(resource.region), ProviderError) or not _costs_nothing(provisioner, resource)
     ]
     # Refused credentials count as an answer: the next attempt reports them.
-    unreachable = {region: answer.say for region, answer in answers.items() if isinstance(answer, Unknown)}
+    unreachable = {region: answer.message for region, answer in answers.items() if isinstance(answer, Unknown)}
     return [*reachable, *unsure], unreachable
 
 

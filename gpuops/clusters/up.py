@@ -53,9 +53,9 @@ def create_once(ctx: Context, provisioner: Provisioner, offer: Offer, row: Clust
             return
         if not isinstance(refusal, RateLimited) or attempt == CREATE_ATTEMPTS_MAX - 1:
             raise refusal
-        undo(ctx, provisioner, row, refusal.say)  # a part may exist, and a retry would create it twice
+        undo(ctx, provisioner, row, refusal.message)  # a part may exist, and a retry would create it twice
         wait = 2.0 ** (attempt + 1) if refusal.retry_after is None else refusal.retry_after
-        ctx.progress.waits(f"{refusal.say}; asking again in {span(wait)}")
+        ctx.progress.waits(f"{refusal.message}; asking again in {span(wait)}")
         ctx.clock.pause(wait, ctx.clock.monotonic() + wait)
 
 
@@ -74,7 +74,7 @@ def _try_create(
             raise
         refusal = error.instead
         if created:  # some of it: what is made slowly may still come, so that nothing counts as refused
-            undo(ctx, provisioner, row, error.say)
+            undo(ctx, provisioner, row, error.message)
             return refusal
     except ProviderError as error:
         refusal = error
@@ -318,7 +318,7 @@ def bring_up(
         raise
     except BaseException as error:
         ctx.signals.backward()
-        why = error.say if isinstance(error, (GpuopsError, Interrupted)) else f"an error in gpuops: {error!r}"
+        why = error.message if isinstance(error, (GpuopsError, Interrupted)) else f"an error in gpuops: {error!r}"
         ctx.out.say(f"undoing {row.name}")
         with explain_undo(ctx, row, why):
             tear_down(ctx, row.id, why)
@@ -358,7 +358,7 @@ def _create_first_available(
         except (NoCapacity, QuotaExceeded) as error:
             refusals.add_refusal(offer, error)
             if not is_reusable(ctx, row):
-                undo(ctx, provisioner, row, error.say)
+                undo(ctx, provisioner, row, error.message)
     raise refusals.error()
 
 

@@ -108,7 +108,7 @@ def _say_all_but_worst(ctx: Context, errors: Sequence[GpuopsError]) -> GpuopsErr
     worst = next(error for error in reversed(errors) if error.exit_code == code)
     for error in errors:
         if error is not worst:
-            ctx.out.say(f"error: {error.say}\nhint: {error.hint}")
+            ctx.out.say(f"error: {error.message}\nhint: {error.hint}")
     return worst
 
 
@@ -122,7 +122,7 @@ def _hand_to_guard(ctx: Context, rows: Sequence[ClusterRow]) -> Interrupted:
                 handed.append(row.name)
         except GpuopsError as error:
             failed.append(row.name)
-            says.append(f"{row.name} may still be there, and is not handed to the guard: {error.say}")
+            says.append(f"{row.name} may still be there, and is not handed to the guard: {error.message}")
     if handed or not failed:
         says.insert(0, f"the guard goes on ending {', '.join(handed)}" if handed else "what was named has ended")
     hint = f"gpuops down {' '.join(failed)}" if failed else "gpuops status shows what is left"
@@ -196,7 +196,7 @@ def _save_edits(ctx: Context, row: ClusterRow, progress: Progress, failed: list[
         for sentence in save_cluster_edits(ctx, row, progress):
             ctx.out.say(sentence)
     except MalformedAnswer as error:
-        failed.append(_given_up_error(row, "what was edited or made there", error.say))
+        failed.append(_given_up_error(row, "what was edited or made there", error.message))
     except NodeError as error:
         if not _have_ended(ctx, row):
             raise _unsaved_error(row, "files that were edited there", error) from error
@@ -208,7 +208,7 @@ def _save_reachable(ctx: Context, row: ClusterRow, progress: Progress) -> None:
         for sentence in save_cluster_edits(ctx, row, progress):
             ctx.out.say(sentence)
     except Exception as error:  # a node may answer anything
-        why = error.say if isinstance(error, GpuopsError) else f"{type(error).__name__}: {error}"
+        why = error.message if isinstance(error, GpuopsError) else f"{type(error).__name__}: {error}"
         ctx.out.say(f"note: {why}; what is there is given up")
 
 
@@ -223,7 +223,7 @@ def _have_ended(ctx: Context, row: ClusterRow) -> bool:
 
 def _unsaved_error(row: ClusterRow, what: str, error: NodeError) -> NodeError:
     return NodeError(
-        f"{what} may not be home: {error.say}",
+        f"{what} may not be home: {error.message}",
         f"try again, or give them up: gpuops down {row.name} --force",
     )
 

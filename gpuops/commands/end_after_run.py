@@ -53,7 +53,7 @@ def end_cluster(ctx: Context, live: ClusterSession, why: str) -> int:
     try:
         tear_down(ctx, live.row.id, why)
     except GpuopsError as error:
-        ctx.out.say(f"error: {error.say}\nhint: {error.hint}")
+        ctx.out.say(f"error: {error.message}\nhint: {error.hint}")
         return error.exit_code
     left = describe_shutdown(ctx.ledger.list_leftovers(live.row.id)) or "nothing left"
     ended = f"{plural(nodes, 'node')} of {live.row.name} ended"

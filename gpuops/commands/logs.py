@@ -184,7 +184,7 @@ def _print_live(ctx: Context, row: RunRow, log_filter: Filter, follow: bool) -> 
             try:
                 mirror(live.clients[index], row.name, index, RunHome(row.home), False, lambda *_: None)
             except GpuopsError as error:
-                ctx.out.say(f"note: {error.say}; its lines so far are those at home")
+                ctx.out.say(f"note: {error.message}; its lines so far are those at home")
         if not follow:
             return _print_all(ctx, row, log_filter)
         tail = _make_tail(ctx, row, log_filter)
@@ -199,7 +199,7 @@ def _print_live(ctx: Context, row: RunRow, log_filter: Filter, follow: bool) -> 
 
 def _print_unreachable(ctx: Context, row: RunRow, log_filter: Filter, follow: bool, error: GpuopsError) -> None:
     """Print the lines where no node is reachable: those here, and those that the run's owner process downloads."""
-    ctx.out.say(f"note: {error.say}; its lines so far are those at home")
+    ctx.out.say(f"note: {error.message}; its lines so far are those at home")
     if not follow:
         return _print_all(ctx, row, log_filter)
     tail = _make_tail(ctx, row, log_filter)

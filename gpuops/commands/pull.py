@@ -38,7 +38,7 @@ def _collect_failure(failed: dict[int, NodeError], index: int) -> Iterator[None]
 
 def _partial_error(failed: Mapping[int, NodeError], what: str, command: str) -> NodeError:
     """The error that names the nodes that did not answer, after the others' files were downloaded."""
-    names = "; ".join(f"node{index}: {error.say.removeprefix(f'node{index}: ')}" for index, error in failed.items())
+    names = "; ".join(f"node{index}: {error.message.removeprefix(f'node{index}: ')}" for index, error in failed.items())
     return NodeError(f"{what}: {names}", f"what answers is home; try again: {command}")
 
 

@@ -74,7 +74,7 @@ class Context:
         try:
             self.ensure_guard(row)
         except LocalDisk as error:
-            self.out.say(f"note: {error.say}; the next command tries again, and `gpuops down {row.name}` ends it")
+            self.out.say(f"note: {error.message}; the next command tries again, and `gpuops down {row.name}` ends it")
             return False
         return True
 

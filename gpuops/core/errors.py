@@ -22,7 +22,7 @@
 
     Interrupted                 130  Ctrl-C, SIGTERM, SIGHUP: no failure, and no GpuopsError
 
-What a user reads is always one sentence (`say`) and one thing to do (`hint`). Anything
+What a user reads is always one sentence (`message`) and one thing to do (`hint`). Anything
 else that escapes is a bug: exit code 70, and the traceback goes to a file.
 """
 
@@ -40,9 +40,9 @@ class GpuopsError(Exception):
 
     exit_code = 4
 
-    def __init__(self, say: str, hint: str = "") -> None:
-        super().__init__(say)
-        self.say = say
+    def __init__(self, message: str, hint: str = "") -> None:
+        super().__init__(message)
+        self.message = message
         self.hint = hint
 
 
@@ -75,8 +75,8 @@ class NotSetUp(AuthFailed):
 
 
 class RateLimited(ProviderError):
-    def __init__(self, say: str, hint: str = "", retry_after: float | None = None) -> None:
-        super().__init__(say, hint)
+    def __init__(self, message: str, hint: str = "", retry_after: float | None = None) -> None:
+        super().__init__(message, hint)
         # The provider's number is not trusted: a negative one would be no pause.
         self.retry_after = retry_after if retry_after is not None and 0 <= retry_after < float("inf") else None
 
@@ -88,16 +88,16 @@ class Rejected(ProviderError):
 class Unknown(ProviderError):
     """`instead`: what the provider said to a later request for the same; it holds where nothing is found."""
 
-    def __init__(self, say: str, hint: str = "", instead: ProviderError | None = None) -> None:
-        super().__init__(say, hint)
+    def __init__(self, message: str, hint: str = "", instead: ProviderError | None = None) -> None:
+        super().__init__(message, hint)
         self.instead = instead
 
 
 class Partial(Unknown):
     """`list_owned` was not answered everywhere. `found`: what those list that did answer (`models.Resource`)."""
 
-    def __init__(self, say: str, hint: str = "", found: Sequence[Any] = ()) -> None:
-        super().__init__(say, hint)
+    def __init__(self, message: str, hint: str = "", found: Sequence[Any] = ()) -> None:
+        super().__init__(message, hint)
         self.found = found
 
 
@@ -112,8 +112,8 @@ class ConnectionLost(NodeError):
 class MachineGone(NodeError):
     """A machine was preempted, or ended for an unknown reason. `cluster`: its number in the ledger, where known."""
 
-    def __init__(self, say: str, hint: str = "", node: int | None = None, cluster: int | None = None) -> None:
-        super().__init__(say, hint)
+    def __init__(self, message: str, hint: str = "", node: int | None = None, cluster: int | None = None) -> None:
+        super().__init__(message, hint)
         self.node = node
         self.cluster = cluster
 
@@ -121,8 +121,8 @@ class MachineGone(NodeError):
 class NodeRefused(NodeError):
     """The agent on a node refused a request; `kind` is machine-readable (`busy`, `edited`, …)."""
 
-    def __init__(self, say: str, hint: str = "", kind: str = "refused", data: dict | None = None) -> None:  # type: ignore[type-arg]
-        super().__init__(say, hint)
+    def __init__(self, message: str, hint: str = "", kind: str = "refused", data: dict | None = None) -> None:  # type: ignore[type-arg]
+        super().__init__(message, hint)
         self.kind = kind
         self.data = data or {}
 
@@ -152,9 +152,9 @@ class Interrupted(BaseException):
 
     exit_code = 130
 
-    def __init__(self, say: str, hint: str = "") -> None:
-        super().__init__(say)
-        self.say = say
+    def __init__(self, message: str, hint: str = "") -> None:
+        super().__init__(message)
+        self.message = message
         self.hint = hint
 
 

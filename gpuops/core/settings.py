@@ -113,12 +113,12 @@ def load_leniently(folder: Path, environ: Mapping[str, str], tables: Tables) -> 
     try:
         return load(folder, environ, tables), wrong
     except UsageError as error:
-        wrong.append(error.say)
+        wrong.append(error.message)
     found = Toml()
     try:
         found = read_toml(folder / "gpuops.toml", tables)
     except UsageError as error:
-        wrong += [error.say] if error.say not in wrong else []
+        wrong += [error.message] if error.message not in wrong else []
     try:
         in_file = _values(_bindings(folder / ".env"))
     except UsageError:

@@ -330,7 +330,7 @@ def _can_retry(ctx: Context, row: ClusterRow, error: Exception) -> bool:
 
 def _note_given_up(ctx: Context, what: str, error: Exception) -> None:
     """Leave a notice of what is given up: no node's answer and no full disk may keep a lease from ending."""
-    why = error.say if isinstance(error, GpuopsError) else f"{type(error).__name__}: {error}"
+    why = error.message if isinstance(error, GpuopsError) else f"{type(error).__name__}: {error}"
     with suppress(GpuopsError):
         ctx.ledger.add_notice(f"{what}: {why}")
 

@@ -355,7 +355,7 @@ def _run_job(ctx: Context, row: ClusterRow, job: Job) -> None:
 
 def _leave_notice(home: Path, row: ClusterRow, error: Exception) -> None:
     """The next command says that the guard fails. That this cannot be written down stops no guard."""
-    why = getattr(error, "say", "") or f"{type(error).__name__}: {error}"
+    why = getattr(error, "message", "") or f"{type(error).__name__}: {error}"
     give_up = f"`gpuops down {row.name} --force` gives up what does not answer"
     try:
         ledger = make_context(home).ledger
@@ -384,7 +384,7 @@ def _log_failure(what: str = "the ledger") -> None:
     text = traceback.format_exc()
     if isinstance(error, GpuopsError):
         hint = f" ({error.hint})" if isinstance(error, AuthFailed) and error.hint else ""
-        text = f"{error.say}{hint}\n"
+        text = f"{error.message}{hint}\n"
     separator = ": " if isinstance(error, GpuopsError) else "\n"
     with suppress(OSError):
         print(f"{timestamp} {what}{separator}{text}", end="", file=sys.stderr, flush=True)

@@ -127,7 +127,7 @@ def record_refusal(home: Path, row: ClusterRow, error: AuthFailed | None) -> Non
     """Note what a provider says of the keys of a cluster's guard; None: it takes them."""
     path = _refusal_path(home, row.id)
     if error:
-        _write(path, {"provider": row.provider, "say": error.say, "hint": error.hint})
+        _write(path, {"provider": row.provider, "say": error.message, "hint": error.hint})
     else:
         with suppress(OSError):
             path.unlink(missing_ok=True)

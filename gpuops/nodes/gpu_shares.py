@@ -134,7 +134,7 @@ def _divided(gpus: Sequence[str], nodes: int, wanted: int | None, where: str) ->
     try:
         parts, note = divide(gpus, nodes, wanted, where)
     except Rejected as refused:
-        raise UsageError(refused.say, refused.hint) from refused
+        raise UsageError(refused.message, refused.hint) from refused
     spare = len(gpus) - sum(map(len, parts))
     if spare and not note and wanted is None:
         note = f"{len(gpus)} GPUs do not divide among {nodes} nodes: {spare} of {where} {_are(spare)} not used"

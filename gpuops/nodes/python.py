@@ -185,7 +185,7 @@ def _choose_python(
         answer = _stream_python(client, progress, {**arguments, "needs_torch": True, "make": make if needs else None})
     except NodeRefused as refusal:
         if request.python and refusal.kind == "no-python":
-            raise UsageError(refusal.say, refusal.hint) from refusal
+            raise UsageError(refusal.message, refusal.hint) from refusal
         if needs and no_plan and refusal.kind == "no-python":
             raise no_plan from refusal
         if needs or refusal.kind != "no-python":

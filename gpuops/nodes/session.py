@@ -205,7 +205,7 @@ def _with_cluster_hint(row: ClusterRow, error: NodeError) -> NodeError:
     """Add the command that fetches the results of an ended node, which does not know its cluster's name."""
     if isinstance(error, NodeRefused) and error.kind == "ended":
         hint = f"what it left comes home with: gpuops down {row.name}; then bring up another"
-        return NodeRefused(error.say, hint, error.kind, error.data)
+        return NodeRefused(error.message, hint, error.kind, error.data)
     return error
 
 

@@ -178,9 +178,9 @@ def _query_open(ctx: Context, api: CheckedProvisioner, watched: list[WatchedIncr
         try:
             latest = api.requested_quota(quota, before.id)
         except (RateLimited, Unknown) as error:  # one failed query does not end a long wait
-            if error.say != last_error:
-                ctx.out.say(f"note: {error.say}")
-            last_error = error.say
+            if error.message != last_error:
+                ctx.out.say(f"note: {error.message}")
+            last_error = error.message
             continue
         watched[index] = (quota, latest)
         # The last decision is not printed here: it is the command's result.

@@ -105,7 +105,7 @@ def _quota_name(offer: Offer) -> str:
 
 def _unique_reasons(errors: list[NoCapacity] | list[QuotaExceeded]) -> str:
     """Each reason once."""
-    return "; ".join(dict.fromkeys(error.say for error in errors))
+    return "; ".join(dict.fromkeys(error.message for error in errors))
 
 
 def _wait_hint(errors: list[NoCapacity]) -> str:
@@ -231,7 +231,7 @@ class OfferSearch:
             raise self._with_attempts(refused)
         if not self._failed_rounds:
             counted = " (preempted machines may still be counted)" if over_quota else ""
-            ctx.out.say(f"{refused.say}{counted}: asking again for {span(left_s)}")
+            ctx.out.say(f"{refused.message}{counted}: asking again for {span(left_s)}")
             if row is None:
                 self._approval.confirm_max_price(ctx, self._request, left_s)
         self._failed_rounds += 1
@@ -249,7 +249,7 @@ class OfferSearch:
     def _with_attempts(self, refused: ProviderError) -> ProviderError:
         """The refusal, saying how often the provider was asked."""
         if self._failed_rounds:
-            refused.say = f"{refused.say}; asked {self._failed_rounds + 1} times in {span(self._wait_s)}"
+            refused.message = f"{refused.message}; asked {self._failed_rounds + 1} times in {span(self._wait_s)}"
         return refused
 
     def _extend_boot_deadline(self, row: ClusterRow, wait_s: float) -> None:

@@ -268,4 +268,4 @@ def finish_before_resume(ctx: Context, row: RunRow) -> None:
     except NodeError as error:
         if not list_outputs(RunHome(row.home)):
             raise
-        ctx.out.say(f"note: {error.say}; going on from what is home")
+        ctx.out.say(f"note: {error.message}; going on from what is home")

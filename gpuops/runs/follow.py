@@ -188,7 +188,7 @@ class Follower:
         timeout_s = BLAMED_NODE_TIMEOUT_S if self._is_blamed_by_peers(index) else LAST_NODE_TIMEOUT_S
         last_node_wait_s = now - max(since, self._last_report_at)
         if unreachable_s > UNREACHABLE_TIMEOUT_S or (others_ended and last_node_wait_s > timeout_s):
-            say = f"node{index} could not be reached for {span(unreachable_s)}: {error.say}"
+            say = f"node{index} could not be reached for {span(unreachable_s)}: {error.message}"
             return lost_report(index, say, ReasonKind.UNREACHABLE)
         return None
 
@@ -204,14 +204,14 @@ class Follower:
         """
         if isinstance(error, MalformedAnswer):
             is_final = self._malformed_responses[index] >= MAX_MALFORMED_RESPONSES
-            return lost_report(index, error.say, ReasonKind.NONSENSE) if is_final else None
+            return lost_report(index, error.message, ReasonKind.NONSENSE) if is_final else None
         if not isinstance(error, NodeRefused) or error.kind not in FINAL_REFUSALS:
             return None
         if error.kind == "no-run":
-            return lost_report(index, error.say, ReasonKind.NEVER_STARTED)
+            return lost_report(index, error.message, ReasonKind.NEVER_STARTED)
         if not self._machine_has_ended(index):
-            return lost_report(index, error.say, ReasonKind.UNREACHABLE)
-        say = f"node{index} ended without a word" if error.kind == "no-node" else error.say
+            return lost_report(index, error.message, ReasonKind.UNREACHABLE)
+        say = f"node{index} ended without a word" if error.kind == "no-node" else error.message
         return self._terminated_machine_report(index, say)
 
     def _terminated_machine_report(self, index: int, say: str) -> NodeReport:
@@ -251,7 +251,7 @@ class Follower:
         self._say(
             f"node{index} does not answer; the run goes on without this computer, trying again"
             if isinstance(error, NodeError)
-            else f"node{index} cannot be followed: {error.say}; trying again"
+            else f"node{index} cannot be followed: {error.message}; trying again"
         )
 
     def _mark_reachable(self, index: int) -> None:

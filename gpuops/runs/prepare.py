@@ -151,7 +151,7 @@ def record_not_started(ctx: Context, row: RunRow, error: BaseException) -> None:
     if isinstance(error, Interrupted):
         verdict = Verdict(VerdictOutcome.STOPPED, error.exit_code, "stopped before it was started")
     else:
-        say = error.say if isinstance(error, GpuopsError) else type(error).__name__
+        say = error.message if isinstance(error, GpuopsError) else type(error).__name__
         verdict = Verdict(VerdictOutcome.FAILED, getattr(error, "exit_code", BUG), f"not started: {say}")
     ctx.ledger.set_run(row.id, state=RunState.HOME, owner_process=None, ended=ctx.clock.now(), verdict=verdict)
     for folder in (RunHome(row.home).out, row.home):

@@ -191,7 +191,7 @@ def find_preemption(row: RunRow, cluster: ClusterRow, end: RunOutcome) -> Preemp
 def preemption_before_run(cluster: ClusterRow, error: MachineGone, now: float) -> Preemption:
     """The preemption of machines that ended before there was a run. `now`: when that was noticed (UTC seconds)."""
     return Preemption(
-        "", cluster.name, offer_place(cluster), error.node, error.say, noticed=now, warned=False, started=False
+        "", cluster.name, offer_place(cluster), error.node, error.message, noticed=now, warned=False, started=False
     )
 
 
@@ -319,10 +319,10 @@ def _failed_outcome(
     has no receipt then, so what its machines have cost (`spent`, in $) is printed here."""
     if not before.document:
         ctx.out.say(receipt.format_cost_without_run(spent))
-        error.say = "; ".join([error.say, *before.last])
+        error.message = "; ".join([error.message, *before.last])
         raise error
     hint = error.hint + (f"; go on from what is home: --resume {chain.resume}" if chain.resume else "")
-    shown = {"say": error.say, "hint": hint}
+    shown = {"say": error.message, "hint": hint}
     document = {**before.document, "retries": chain.documents, "error": shown, "exit_code": error.exit_code}
-    last = [*before.last, f"error: {error.say}\nhint: {hint.removeprefix('; ')}"]
+    last = [*before.last, f"error: {error.message}\nhint: {hint.removeprefix('; ')}"]
     return JobOutcome(error.exit_code, document, last)

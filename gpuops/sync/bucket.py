@@ -200,7 +200,7 @@ def abort_uploads(ctx: Context, row: RunRow) -> None:
                 call_s3(sink, "s3:AbortMultipartUpload", s3.abort_multipart_upload, Key=upload.key, UploadId=upload.id)
     except GpuopsError as error:
         folder = f"s3://{sink.bucket}/{uploads[0].key.rpartition('/')[0]}"
-        ctx.out.say(f"note: parts of {row.name} may be left in {folder}, and cost there: {error.say}")
+        ctx.out.say(f"note: parts of {row.name} may be left in {folder}, and cost there: {error.message}")
         return
     ctx.ledger.set_run(row.id, facts={**ctx.ledger.run(row.id).facts, "uploads": []})
 
@@ -253,7 +253,7 @@ class ArchiveDownload:
             except GpuopsError as error:
                 if not isinstance(error, Unknown):
                     raise
-                why = error.say
+                why = error.message
             except Exception as error:  # urllib3's and botocore's, of which there are many
                 why = f"{type(error).__name__}: {error}"
             self._body = None

@@ -103,7 +103,7 @@ def read_stock(account: Account, region: str, given: Wishes, asked: Demand) -> R
     place = RegionSurvey(region, tuple(kinds.values()), {asked.market: selected}, require(second["standing"]))
     prices, unpriced = second["prices"], ""
     if isinstance(prices, ProviderError) and not given.spot and is_unreadable(prices):
-        unpriced = prices.say
+        unpriced = prices.message
         prices = _price_caps(account, selected, prices, base, given)
     priced = _price_by_zone(selected, require(second["zones"]), require(prices), base, given)
     return RegionStock(base, place, priced, unpriced)

@@ -176,7 +176,7 @@ def run_instances(
             is_late = attempt == MAX_ATTEMPTS - 1 or clock.monotonic() - began + wait_s >= LAST_ATTEMPT_S
             if not _may_be_retried(error, group_is_new) or is_late:
                 if unanswered and not isinstance(error, Unknown):
-                    say = f"{error.say}; and a request before was not answered"
+                    say = f"{error.message}; and a request before was not answered"
                     raise Unknown(say, error.hint, instead=error) from error
                 raise
             clock.sleep(wait_s)
@@ -193,7 +193,7 @@ def explain_quota_error(error: QuotaExceeded, spec: LaunchSpec) -> QuotaExceeded
     exceed."""
     if errors.code(error) not in VCPU_QUOTA_CODES:
         return error
-    match = QUOTA_LIMIT.search(error.say)
+    match = QUOTA_LIMIT.search(error.message)
     limit = f" ({match[1]} vCPU)" if match else ""
     demand = (
         Demand(spec.nodes, spec.gpus, spec.type, None, spec.market)

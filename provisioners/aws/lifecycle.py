@@ -58,7 +58,7 @@ def list_owned(account: Account, home: Path, owner: str, regions: Sequence[str])
     if len(named) == 1 or (answered == 0 and len({type(error) for error in errors}) == 1):
         raise errors[0]
     raise Partial(
-        f"AWS does not tell what there is in {first_few(unanswered, 4)}: {errors[0].say}",
+        f"AWS does not tell what there is in {first_few(unanswered, 4)}: {errors[0].message}",
         errors[0].hint,
         list(found.values()),
     ) from errors[0]

@@ -53,7 +53,7 @@ def find_offers(account: Account, wishes: Wishes, regions: Sequence[str]) -> lis
         offers += [_build_offer(stock, priced, wishes) for priced in allowed]
     if not offers:
         raise quota_advice.build_quota_error(demand, _survey_in_full(account, stocks, demand), account.clock.now())
-    notes = [f"{split_region(region)[0]}: {error.say}" for region, error in errors.items()]
+    notes = [f"{split_region(region)[0]}: {error.message}" for region, error in errors.items()]
     notes += [_format_left_out(demand, candidates) for candidates in _group_by_quota(above_quota)]
     first, *rest = rank_offers(offers)
     return [dataclasses.replace(first, notes=(*first.notes, *notes)), *rest]

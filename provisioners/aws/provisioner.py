@@ -79,7 +79,7 @@ class AwsProvisioner:
         }
         answers = ask_all(calls)
         if isinstance(answers["identity"], AuthFailed):
-            return [Problem(answers["identity"].say, answers["identity"].hint)]
+            return [Problem(answers["identity"].message, answers["identity"].hint)]
         identity = require(answers["identity"])
         on_free_plan = answers["plan"] is Plan.FREE
         names = ", ".join(split_region(region)[0] for region in regions)

@@ -69,7 +69,7 @@ def build_report(account: Account, request: Request) -> QuotaReport:
             surveys.append(answer)
         else:
             errors.append(account.explain(region, answer))
-            left_out.append((region, errors[-1].say))
+            left_out.append((region, errors[-1].message))
     if not surveys:
         raise errors[0]
     gaps = [(survey.region, why) for survey in surveys for why in survey.standing.why.values()]
@@ -184,7 +184,9 @@ def survey_region(account: Account, region: str, *, types: str = "") -> RegionSu
         except ProviderError as error:
             if not is_unreadable(error):
                 raise
-            return RegionSurvey(region, (), {}, dataclasses.replace(standing, why={**standing.why, "types": error.say}))
+            return RegionSurvey(
+                region, (), {}, dataclasses.replace(standing, why={**standing.why, "types": error.message})
+            )
     return RegionSurvey(region, tuple(kinds.values()), {}, standing)
 
 

@@ -215,7 +215,7 @@ def read_account_quotas(
     return AccountQuotas(
         limits={code: float(known[code]) for code in codes if code in known},
         used=known.get("used", {}),
-        why={name: answer.say for name, answer in answers.items() if isinstance(answer, ProviderError)},
+        why={name: answer.message for name, answer in answers.items() if isinstance(answer, ProviderError)},
         increases=select_increases(known["history"], open=True) if "history" in known else None if history else {},
         closed={code: last[0] for code, last in select_increases(known.get("history", {}), open=False).items()},
     )

@@ -190,8 +190,8 @@ class Api:
         return self._without_key(failure(answer.status, answer.headers, answer.body, doing, creating=creating))
 
     def _without_key(self, error: ProviderError) -> ProviderError:
-        error.say = error.say.replace(self.key, "…")
-        error.args = (error.say,)
+        error.message = error.message.replace(self.key, "…")
+        error.args = (error.message,)
         return error
 
 

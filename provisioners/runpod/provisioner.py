@@ -59,7 +59,7 @@ class RunpodProvisioner:
                 self._stock.volume(wishes.volume, centers)
             self._stock.resolve_ids(wishes)
         except (AuthFailed, Rejected) as error:
-            return [Problem(error.say, error.hint)]
+            return [Problem(error.message, error.hint)]
         return []
 
     def offers(self, request: Request) -> Sequence[Offer]:
@@ -95,7 +95,7 @@ class RunpodProvisioner:
         except NoCapacity as error:
             if wishes.nodes == 1:
                 raise
-            raise NoCapacity(error.say, self._stock.suggest_clusters(wishes)) from error
+            raise NoCapacity(error.message, self._stock.suggest_clusters(wishes)) from error
 
     # Making.
 

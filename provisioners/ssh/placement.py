@@ -71,9 +71,9 @@ class Logins:
         except UsageError:
             raise
         except UnconfirmedKey as error:
-            return Problem(error.say, error.hint, settle="accept-new")
+            return Problem(error.message, error.hint, settle="accept-new")
         except GpuopsError as error:
-            say = error.say if typed.removesuffix(":22") in error.say else f"{typed}: {error.say}"
+            say = error.message if typed.removesuffix(":22") in error.message else f"{typed}: {error.message}"
             return Problem(say, error.hint)
         return None
 

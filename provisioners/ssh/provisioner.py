@@ -234,7 +234,7 @@ class SshProvisioner:
         if failed and len(names) == 1:
             raise failed[0]
         if failed:
-            raise Partial("; ".join(error.say for error in failed), failed[0].hint, found)
+            raise Partial("; ".join(error.message for error in failed), failed[0].hint, found)
         return found
 
     def _list_or_error(self, name: str) -> list[Resource] | ProviderError:
@@ -267,9 +267,9 @@ class SshProvisioner:
         try:
             answer = bootstrap.call_agent_mode(self._logins.connection(name, known_host.target), argv)
         except NodeRefused as error:
-            raise Rejected(error.say, error.hint) from error
+            raise Rejected(error.message, error.hint) from error
         except NodeError as error:
-            say = f"{error.say} (gone for good? gpuops reap --forget {name})"
+            say = f"{error.message} (gone for good? gpuops reap --forget {name})"
             raise Unknown(say, error.hint) from error
         documents = answer.nodes
         if documents is None:
@@ -375,9 +375,9 @@ def _as_provider_errors(work: Callable[[], T]) -> T:
     try:
         return work()
     except ConnectionLost as error:
-        raise Unknown(error.say, error.hint) from error
+        raise Unknown(error.message, error.hint) from error
     except (NodeRefused, NodeError) as error:
-        raise Rejected(error.say, error.hint) from error
+        raise Rejected(error.message, error.hint) from error
 
 
 def _known_host(resource: Resource) -> KnownHost:

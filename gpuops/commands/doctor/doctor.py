@@ -45,7 +45,7 @@ def check_provider(ctx: Context, request: Request, python: str) -> Report:
         if not any(problem.level == "error" for problem in problems):
             problems += _quota_findings(ctx, request)
     except ProviderError as refused:
-        problems = [error(SETUP, refused.say, refused.hint)]
+        problems = [error(SETUP, refused.message, refused.hint)]
     except UsageError:
         if not _list_hosts(ctx, request):
             raise
@@ -86,7 +86,7 @@ def _payer_findings(ctx: Context, request: Request, *, named: bool) -> list[Find
     try:
         refuse_tracked(ctx.folder)
     except UsageError as refused:
-        found.append(error(SETUP, refused.say, refused.hint))
+        found.append(error(SETUP, refused.message, refused.hint))
     return found
 
 

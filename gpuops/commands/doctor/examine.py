@@ -86,9 +86,9 @@ def _examine_place(clock: Clock, place: Place) -> Checkup | Finding:
         finally:
             connection.close()
     except MalformedAnswer as malformed:
-        return dataclasses.replace(error("nonsense", malformed.say, YOURS_HINT), where=place.where)
+        return dataclasses.replace(error("nonsense", malformed.message, YOURS_HINT), where=place.where)
     except NodeError as unreached:
-        return dataclasses.replace(error("unreached", unreached.say, unreached.hint), where=place.where)
+        return dataclasses.replace(error("unreached", unreached.message, unreached.hint), where=place.where)
 
 
 def run_checkup(connection: Connection, place: Place, clock: Clock) -> Checkup:

@@ -116,7 +116,7 @@ def killed(sandbox: Sandbox) -> str:
                 forgetful, [orphans.Orphan(sandbox.request.provider, resource) for resource in resources]
             )
         except StillBilling as error:
-            raise ContractBroken(f"what a killed command has left cannot be reaped: {error.say}") from error
+            raise ContractBroken(f"what a killed command has left cannot be reaped: {error.message}") from error
         finally:
             forgetful.ledger.close()
     billing = [item for item in sandbox.list_cluster_resources(row) if item.bills and item.state not in COSTLESS]
@@ -219,7 +219,7 @@ def nothing_left(sandbox: Sandbox) -> str:
     try:
         sandbox.close()
     except StillBilling as error:
-        raise ContractBroken(error.say) from error
+        raise ContractBroken(error.message) from error
     if tags := sandbox.list_remaining_tags():
         raise ContractBroken(f"{len(tags)} are still listed: {', '.join(tags)}")
     return f"the provider lists nothing of this proof ({span(sandbox.ctx.clock.monotonic() - began)})"

@@ -144,7 +144,7 @@ def _takes(sandbox: Sandbox, request: Request) -> bool:
             return False
         return bool(sandbox.ask("offers", request))
     except (ProviderError, UsageError) as error:
-        if not error.say or not error.hint:
+        if not error.message or not error.hint:
             raise ContractBroken("a refusal lacks its sentence, or what to do about it") from error
         return False
 

@@ -49,7 +49,7 @@ def main(question: Mapping[str, Any]) -> int:
             sandbox.list_offers()[0], sandbox.make_intent(row), KillingJournal(LedgerJournal(ctx.ledger, row.id))
         )
     except GpuopsError as error:
-        ctx.out.say(f"{error.say}; {error.hint}")
+        ctx.out.say(f"{error.message}; {error.hint}")
         return error.exit_code
     ctx.out.say("create told of no machine")
     return 1

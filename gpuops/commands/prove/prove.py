@@ -179,7 +179,7 @@ def _remaining_tags(sandbox: Sandbox, doubt_s: float) -> list[str]:
     try:
         return sandbox.end_orphans(doubt_s)
     except ProviderError as error:
-        return [f"{sandbox.request.provider} could not be asked: {error.say}"]
+        return [f"{sandbox.request.provider} could not be asked: {error.message}"]
 
 
 def _balance(sandbox: Sandbox) -> float | None:

@@ -241,7 +241,7 @@ class Sandbox:
             except StillBilling as error:
                 failed.append(error)
         if failed:
-            raise StillBilling("; ".join(error.say for error in failed), failed[0].hint)
+            raise StillBilling("; ".join(error.message for error in failed), failed[0].hint)
 
     def list_remaining_tags(self) -> list[str]:
         """Tags that are still listed of this proof."""

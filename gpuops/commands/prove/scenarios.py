@@ -101,6 +101,6 @@ def run_scenario(sandbox: Sandbox, scenario: Scenario) -> Result:
     except ContractBroken as error:
         return result(Outcome.FAILED, str(error))
     except REFUSALS as error:
-        return dataclasses.replace(result(Outcome.SKIPPED, error.say), refused=True)
+        return dataclasses.replace(result(Outcome.SKIPPED, error.message), refused=True)
     except GpuopsError as error:
-        return result(Outcome.FAILED, error.say)
+        return result(Outcome.FAILED, error.message)

@@ -126,7 +126,7 @@ def _adopt(sandbox: Sandbox) -> AdoptedCluster:
             live = bring_up(sandbox.ctx, request, name=name, ephemeral=True, wish=LeaseLimits(max_hours=hours))
         except Unknown as error:
             raise ContractBroken(
-                f"the answer of create was lost, and what it made is not found by its mark: {error.say}"
+                f"the answer of create was lost, and what it made is not found by its mark: {error.message}"
             ) from error
         finally:
             if not [row for row in sandbox.ctx.ledger.clusters() if row.name == name]:

@@ -172,9 +172,9 @@ def fetch_bucket(ctx: Context, row: RunRow, nodes: Sequence[int], progress: Prog
         return BucketFetch()
     try:
         brought, errors = archive.fetch_archives(ctx, row, nodes, progress)
-        return BucketFetch(brought, join_sentences(*dict.fromkeys(error.say for error in errors)), errors)
+        return BucketFetch(brought, join_sentences(*dict.fromkeys(error.message for error in errors)), errors)
     except GpuopsError as error:
-        return BucketFetch(trouble=error.say, errors=[error])
+        return BucketFetch(trouble=error.message, errors=[error])
     except Interrupted as error:
         error.hint = f"gpuops pull {row.name} fetches what is in {row.facts.bucket_place}"
         raise
@@ -200,7 +200,9 @@ def unreachable_reports(
     `endings`: and how (`nodes.session.end_reason`)."""
     nonsense = isinstance(error, MalformedAnswer)
     kind = ReasonKind.ENDED if ended else ReasonKind.NONSENSE if nonsense else ReasonKind.UNREACHABLE
-    return {index: lost_report(index, error.say, kind, endings.get(index)) for index in range(request_of(row).nodes)}
+    return {
+        index: lost_report(index, error.message, kind, endings.get(index)) for index in range(request_of(row).nodes)
+    }
 
 
 def _describe_endings(ctx: Context, row: ClusterRow, machines: Sequence[Resource]) -> dict[int, dict[str, Any]]:
@@ -263,7 +265,7 @@ def _run_final_fetch(
     for error in failures:
         if not isinstance(error, GpuopsError):
             raise error
-        return FinalFetch(error.say)
+        return FinalFetch(error.message)
     return fetched[0]
 
 
@@ -279,7 +281,7 @@ def _fetch_from_nodes(fetch_some: Callable[[list[int]], str], nodes: list[int]) 
         try:
             left_behind.append(fetch_some([index]))
         except MalformedAnswer as error:
-            nonsense.append(error.say)
+            nonsense.append(error.message)
     return FinalFetch(nonsense=join_sentences(*nonsense), left_behind=", ".join(filter(None, left_behind)))
 
 

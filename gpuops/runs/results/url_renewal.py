@@ -91,4 +91,4 @@ class UrlRenewal:
             until = clock_time(self._until, self._ctx.clock.now())
             say = f"{self._row.name} can write to its bucket until {until} (local time), and not longer"
             hint = f" ({outcome.hint})" if outcome.hint else ""
-            self._ctx.out.say(f"note: {say}: {outcome.say}{hint}")
+            self._ctx.out.say(f"note: {say}: {outcome.message}{hint}")

@@ -69,7 +69,7 @@ class Program:
         messages = bytes(self._errors).decode(errors="replace")
         if self._channel.exit_status < 0 and not self.closed and not self.connected:
             messages += (
-                f"{'' if not messages or messages.endswith(chr(10)) else chr(10)}{faults.ended(self._where).say}\n"
+                f"{'' if not messages or messages.endswith(chr(10)) else chr(10)}{faults.ended(self._where).message}\n"
             )
         return messages
 

@@ -43,7 +43,7 @@ def shown(text: str) -> str:
 
 def again(error: NodeError) -> NodeError:
     """The same failure, for another thread to raise."""
-    return type(error)(error.say, error.hint)
+    return type(error)(error.message, error.hint)
 
 
 def unreachable(where: str, error: OSError) -> ConnectionLost:

@@ -53,7 +53,7 @@ class SystemProgram(ProcessChannel):
             and self._master is not None
             and not self._master.alive()
         ):
-            return f"{faults.ended(self._where).say}\n"  # where its master ended, `ssh` prints nothing
+            return f"{faults.ended(self._where).message}\n"  # where its master ended, `ssh` prints nothing
         return messages
 
     def close(self) -> None:

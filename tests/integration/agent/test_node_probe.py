@@ -184,9 +184,9 @@ def test_one_blocked_direction_is_named(lan: Lan, verdict: str, why: str) -> Non
     lan.rule(0, f"ip saddr 10.77.0.6 tcp dport != 22 ct state new {verdict}")
     with pytest.raises(NodeError) as raised:
         met(lan.nodes)
-    assert raised.value.say.startswith("node1 cannot reach node0 at 10.77.0.5 port ")
-    assert why in raised.value.say
-    assert "node0 cannot" not in raised.value.say
+    assert raised.value.message.startswith("node1 cannot reach node0 at 10.77.0.5 port ")
+    assert why in raised.value.message
+    assert "node0 cannot" not in raised.value.message
     assert raised.value.hint.startswith("allow TCP to 10.77.0.5 (node0) from 10.77.0.6 (node1), all ports")
 
 

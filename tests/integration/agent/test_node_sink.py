@@ -92,7 +92,7 @@ def test_without_a_volume_nothing_is_started(node: RealNode, volume: Path) -> No
     with pytest.raises(NodeRefused) as refused:
         node.start("r-1", ["true"], sink=sink(volume))
     assert refused.value.kind == "sink"
-    assert refused.value.say.endswith("gpuops/r-1 cannot keep this run's results: No such file or directory")
+    assert refused.value.message.endswith("gpuops/r-1 cannot keep this run's results: No such file or directory")
     assert not volume.exists()
     node.start("r-1", ["true"])
     assert node.result("r-1")["outcome"] == "done", "the name is free"

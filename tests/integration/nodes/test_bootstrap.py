@@ -45,7 +45,7 @@ def test_a_look_tells_what_is_there() -> None:
 def test_what_cannot_become_a_node_is_one_sentence(text: str, say: str, hint: str) -> None:
     with pytest.raises(NodeError) as error:
         bootstrap.parse_probe(text, "box")
-    assert (error.value.say, error.value.hint) == (say, hint)
+    assert (error.value.message, error.value.hint) == (say, hint)
 
 
 def test_a_look_at_this_machine() -> None:

@@ -44,7 +44,7 @@ def ask(client: AgentClient, python: Path, build: tuple[str | None, str | None] 
 def test_what_has_no_kernels_is_refused(client: AgentClient, python: Path, tmp_path: Path) -> None:
     with pytest.raises(NodeError) as caught:
         ask(client, python)
-    assert caught.value.say == (
+    assert caught.value.message == (
         "node0: torch 2.11.0+cu128 has no kernels for Tesla V100-SXM2-16GB (compute capability 7.0)"
     )
     assert "/whl/cu126" in caught.value.hint

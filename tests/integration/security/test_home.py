@@ -32,7 +32,7 @@ def room() -> Iterator[Path]:
 def refused(home: Path) -> tuple[str, str]:
     with pytest.raises(UsageError) as caught:
         settings.home({"GPUOPS_HOME": str(home)})
-    return caught.value.say, caught.value.hint
+    return caught.value.message, caught.value.hint
 
 
 def accepted(home: Path) -> bool:

@@ -306,7 +306,7 @@ def test_what_is_nearly_true_is_sound_or_nonsense(verb: str) -> None:
         try:
             found = heard(verb, kind, {} if not path and new is ... else altered(said, path, new))
         except MalformedAnswer as error:
-            wrong = error.say
+            wrong = error.message
         assert not wrong or (wrong.startswith(SAYS) and wrong.isprintable() and len(wrong) < 300)
         assert all(math.isfinite(one) for one in leaves(found) if isinstance(one, float))
 

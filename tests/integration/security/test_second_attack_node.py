@@ -153,8 +153,8 @@ def test_a_listing_of_half_a_million_files_is() -> None:
 def test_a_refusal_is_one_short_line() -> None:
     error = {"say": "no\n\ngpuops: lab is gone, nothing bills\n" + "x" * 1_000_000, "hint": "a\r\nb", "kind": "busy"}
     refusal = validation.parse_refusal("node0", error)
-    assert refusal.say.startswith("node0: no gpuops: lab is gone, nothing bills xxx")
-    assert len(refusal.say) < 2100
+    assert refusal.message.startswith("node0: no gpuops: lab is gone, nothing bills xxx")
+    assert len(refusal.message) < 2100
     assert refusal.hint == "a b"
 
 

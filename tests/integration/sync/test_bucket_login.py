@@ -72,7 +72,7 @@ def test_nobody_to_ask_as(
 ) -> None:
     with pytest.raises(AuthFailed) as error:
         asked(world(profile))
-    assert error.value.say.startswith(say)
+    assert error.value.message.startswith(say)
     assert error.value.hint.startswith(hint)
 
 

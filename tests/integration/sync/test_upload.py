@@ -187,7 +187,7 @@ def test_edits_on_both_sides_stop_the_push(world: World) -> None:
     (world.here / "other.py").write_text("new")
     with pytest.raises(UsageError) as refused:
         world.push()
-    assert refused.value.say == "train.py was edited on node0 since the last push and differs here"
+    assert refused.value.message == "train.py was edited on node0 since the last push and differs here"
     assert refused.value.hint == "`gpuops pull --edits` brings it home, beside yours; `--overwrite` sends yours"
     assert (world.there / "train.py").read_text() == "edited on the node"
     assert not (world.there / "other.py").exists()
@@ -444,9 +444,9 @@ def test_a_key_that_git_tracks_stops_the_push(
     repository("add", name)
     with pytest.raises(UsageError) as refused:
         world.scan()
-    assert name in refused.value.say
-    assert why in refused.value.say
-    assert TOKEN not in refused.value.say
+    assert name in refused.value.message
+    assert why in refused.value.message
+    assert TOKEN not in refused.value.message
     assert f"--send-anyway {name}" in refused.value.hint
     assert name in {file.path for file in world.scan(name).files}
 

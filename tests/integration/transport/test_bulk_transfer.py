@@ -152,7 +152,7 @@ def put_back(tmp_path: Path, memory: Memory, *argv: str) -> None:
 def test_what_goes_wrong_when_snapshots_go_back(tmp_path: Path, script: str, error: Any, say: str) -> None:
     with pytest.raises(error) as caught:
         put_back(tmp_path, snapshot(tmp_path), "sh", "-c", script)
-    assert say in caught.value.say
+    assert say in caught.value.message
 
 
 def test_a_snapshot_that_vanished_is_named(tmp_path: Path) -> None:

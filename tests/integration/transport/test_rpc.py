@@ -69,9 +69,9 @@ def dial(tmp_path: Path) -> Iterator[Dial]:
 def test_what_is_no_agent(dial: Dial, program: str, error: type[NodeError], say: str) -> None:
     with pytest.raises(error) as caught:
         dial(program)
-    assert say in caught.value.say
-    assert len(caught.value.say) < 300
-    assert caught.value.say.isprintable()
+    assert say in caught.value.message
+    assert len(caught.value.message) < 300
+    assert caught.value.message.isprintable()
     assert caught.value.exit_code == 4
 
 
@@ -122,9 +122,9 @@ def test_an_answer_that_is_none_fails_its_request_at_once(dial: Dial, rest: byte
                   f"    elif request['verb'] != 'cancel': {PORT}")  # fmt: skip
     with pytest.raises(MalformedAnswer) as caught:
         client.call("port", timeout=2 * HANG_S)
-    assert caught.value.say.startswith("node0 answers nonsense (to 'port': ")
-    assert caught.value.say.isprintable()
-    assert len(caught.value.say) < 300
+    assert caught.value.message.startswith("node0 answers nonsense (to 'port': ")
+    assert caught.value.message.isprintable()
+    assert len(caught.value.message) < 300
     assert caught.value.hint
     assert caught.value.exit_code == 4
     assert client.call("port", timeout=HANG_S) == FreePort(5)
@@ -238,7 +238,7 @@ def test_a_refusal(dial: Dial, error: dict[str, Any]) -> None:
     client = dial(ECHO + f"say(json.dumps({{'id': request['id'], 'error': {error!r}}}).encode() + b'\\n')")
     with pytest.raises(NodeRefused) as caught:
         client.call("start", timeout=HANG_S)
-    assert caught.value.say.startswith("node0: ")
+    assert caught.value.message.startswith("node0: ")
     assert (caught.value.kind, caught.value.data) == (error.get("kind", "refused"), error.get("data", {}))
 
 
@@ -303,7 +303,7 @@ def test_the_promptest_answer_says_what_time_it_is(
 def test_an_agent_of_another_version_is_refused(dial: Dial) -> None:
     with pytest.raises(NodeRefused) as caught:
         session._read_hello("lab", dial(hello_agent(PROTOCOL + 1, 0)))
-    assert caught.value.say == "node0 was started by another version of gpuops"
+    assert caught.value.message == "node0 was started by another version of gpuops"
     assert (caught.value.hint, caught.value.kind) == ("gpuops down lab", "protocol")
 
 

@@ -79,7 +79,7 @@ def test_where_guessing_could_cost_or_surprise(
 ) -> None:
     with pytest.raises(UsageError) as caught:
         choice(*history, **flags)
-    assert (caught.value.say, caught.value.hint, caught.value.exit_code) == (say, hint, 2)
+    assert (caught.value.message, caught.value.hint, caught.value.exit_code) == (say, hint, 2)
 
 
 def test_down_means_this_folders_else_the_only_one() -> None:

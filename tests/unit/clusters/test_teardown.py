@@ -185,7 +185,7 @@ def test_what_leaves_is_not_named_among_what_may_bill(there: tuple[Cloud, Contex
             destroy_cluster(world, provider, row)
     finally:
         provider.inner.destroy = destroy  # type: ignore[attr-defined]
-    assert caught.value.say == f"gpuops-{OWNER}-lab-1 may still be there and bill $1.25/h"
+    assert caught.value.message == f"gpuops-{OWNER}-lab-1 may still be there and bill $1.25/h"
 
 
 def test_what_costs_nothing() -> None:

@@ -316,7 +316,7 @@ def test_what_costs_more_than_was_agreed_to_is_undone(
     world.out = Yes([])
     with pytest.raises(Rejected) as caught:
         up(world, request=dataclasses.replace(TWO, max_price=max_price))
-    assert caught.value.say == f"lab costs $2.50/h, as {NAME} tells it now, and ${most}/h was agreed to"
+    assert caught.value.message == f"lab costs $2.50/h, as {NAME} tells it now, and ${most}/h was agreed to"
     assert caught.value.hint == "where that is worth it: --max-price 2.50"
     assert cloud.calls().count("create") == 1
     assert_nothing_left(cloud, world)
@@ -499,9 +499,9 @@ def test_down_never_says_gone_of_what_may_be_there(there: tuple[Cloud, Context],
     assert caught.value.exit_code == 5
     refused = any(one.error == "AuthFailed" for faults in script.values() for one in faults)  # type: ignore[attr-defined]
     assert caught.value.hint == ("do something about it; then: " if refused else "") + "gpuops down lab"
-    assert "lab-0" in caught.value.say
-    assert "lab-1" in caught.value.say
-    assert f"${2 * PRICE:.2f}/h" in caught.value.say
+    assert "lab-0" in caught.value.message
+    assert "lab-1" in caught.value.message
+    assert f"${2 * PRICE:.2f}/h" in caught.value.message
     assert world.ledger.cluster(row).state == "ending", "the guard, or the next `down`, goes on"
     cloud.play()
     tear_down(world, row, "down")
@@ -534,7 +534,7 @@ def test_what_has_ended_is_not_named_because_another_region_is_silent(
     with pytest.raises(StillBilling) as caught:
         tear_down(world, row, "down")
     what = f"{second.name} may still be there and bill ${PRICE:.2f}/h" if alive else "lab may still be there"
-    assert caught.value.say == f"{what}: mars does not answer"
+    assert caught.value.message == f"{what}: mars does not answer"
     assert world.ledger.cluster(row).state == "ending"
     monkeypatch.undo()
     tear_down(world, row, "down")

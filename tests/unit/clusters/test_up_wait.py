@@ -62,7 +62,7 @@ def test_at_the_end_of_its_patience_it_says_what_it_has_tried(there: tuple[Cloud
     began = world.clock.monotonic()
     with pytest.raises(NoCapacity) as caught:
         up(world, dataclasses.replace(WAITS, wait_s=600.0))
-    assert caught.value.say == "the provider said NoCapacity; asked 8 times in 10:00 min"
+    assert caught.value.message == "the provider said NoCapacity; asked 8 times in 10:00 min"
     assert 600.0 <= world.clock.monotonic() - began < 610.0
     assert cloud.calls().count("create") == 8
     assert world.ledger.clusters() == []
@@ -207,7 +207,7 @@ def test_it_is_told_what_a_wait_has_passed_by(
     offered(monkeypatch, [2.0], [2.5])
     with pytest.raises(NoCapacity) as caught:
         up(world, dataclasses.replace(WAITS, wait_s=60.0))
-    assert caught.value.say.startswith("a machine costs $2.50/h, and $2.00/h was agreed to; asked 2 times")
+    assert caught.value.message.startswith("a machine costs $2.50/h, and $2.00/h was agreed to; asked 2 times")
     assert caught.value.hint == "allow it: --max-price 2.50"
 
 

@@ -111,7 +111,7 @@ def test_a_rented_machine_that_is_no_more_is_said_to_be(world: Context, monkeypa
     answers(monkeypatch, AWAY)
     with pytest.raises(ConnectionLost) as caught:
         session.open_session(world, row)
-    assert caught.value.say == "node0 of lab has ended: gpuops status says why"
+    assert caught.value.message == "node0 of lab has ended: gpuops status says why"
     assert caught.value.hint.startswith("gpuops down lab ")
 
 

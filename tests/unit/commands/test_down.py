@@ -88,7 +88,7 @@ def test_interrupted_while_it_is_fetched_nothing_is_left_to_a_guard(
     monkeypatch.setattr("gpuops.guard.start.ensure", lambda *_: order.append("guard"))
     with pytest.raises(Interrupted) as found:
         down(world, clusters(world), Silent(), force=False)
-    assert (found.value.say, found.value.hint) == ("interrupted", PULL)
+    assert (found.value.message, found.value.hint) == ("interrupted", PULL)
     assert order == ["end one", "end two"]
 
 

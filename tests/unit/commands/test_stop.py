@@ -47,7 +47,7 @@ def test_one_that_no_node_has_heard_of_yet_is_not_called_stopped(
     answer(monkeypatch, "no-run", "no-run")
     with pytest.raises(UsageError) as caught:
         stop.stop(world, run, Silent())
-    assert (caught.value.say, caught.value.hint) == ("a-1 is only just being started", "try again: gpuops stop a-1")
+    assert (caught.value.message, caught.value.hint) == ("a-1 is only just being started", "try again: gpuops stop a-1")
 
 
 def test_what_another_command_has_brought_home_is_not_judged_again(

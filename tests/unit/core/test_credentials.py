@@ -69,7 +69,7 @@ def test_where_a_key_is_sent_no_project_decides(tmp_path: Path, name: str) -> No
     (tmp_path / ".env").write_text(f"{RUNPOD}=k\n{name}=http://203.0.113.9/v2\n")
     with pytest.raises(UsageError) as caught:
         load(tmp_path, {}, {})
-    assert caught.value.say == f"{name} has no effect in .env"
+    assert caught.value.message == f"{name} has no effect in .env"
     assert caught.value.hint == f"remove it there, and export {name} in your shell instead"
     lenient, wrong = load_leniently(tmp_path, {}, {})
     assert (lenient.env_values, lenient.dotenv, wrong) == ({}, {RUNPOD: "k"}, [f"{name} has no effect in .env"])
@@ -82,5 +82,5 @@ def test_where_a_key_is_sent_no_project_decides(tmp_path: Path, name: str) -> No
 def test_no_key_is_recorded_with_a_run(name: str, word: str) -> None:
     with pytest.raises(UsageError) as caught:
         parse_environment([word.format(name)], {name: "sk"})
-    assert caught.value.say == f"--env {name} would write a provider's key down with the run"
+    assert caught.value.message == f"--env {name} would write a provider's key down with the run"
     assert f"--secret {name}" in caught.value.hint

@@ -20,7 +20,7 @@ TABLES = {
 
 
 def said(caught: pytest.ExceptionInfo[UsageError], folder: Path) -> tuple[str, str]:
-    return caught.value.say.replace(str(folder), "DIR"), caught.value.hint.replace(str(folder), "DIR")
+    return caught.value.message.replace(str(folder), "DIR"), caught.value.hint.replace(str(folder), "DIR")
 
 
 def test_nothing_is_set(tmp_path: Path) -> None:
@@ -145,8 +145,8 @@ def test_secrets_come_from_the_environment_or_dotenv(tmp_path: Path) -> None:
 def test_a_secret_on_the_command_line_is_not_repeated(tmp_path: Path) -> None:
     with pytest.raises(UsageError) as caught:
         secret_values(["TOKEN=hunter2"], tmp_path, {})
-    assert "TOKEN…" in caught.value.say
-    assert "hunter2" not in caught.value.say + caught.value.hint
+    assert "TOKEN…" in caught.value.message
+    assert "hunter2" not in caught.value.message + caught.value.hint
 
 
 def test_home_is_made_for_this_user_alone(tmp_path: Path) -> None:

@@ -90,7 +90,7 @@ def test_nodes_that_train_together_get_one_build() -> None:
 def test_what_fits_nothing_is_said(gpus: list[Gpu], asked: str, say: str) -> None:
     with pytest.raises(UsageError) as caught:
         choose_torch(gpus, NONE, asked)
-    assert caught.value.say == say
+    assert caught.value.message == say
     assert "GPUOPS_TORCH_INDEX" in caught.value.hint
 
 
@@ -154,7 +154,7 @@ def test_an_include_stays_in_the_project(tmp_path: Path, line: str, say: str) ->
     (project / "requirements.txt").write_text(line + "\n")
     with pytest.raises(UsageError) as caught:
         read_requirements(project)
-    assert caught.value.say == say
+    assert caught.value.message == say
 
 
 def test_pyproject_when_there_are_no_requirements(tmp_path: Path) -> None:

@@ -106,7 +106,7 @@ def test_what_a_machine_does_not_have_is_refused(
 ) -> None:
     with pytest.raises(UsageError) as caught:
         lots(with_virtual([machine()], nodes), [numbered(there)], wanted)
-    assert caught.value.say == say
+    assert caught.value.message == say
     assert hint in caught.value.hint
 
 

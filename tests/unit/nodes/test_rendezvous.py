@@ -131,7 +131,9 @@ def test_nodes_on_one_machine_have_one_address() -> None:
 
 def test_one_direction_of_one_pair_is_named() -> None:
     error = World(["10.0.0.0"], ["10.0.0.1"]).cut(1, 0, "10.0.0.0").error()
-    assert error.say == ("node1 cannot reach node0 at 10.0.0.0 port 23456 (no answer, as where a firewall drops it)")
+    assert error.message == (
+        "node1 cannot reach node0 at 10.0.0.0 port 23456 (no answer, as where a firewall drops it)"
+    )
     assert error.hint == (
         "allow TCP to 10.0.0.0 (node0) from 10.0.0.1 (node1), all ports: torchrun, gloo and NCCL choose their own"
     )
@@ -139,7 +141,7 @@ def test_one_direction_of_one_pair_is_named() -> None:
 
 def test_one_cut_pair_of_three_is_named() -> None:
     error = World(["10.0.0.0"], ["10.0.0.1"], ["10.0.0.2"]).cut(2, 1, "10.0.0.1", "refused").error()
-    assert error.say == (
+    assert error.message == (
         "node2 cannot reach node1 at 10.0.0.1 port 40001 "
         "(refused, though node1 listens: a firewall rejects it, or another machine has this address)"
     )
@@ -148,7 +150,7 @@ def test_one_cut_pair_of_three_is_named() -> None:
 
 def test_what_is_open_is_said_too() -> None:
     error = World(["10.0.0.0"], ["10.0.0.1"]).cut(1, 0, "10.0.0.0", port=40000).error()
-    assert "port 40000 (no answer, as where a firewall drops it), though port 23456 is open" in error.say
+    assert "port 40000 (no answer, as where a firewall drops it), though port 23456 is open" in error.message
 
 
 def test_many_cut_ways_are_counted() -> None:
@@ -156,39 +158,39 @@ def test_many_cut_ways_are_counted() -> None:
     for start, end in ((0, 1), (1, 0), (0, 2), (2, 0), (1, 2), (2, 1)):
         world.cut(start, end, f"10.0.0.{end}")
     error = world.error()
-    assert [part[:30] for part in error.say.split("; ")] == [
+    assert [part[:30] for part in error.message.split("; ")] == [
         "node1 cannot reach node0 at 10", "node2 cannot reach node0 at 10", "node0 cannot reach node1 at 10",
     ]  # fmt: skip
-    assert error.say.endswith(", and 3 more such ways are cut")
+    assert error.message.endswith(", and 3 more such ways are cut")
 
 
 def test_two_halves_that_need_different_addresses() -> None:
     world = World(["10.0.0.0", "10.9.0.0"], ["10.0.0.1"], ["10.0.0.2"])
     error = world.cut(2, 0, "10.0.0.0", "no-route", why="No route to host").cut(1, 0, "10.9.0.0").error()
-    assert error.say == (
+    assert error.message == (
         "node1 cannot reach node0 at 10.9.0.0 port 23456 (no answer, as where a firewall drops it), only at 10.0.0.0"
     )
 
 
 def test_a_translated_address_is_no_place_to_meet() -> None:
     error = World(["10.0.0.0", "~8.8.4.4"], ["10.0.0.1"]).cut(1, 0, "10.0.0.0").error()
-    assert error.say.endswith("only at 8.8.4.4, which gloo and NCCL cannot use")
+    assert error.message.endswith("only at 8.8.4.4, which gloo and NCCL cannot use")
     assert error.hint == "put the nodes into one network, or join them by a VPN (WireGuard, Tailscale)"
 
 
 def test_a_stranger_at_the_address() -> None:
     error = World(["10.0.0.0"], ["10.0.0.1"]).cut(0, 1, "10.0.0.1", "other").error()
-    assert "node0 cannot reach node1 at 10.0.0.1 port 40001 (something else answers there" in error.say
+    assert "node0 cannot reach node1 at 10.0.0.1 port 40001 (something else answers there" in error.message
     assert error.hint.startswith("give node1 an address of its own")
 
 
 @pytest.mark.parametrize("names", [[], ["~8.8.4.4"], ["10.0.0.1"]])
 def test_a_node_without_an_address_of_its_own(names: list[str]) -> None:
     error = World(names, ["10.0.0.1"]).error()
-    assert error.say.startswith("node0 has no network address of its own")
+    assert error.message.startswith("node0 has no network address of its own")
 
 
 def test_what_was_never_answered_counts_as_silence() -> None:
     world = World(["10.0.0.0"], ["10.0.0.1"])
     world.ways.clear()
-    assert "no answer" in world.error().say
+    assert "no answer" in world.error().message

@@ -68,7 +68,7 @@ def test_spans(text: str, seconds: float) -> None:
 def test_what_is_no_span(text: str) -> None:
     with pytest.raises(UsageError) as caught:
         parse_span(text)
-    assert (caught.value.say, caught.value.exit_code) == (f"'{text}' is not a length of time", 2)
+    assert (caught.value.message, caught.value.exit_code) == (f"'{text}' is not a length of time", 2)
 
 
 @given(st.text(max_size=12))

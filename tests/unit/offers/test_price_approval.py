@@ -234,7 +234,7 @@ def test_what_the_account_may_not_spend_is_not_asked_for(
     tells(monkeypatch, lambda: {"spend_per_hr": 78.5, "spend_limit": 80.0})
     _, error, _ = up(world)
     assert isinstance(error, QuotaExceeded)
-    assert error.say == "$2.00/h is too much: the account may spend $80.00/h and spends $78.50/h already"
+    assert error.message == "$2.00/h is too much: the account may spend $80.00/h and spends $78.50/h already"
     assert error.hint
     assert cloud.calls() == ["preflight", "offers"]
     assert world.ledger.clusters(live=False) == []
@@ -254,7 +254,7 @@ def test_without_anybody_to_ask_half_as_dear_again_is_the_most(there: tuple[Clou
     cloud.play(offers_at=[2.0, 3.0, 3.01, 2.5], create_always=[Fault("NoCapacity", made=0)])
     _, error, _ = up(world)
     assert isinstance(error, NoCapacity)
-    assert error.say == (
+    assert error.message == (
         "none of 3 offers could be had: the provider said NoCapacity; "
         "the next offer is offer 2 at $3.01/h, more than 1.5 times $2.00/h"
     )
@@ -267,7 +267,7 @@ def test_a_price_that_was_named_is_the_limit(there: tuple[Cloud, Context]) -> No
     cloud.play(offers_at=[2.0, 9.0, 11.0], create_always=[Fault("NoCapacity", made=0)])
     _, error, _ = up(world, dataclasses.replace(ONE, max_price=10.0))
     assert error is not None
-    assert error.say == "none of 2 offers could be had: the provider said NoCapacity"
+    assert error.message == "none of 2 offers could be had: the provider said NoCapacity"
     assert error.hint == "do something about it"  # what all of them said
 
 

@@ -24,7 +24,7 @@ def test_only_a_quota_is_no_capacity_problem() -> None:
     assert not refusals.skips(offer("d"))
     error = refusals.error()
     assert isinstance(error, QuotaExceeded)
-    assert (error.say, error.hint) == ("none of 2 offers could be had: 0 of 16 vCPU", SHORT.hint)
+    assert (error.message, error.hint) == ("none of 2 offers could be had: 0 of 16 vCPU", SHORT.hint)
 
 
 def test_a_quota_without_a_name_ends_it() -> None:
@@ -38,16 +38,18 @@ def test_both_are_kept_apart() -> None:
     refusals.add_refusal(offer("b", "spot"), SHORT)
     error = refusals.error()
     assert isinstance(error, NoCapacity)
-    assert error.say == "none of 2 offers could be had: no capacity: a has none left; beyond the quota: 0 of 16 vCPU"
+    assert (
+        error.message == "none of 2 offers could be had: no capacity: a has none left; beyond the quota: 0 of 16 vCPU"
+    )
     assert error.hint == f"for the capacity: {FULL.hint}; for the quota: {SHORT.hint}"
 
 
 def test_capacity_alone_is_said_as_it_is() -> None:
     refusals = Refusals()
     refusals.add_refusal(offer("a"), FULL)
-    assert (refusals.error().say, refusals.error().hint) == (FULL.say, FULL.hint)
+    assert (refusals.error().message, refusals.error().hint) == (FULL.message, FULL.hint)
     refusals.add_refusal(offer("b"), NoCapacity("b has none left", "something else"))
-    assert refusals.error().say == "none of 2 offers could be had: a has none left; b has none left"
+    assert refusals.error().message == "none of 2 offers could be had: a has none left; b has none left"
     assert refusals.error().hint == WAIT_HINT
 
 
@@ -58,6 +60,6 @@ def test_what_is_dearer_may_still_be_allowed(first: NoCapacity | QuotaExceeded) 
     refusals.add_too_expensive(offer("b", price=3.999), "one in b costs $4.00/h")
     error = refusals.error()
     assert type(error) is NoCapacity, "with more money there is something"
-    assert error.say == f"{first.say}; one in b costs $4.00/h"
+    assert error.message == f"{first.message}; one in b costs $4.00/h"
     assert "allow it: --max-price 4.00" in error.hint
     assert (SHORT.hint in error.hint) is (first is SHORT)

@@ -70,7 +70,7 @@ def test_one_that_does_not_fit(there: tuple[Cloud, Context], line: str, name: st
     bring(cloud, line)
     with pytest.raises(UsageError) as caught:
         world.provisioner(name)
-    assert say in caught.value.say
+    assert say in caught.value.message
     assert caught.value.hint
 
 

@@ -390,7 +390,7 @@ def test_without_what_is_in_the_bucket_nothing_is_begun_anew(
     assert end.verdict.outcome == "reclaimed"
     assert world.ledger.run(row.id).facts["in_bucket"] == [0]
     assert (retries.find_preemption(row, cluster, end) is not None) is talks
-    trouble = f"; what it kept in s3://results/lab/r-1 is not home: {AUTH.say}"
+    trouble = f"; what it kept in s3://results/lab/r-1 is not home: {AUTH.message}"
     assert end.verdict.say.endswith(trouble) is not talks
     assert ("`gpuops pull r-1`" in end.verdict.hint) is not talks
 

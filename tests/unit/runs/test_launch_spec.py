@@ -188,5 +188,5 @@ def test_ranks_per_node(mode: Any, asked: int | None, gpus: int, ranks: int) -> 
 def test_more_ranks_than_gpus_are_refused(gpus: int, have: str) -> None:
     with pytest.raises(UsageError) as refused:
         ranks_for(replace(TRAIN, gpus=4), gpus)
-    assert refused.value.say == f"--gpus 4 was asked for, but a node has {have}"
+    assert refused.value.message == f"--gpus 4 was asked for, but a node has {have}"
     assert refused.value.hint == f"ask for --gpus {gpus} or fewer, or leave --gpus out"

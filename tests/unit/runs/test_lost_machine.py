@@ -44,7 +44,7 @@ def test_one_that_is_gone(there: tuple[Cloud, Context], error: NodeError) -> Non
     gone = retries.find_ended_machine(world, live, error)
     assert gone is not None
     assert (gone.node, gone.cluster, gone.exit_code) == (1, live.row.id, 4)
-    assert gone.say == f"{live.machines[1].name} ended before its run began"
+    assert gone.message == f"{live.machines[1].name} ended before its run began"
 
 
 def test_one_that_its_provider_tells_of_late(there: tuple[Cloud, Context]) -> None:

@@ -155,12 +155,12 @@ def test_a_set_up_that_fails_says_which_and_where_to_look(
 ) -> None:
     caught = failed_set_up(b"make: no rule\n", tmp_path, ephemeral, index)
     say = f"the set-up command `make deps` failed on node{index} with exit code 2: make: no rule"
-    assert (caught.say, caught.hint) == (say, f"correct the command, or look at the node: {look}")
+    assert (caught.message, caught.hint) == (say, f"correct the command, or look at the node: {look}")
 
 
 def test_a_python_without_pip_is_named(tmp_path: Path) -> None:
     caught = failed_set_up(b"/usr/bin/python3: No module named pip\n", tmp_path)
-    assert caught.say == "the Python of node0, python, has no pip, which the set-up command `make deps` needs"
+    assert caught.message == "the Python of node0, python, has no pip, which the set-up command `make deps` needs"
     assert "--setup 'apt-get install -y python3-pip" in caught.hint
 
 

@@ -141,7 +141,7 @@ def test_machines_that_went_before_there_was_a_run() -> None:
     chain.add(retries.preemption_before_run(row, error, NOW + 100.0), 0.1)
     assert (chain.left, chain.resume, chain.approval.avoided) == (1, "toy-1", ["us-east-1b", "us-east-1c"])
     loss = retries.preemption_before_run(row, error, NOW)
-    assert chain.announce(loss) == f"{error.say}; retry 2 of 3: looking for machines elsewhere than us-east-1c"
+    assert chain.announce(loss) == f"{error.message}; retry 2 of 3: looking for machines elsewhere than us-east-1c"
     assert chain.resumed(NOW + 340.0)
     assert [loss.gap_s for loss in chain.losses] == [340.0, 240.0], "the first step after both"
     assert not chain.resumed(NOW + 400.0), "what is known is known"

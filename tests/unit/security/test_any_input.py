@@ -52,9 +52,9 @@ def explore(examples: int, check: Callable[..., None], **strategies: Any) -> Non
 
 
 def one_sentence(error: GpuopsError) -> None:
-    assert error.say
-    assert "\n" not in error.say
-    assert "Traceback" not in error.say
+    assert error.message
+    assert "\n" not in error.message
+    assert "Traceback" not in error.message
 
 
 def lines_of(*words: str) -> st.SearchStrategy[bytes]:

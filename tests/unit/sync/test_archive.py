@@ -67,7 +67,7 @@ def bring(
     world = SimpleNamespace(signals=Signals())
     brought, errors = archive.fetch_archives(cast("Any", world), cast("Any", row), kept, Silent())
     files = [path for path in home.path.rglob("*") if path.is_file() and not path.name.startswith(".")]
-    return brought, [one.say for one in errors], {str(one.relative_to(home.path)): one.read_text() for one in files}
+    return brought, [one.message for one in errors], {str(one.relative_to(home.path)): one.read_text() for one in files}
 
 
 BAD = packed({"out/b.pt": b"b"}, json.dumps({"files": [["out/b.pt", 1, "0" * 64, 0]]}))

@@ -41,7 +41,7 @@ def test_without_a_default_network_there_is_a_remedy(fake: FakeAWS, tenant: Tena
     fake.default_vpc = False
     with pytest.raises(Rejected) as caught:
         network.find_subnets(tenant.provider._account, "us-east-1", wish(tenant))
-    assert caught.value.say == "the account has no default network (VPC) in us-east-1"
+    assert caught.value.message == "the account has no default network (VPC) in us-east-1"
     assert caught.value.hint == (
         "make one: aws ec2 create-default-vpc --region us-east-1; or name a subnet of your own: --subnet subnet-…"
     )
@@ -71,7 +71,7 @@ def test_a_subnet_without_public_addresses_asks_from_where_it_is_reached(fake: F
     account = tenant.provider._account
     with pytest.raises(UsageError) as caught:
         network.find_subnets(account, "us-east-1", wish(tenant, subnet=subnet))
-    assert caught.value.say == f"the subnet {subnet} gives its machines no public address"
+    assert caught.value.message == f"the subnet {subnet} gives its machines no public address"
     found = network.find_subnets(account, "us-east-1", wish(tenant, subnet=subnet, **{"ssh-from": "10.0.0.0/8"}))
     assert not found["us-east-1c"].public
     assert "--public-ip" in caught.value.hint
@@ -125,7 +125,9 @@ def test_a_security_group_of_another_network(fake: FakeAWS, tenant: Tenant) -> N
     group = fake.client("ec2").create_security_group(GroupName="mine", Description="x", VpcId=vpc)["GroupId"]
     with pytest.raises(UsageError) as caught:
         network.find_subnets(tenant.provider._account, "us-east-1", wish(tenant, **{"security-group": group}))
-    assert caught.value.say.startswith(f"the security group {group} is in the network {vpc}, and the machines would be")
+    assert caught.value.message.startswith(
+        f"the security group {group} is in the network {vpc}, and the machines would be"
+    )
     assert caught.value.hint == f"name a subnet of {vpc} too: --subnet"
 
 
@@ -252,7 +254,7 @@ def test_this_computers_address(status: int, text: str, found: str | None) -> No
         else:
             with pytest.raises(Rejected) as caught:
                 network.find_caller_network(env)
-            assert "this computer's address" in caught.value.say
+            assert "this computer's address" in caught.value.message
             assert caught.value.hint == "say whom SSH is open to: --ssh-from 203.0.113.7"
         server.shutdown()
 
@@ -286,4 +288,4 @@ def test_aws_never_sees_a_private_address(monkeypatch: pytest.MonkeyPatch) -> No
         with pytest.raises(Rejected) as caught:
             network.find_caller_network({})
         server.shutdown()
-    assert caught.value.say == f"{url} says that this computer's address is 10.1.2.3, which cannot be"
+    assert caught.value.message == f"{url} says that this computer's address is 10.1.2.3, which cannot be"

@@ -77,7 +77,7 @@ def test_a_type_without_gpus_is_offered_by_its_name(fake: FakeAWS, account: Acco
     assert first.prices[0].per_hour == pytest.approx(2 * fake.on_demand["c7i.large", "us-east-1"])
     error = refused(account, **plain, nodes=3)
     assert isinstance(error, QuotaExceeded)
-    assert error.say == (
+    assert error.message == (
         "AWS lets this account use 5 vCPU of Running On-Demand Standard (A, C, D, H, I, M, R, T, Z) instances "
         "(L-1216C47A) in us-east-1, 0 are in use, and 3 x 2 vCPU is 6"
     )
@@ -102,18 +102,18 @@ def test_a_zone_is_looked_for_in_its_own_region(account: Account) -> None:
     found = ask(account, region="us-east-1,us-west-2", **wish)
     assert {one.data["zone"] for one in found} == {"us-west-2b"}
     error = refused(account, **wish)
-    assert (error.say, error.hint) == (
+    assert (error.message, error.hint) == (
         "the zone us-west-2b is not in us-east-1",
         "name its region as well: --region us-west-2",
     )
     error = refused(account, gpu_type="a10g", options={"zone": "us-east-1e"})
-    assert error.say.startswith("us-east-1e has no g5.12xlarge, g5.24xlarge: us-east-1 has them in us-east-1a")
+    assert error.message.startswith("us-east-1e has no g5.12xlarge, g5.24xlarge: us-east-1 has them in us-east-1a")
 
 
 @pytest.mark.parametrize(("type", "hint"), [("c7g.large", "c7i.large"), ("m8g.xlarge", "m8i.xlarge")])
 def test_one_for_arm_is_refused_with_its_sibling(account: Account, type: str, hint: str) -> None:
     error = refused(account, gpus=None, options={"instance-type": type})
-    assert error.say.startswith(f"{type} has an ARM processor")
+    assert error.message.startswith(f"{type} has an ARM processor")
     assert error.hint.endswith(f"--instance-type {hint}")
 
 
@@ -176,7 +176,7 @@ def test_no_quota_at_all(fake: FakeAWS, account: Account) -> None:
     fake.fresh_account()
     error = refused(account)
     assert isinstance(error, QuotaExceeded)
-    assert error.say == (
+    assert error.message == (
         "AWS lets this account use 0 vCPU of All G and VT Spot Instance Requests (L-3819A6DF) in us-east-1, 0 are in "
         "use, and 2 x 48 vCPU is 96"
     )
@@ -216,7 +216,8 @@ def test_headroom_eaten_by_what_runs(fake: FakeAWS, account: Account) -> None:
         InstanceMarketOptions={"MarketType": "spot"},
     )
     assert (
-        "96 vCPU of All G and VT Spot Instance Requests (L-3819A6DF) in us-east-1, 4 are in use" in refused(account).say
+        "96 vCPU of All G and VT Spot Instance Requests (L-3819A6DF) in us-east-1, 4 are in use"
+        in refused(account).message
     )
 
 
@@ -260,14 +261,14 @@ def test_a_type_that_no_zone_has(fake: FakeAWS, account: Account) -> None:
         fake.not_offered.add((f"us-east-1{zone}", "g5.12xlarge"))
     error = refused(account, gpu_type="g5.12xlarge", gpus=None)
     assert isinstance(error, NoCapacity | UsageError)
-    assert "g5.12xlarge" in error.say
+    assert "g5.12xlarge" in error.message
 
 
 def test_no_default_network(fake: FakeAWS, account: Account) -> None:
     fake.default_vpc = False
     error = refused(account)
     assert isinstance(error, Rejected)
-    assert "the account has no default network (VPC) in us-east-1" in error.say
+    assert "the account has no default network (VPC) in us-east-1" in error.message
 
 
 def test_credentials_that_have_expired(fake: FakeAWS, account: Account) -> None:
@@ -279,7 +280,7 @@ def test_a_permission_that_is_not_there(fake: FakeAWS, account: Account) -> None
     fake.deny("ec2:DescribeInstanceTypes")
     error = refused(account)
     assert isinstance(error, AuthFailed)
-    assert "ec2:DescribeInstanceTypes" in error.say
+    assert "ec2:DescribeInstanceTypes" in error.message
 
 
 def test_a_region_without_an_answer_is_a_note_and_not_the_end(fake: FakeAWS, account: Account) -> None:
@@ -292,7 +293,7 @@ def test_a_region_without_an_answer_is_a_note_and_not_the_end(fake: FakeAWS, acc
 def test_a_v100_needs_an_image_of_ones_own(account: Account) -> None:
     error = refused(account, gpus=8, nodes=1, gpu_type="v100")
     assert isinstance(error, UsageError)
-    assert error.say == "AWS's image has no driver for the V100 of p3dn.24xlarge"
+    assert error.message == "AWS's image has no driver for the V100 of p3dn.24xlarge"
 
 
 def test_the_price_is_the_cores_to_judge(account: Account) -> None:
@@ -310,5 +311,5 @@ def test_without_the_price_list_the_highest_price_that_is_allowed_counts(fake: F
     assert "the price of g4dn.12xlarge is not known, and counted as --max-price allows" in " ".join(first.notes)
     no = refused(account, **wish)
     assert type(no) is AuthFailed
-    assert "cannot read AWS's price list" in no.say
+    assert "cannot read AWS's price list" in no.message
     assert no.hint.endswith(capacity.UNPRICED_HINT)

@@ -316,7 +316,7 @@ def test_a_quota_behind_a_lost_answer_has_its_numbers(fake: FakeAWS, tenant: Ten
     with pytest.raises(Unknown) as caught:
         tenant.make()
     assert isinstance(caught.value.instead, QuotaExceeded)
-    assert "2 x 48 vCPU" in caught.value.instead.say
+    assert "2 x 48 vCPU" in caught.value.instead.message
     assert "gpuops quota aws" in caught.value.instead.hint
     assert fake.instances() == []
 
@@ -397,7 +397,7 @@ def test_what_another_accounts_credentials_do_not_find_may_go_on_there(fake: Fak
         other = dataclasses.replace(one, id=one.id[:-4] + "0000", data={**one.data, "account": {"id": "999999999999"}})
         with pytest.raises(AuthFailed) as caught:
             tenant.provider.describe(other)
-        assert caught.value.say == (
+        assert caught.value.message == (
             f"{one.name} is in the AWS account 999999999999, and these credentials are gpuops-tester's of "
             f"{fake.account}"
         )
@@ -408,7 +408,7 @@ def test_a_region_that_does_not_answer_is_never_taken_for_empty(fake: FakeAWS, t
     fake.play(Fault("DescribeInstances", region="eu-west-1", times=None, what="500"))
     with pytest.raises(Partial) as caught:
         tenant.listed()
-    assert caught.value.say.startswith(
+    assert caught.value.message.startswith(
         "AWS does not tell what there is in eu-west-1: AWS failed to list machines in eu-west-1"
     )
     assert {one.id for one in caught.value.found} == {one.id for one in made}
@@ -430,7 +430,7 @@ def test_a_region_that_the_organization_closes_holds_nothing(fake: FakeAWS, tena
     fake.play(closed("eu-west-1", "a service control policy"), closed("us-west-2", "an identity-based policy"))
     with pytest.raises(Partial) as caught:
         tenant.listed()
-    assert caught.value.say.startswith("AWS does not tell what there is in us-west-2: ")
+    assert caught.value.message.startswith("AWS does not tell what there is in us-west-2: ")
     assert {one.id for one in caught.value.found} == {one.id for one in made}
     with pytest.raises(AuthFailed, match="a policy of the account or its organization"):
         tenant.listed("eu-west-1")

@@ -94,5 +94,5 @@ def test_one_that_cannot_be_used_is_said(fake: FakeAWS, tenant: Tenant, more: di
     reserve(fake, **more)
     with pytest.raises(Rejected) as caught:
         offers(tenant)
-    assert caught.value.say == say
+    assert caught.value.message == say
     assert caught.value.hint

@@ -180,8 +180,8 @@ def test_pages_that_cannot_be_turned_are_no_whole_list() -> None:
 def test_the_key_is_in_no_message() -> None:
     with Canned(lambda _: problem(401, f"no such key: {KEY}")) as server, pytest.raises(AuthFailed) as caught:
         client(server).get("/pods", "list pods")
-    assert "no such key" in caught.value.say
-    assert KEY not in caught.value.say + caught.value.hint + str(caught.value) + repr(caught.value.args)
+    assert "no such key" in caught.value.message
+    assert KEY not in caught.value.message + caught.value.hint + str(caught.value) + repr(caught.value.args)
 
 
 def test_an_answer_that_drips_has_an_end(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -179,7 +179,7 @@ def test_the_next_kind_is_tried_and_what_could_be_had_is_said(runpod: RunpodProv
     assert not fake.clusters
     with pytest.raises(NoCapacity) as caught:
         runpod.offers(asked(gpu_type="4090"))
-    assert "no cluster of 2 times 2 x RTX 4090" in caught.value.say
+    assert "no cluster of 2 times 2 x RTX 4090" in caught.value.message
     assert "--gpus 8 of A100 SXM, B200" in caught.value.hint
 
 

@@ -131,7 +131,7 @@ def test_many_that_wait_for_a_login_share_its_failure(server: FakeServer, node: 
         try:
             node.open(["true"])
         except Denied as error:
-            return error.say
+            return error.message
         return ""
 
     with ThreadPoolExecutor(8) as threads:

@@ -58,8 +58,8 @@ def test_another_host_key_is_refused(sshd: MakeSshd, connected: Connect, kind: s
     known = make_key(tmp_path / "known")
     with pytest.raises(HostKeyChanged) as caught:
         connected(server.target(host_keys=(known,)), kind).open(["true"])
-    assert fingerprint(known) in caught.value.say
-    assert fingerprint(server.host_key) in caught.value.say
+    assert fingerprint(known) in caught.value.message
+    assert fingerprint(server.host_key) in caught.value.message
     assert "Accepted" not in server.log()
     assert "publickey" not in server.log()
 
@@ -115,8 +115,8 @@ def test_a_wrong_key(sshd: MakeSshd, connected: Connect, kind: str, tmp_path: Pa
     node = connected(server.target(identities=(str(tmp_path / "stranger"),)), kind)
     with pytest.raises(Denied, match="permission denied") as caught:
         node.open(["true"])
-    assert str(tmp_path / "stranger") in caught.value.say
-    assert f"{server.user}@127.0.0.1" in caught.value.say
+    assert str(tmp_path / "stranger") in caught.value.message
+    assert f"{server.user}@127.0.0.1" in caught.value.message
     assert "--identity" in caught.value.hint
     assert server.log().count("Connection from") == 1  # a refusal is never tried again
 

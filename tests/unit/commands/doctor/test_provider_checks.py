@@ -56,7 +56,7 @@ def test_what_is_fatal_stops(there: tuple[Cloud, Context], monkeypatch: pytest.M
     finds(world, monkeypatch, WHOSE, CLOSED)
     with pytest.raises(ProviderError) as caught:
         clusters.preview_offers(world, Request(NAME), LeaseLimits())
-    assert (caught.value.say, caught.value.hint) == ("the shop is closed", "come back tomorrow")
+    assert (caught.value.message, caught.value.hint) == ("the shop is closed", "come back tomorrow")
     assert "offers" not in cloud.calls()
 
 

@@ -63,7 +63,7 @@ def test_what_fits_into_the_money(per_hour: float, spend: float, skipped: set[st
 def test_when_nothing_fits_nothing_is_begun() -> None:
     with pytest.raises(UsageError) as caught:
         plan_steps(offer(10.0), 0.0, 0.1)
-    assert "$0.4167 for the least of it, and --spend is $0.1000" in caught.value.say
+    assert "$0.4167 for the least of it, and --spend is $0.1000" in caught.value.message
     enough = float(re.findall(r"--spend ([0-9.]+)", caught.value.hint)[0])
     assert not [step for step in plan_steps(offer(10.0), 0.0, enough) if step.skipped]
 

@@ -51,7 +51,7 @@ def test_without_credentials_it_is_not_set_up(env: dict[str, str], tmp_path: Pat
     nothing = {**without(env, *KEYS), "AWS_CONFIG_FILE": "/nonexistent", "AWS_SHARED_CREDENTIALS_FILE": "/nonexistent"}
     with pytest.raises(NotSetUp) as caught:
         Account(nothing, tmp_path).client("ec2", "us-east-1")
-    assert caught.value.say == "there are no AWS credentials"
+    assert caught.value.message == "there are no AWS credentials"
     assert "aws configure" in caught.value.hint
 
 
@@ -88,13 +88,13 @@ def test_without_boto3_it_says_what_to_install(
     ):
         with pytest.raises(NotSetUp) as caught:
             ask_it()
-        assert (caught.value.say, caught.value.hint) == ("AWS needs the package boto3", "pip install 'gpuops[aws]'")
+        assert (caught.value.message, caught.value.hint) == ("AWS needs the package boto3", "pip install 'gpuops[aws]'")
 
 
 def test_a_profile_that_is_not_there(env: dict[str, str], tmp_path: Path) -> None:
     with pytest.raises(AuthFailed) as caught:
         Account(env, tmp_path).identity("us-east-1@gone")
-    assert "gone" in caught.value.say
+    assert "gone" in caught.value.message
     assert caught.value.hint == "aws configure list-profiles shows what there is"
 
 
@@ -130,7 +130,7 @@ def test_where_it_looks(
 def test_a_region_that_is_none(env: dict[str, str], tmp_path: Path, region: str, hint: str) -> None:
     with pytest.raises(UsageError) as caught:
         Account(env, tmp_path).regions(Request("aws", region=region))
-    assert caught.value.say == f"AWS has no region '{region}' that this computer knows"
+    assert caught.value.message == f"AWS has no region '{region}' that this computer knows"
     assert hint in caught.value.hint
 
 
@@ -214,7 +214,7 @@ def test_files_that_are_of_no_use_are_no_bug(
     account = Account(dict(os.environ), tmp_path)
     with pytest.raises(AuthFailed) as caught:
         account.identity(account.regions(Request("aws", region="us-east-1"))[0])
-    assert caught.value.say.startswith(say)
+    assert caught.value.message.startswith(say)
 
 
 ROLE = """
@@ -234,7 +234,7 @@ def test_a_code_that_nobody_can_type_is_not_asked_for(
     for _ in range(2):  # the second time botocore itself says so
         with pytest.raises(AuthFailed) as caught:
             account.identity("us-east-1@boss")
-        assert caught.value.say == "the profile wants an MFA code, and it cannot be asked for here"
+        assert caught.value.message == "the profile wants an MFA code, and it cannot be asked for here"
         assert "aws configure export-credentials" in caught.value.hint
 
 

@@ -112,7 +112,7 @@ def test_v100_is_had_by_name_alone() -> None:
 def test_what_means_nothing_is_said_with_what_there_is(wish: dict, say: str, hint: str) -> None:  # type: ignore[type-arg]
     with pytest.raises(UsageError) as told:
         meant(**wish)
-    assert told.value.say.startswith(say)
+    assert told.value.message.startswith(say)
     assert hint in told.value.hint
 
 
@@ -160,7 +160,7 @@ def test_a_type_that_is_named_need_not_have_a_gpu() -> None:
 def test_a_type_that_cannot_be_had_is_said_with_what_can(types: str, gpus: int | None, say: str, hint: str) -> None:
     with pytest.raises(UsageError) as told:
         exactly(types, gpus)
-    assert told.value.say.startswith(say)
+    assert told.value.message.startswith(say)
     assert hint in told.value.hint
 
 

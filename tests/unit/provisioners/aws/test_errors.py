@@ -148,7 +148,7 @@ def test_every_code_has_its_class_its_sentence_and_the_next_step(
     code: str, status: int, message: str, kind: type[ProviderError], say: str, hint: str
 ) -> None:
     found = errors.failure(answered(code, status, message), DOING, creating=True, region="us-east-1")
-    assert (type(found), found.say, found.hint) == (kind, say, hint)
+    assert (type(found), found.message, found.hint) == (kind, say, hint)
 
 
 def test_a_permission_that_is_not_there_is_named_as_a_policy_names_it() -> None:
@@ -159,20 +159,20 @@ def test_a_permission_that_is_not_there_is_named_as_a_policy_names_it() -> None:
     )
     found = errors.failure(answered("UnauthorizedOperation", 403, said), DOING)
     assert type(found) is AuthFailed
-    assert found.say == f"these AWS credentials lack the permission ec2:CreateTags, and cannot {DOING}"
+    assert found.message == f"these AWS credentials lack the permission ec2:CreateTags, and cannot {DOING}"
     assert found.hint == errors.POLICY
 
 
 def test_a_permission_that_aws_does_not_name_is_that_of_the_request() -> None:
     said = "You are not authorized to perform this operation. Encoded authorization failure message: AbCdEf"
     found = errors.failure(answered("UnauthorizedOperation", 403, said), DOING)
-    assert found.say == f"these AWS credentials lack the permission RunInstances, and cannot {DOING}"
+    assert found.message == f"these AWS credentials lack the permission RunInstances, and cannot {DOING}"
 
 
 def test_what_an_organization_denies_is_told_apart() -> None:
     said = "User: x is not authorized to perform: ec2:RunInstances with an explicit deny in a service control policy"
     found = errors.failure(answered("AccessDenied", 403, said), DOING)
-    assert found.say.endswith(" (something denies it: a policy of the account or its organization)")
+    assert found.message.endswith(" (something denies it: a policy of the account or its organization)")
 
 
 @pytest.mark.parametrize(
@@ -199,13 +199,13 @@ def test_what_an_organization_denies_is_told_apart() -> None:
 def test_without_an_answer_nothing_is_certain(error: Exception, kind: type[ProviderError], says: str) -> None:
     found = errors.failure(error, DOING)
     assert type(found) is kind
-    assert found.say.startswith(says)
+    assert found.message.startswith(says)
     assert found.hint
 
 
 def test_what_may_have_been_made_is_said() -> None:
     found = errors.failure(theirs.ReadTimeoutError(endpoint_url="u"), DOING, creating=True)
-    assert found.say.endswith("; it may have happened")
+    assert found.message.endswith("; it may have happened")
 
 
 def test_awss_own_code_is_known_behind_ours() -> None:
@@ -220,6 +220,6 @@ def test_awss_own_code_is_known_behind_ours() -> None:
 
 def test_a_long_or_odd_message_stays_one_line() -> None:
     found = errors.failure(answered("Odd", 400, "a\nb\x1b[31m" + "x" * 1000), DOING)
-    assert "\n" not in found.say
-    assert "\x1b" not in found.say
-    assert len(found.say) < 400
+    assert "\n" not in found.message
+    assert "\x1b" not in found.message
+    assert len(found.message) < 400

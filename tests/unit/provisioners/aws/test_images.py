@@ -91,7 +91,7 @@ def test_the_login_is_the_images(name: str, user: str) -> None:
 def test_an_image_that_says_nothing_of_its_login() -> None:
     with pytest.raises(UsageError) as caught:
         use({**TOLD, "Name": "golden-7"}, wish())
-    assert caught.value.say == "who logs in to the image golden-7?"
+    assert caught.value.message == "who logs in to the image golden-7?"
     assert caught.value.hint.startswith("say it: --user ")
 
 
@@ -121,4 +121,4 @@ def test_a_base_image_that_is_named_gets_a_note() -> None:
 def test_an_image_that_cannot_be_used(more: dict[str, str], why: str) -> None:
     with pytest.raises(Rejected) as caught:
         use({**TOLD, **more}, wish())
-    assert caught.value.say == f"the image mine-ubuntu (ami-01234567) {why}"
+    assert caught.value.message == f"the image mine-ubuntu (ami-01234567) {why}"

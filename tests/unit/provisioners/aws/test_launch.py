@@ -195,7 +195,7 @@ def test_once_a_request_was_not_answered_no_later_no_is_certain(then: Exception,
     aws = Aws(LOST, then)
     with pytest.raises(Unknown) as caught:
         start(aws)
-    assert caught.value.say.endswith("; and a request before was not answered")
+    assert caught.value.message.endswith("; and a request before was not answered")
     assert type(caught.value.instead) is instead, "what holds once nothing of it is found"
 
 

@@ -97,5 +97,5 @@ def test_what_is_asked_for() -> None:
 def test_what_makes_no_sense(wish: dict[str, Any], options: dict[str, Any], says: str) -> None:
     with pytest.raises(UsageError) as caught:
         wishes(Request("aws", **wish, options=options))
-    assert caught.value.say == says
+    assert caught.value.message == says
     assert caught.value.hint

@@ -248,7 +248,7 @@ def test_a_command_says_all_that_was_asked_for(wish: Demand, line: str) -> None:
 
 def test_why_nothing_is_launched() -> None:
     error = build_quota_error(TWO, [place(TWO, {G_SPOT: 48}, {G_SPOT: 16})], NOW)
-    assert error.say == (
+    assert error.message == (
         "AWS lets this account use 48 vCPU of All G and VT Spot Instance Requests (L-3819A6DF) in us-east-1, 16 are in "
         "use, and 2 x 48 vCPU is 96"
     )

@@ -33,7 +33,7 @@ def test_both_of_runpods_tools_are_understood(tmp_path: Path, text: str) -> None
 def test_no_key_is_said_with_the_way_to_one(tmp_path: Path, text: str) -> None:
     with pytest.raises(AuthFailed) as caught:
         credentials.key(stored(tmp_path, text))
-    assert "RUNPOD_API_KEY is not set" in caught.value.say
+    assert "RUNPOD_API_KEY is not set" in caught.value.message
     assert "console.runpod.io" in caught.value.hint
 
 
@@ -41,7 +41,7 @@ def test_no_key_is_said_with_the_way_to_one(tmp_path: Path, text: str) -> None:
 def test_what_cannot_be_a_key_is_not_repeated(key: str) -> None:
     with pytest.raises(AuthFailed) as caught:
         credentials.key({"RUNPOD_API_KEY": key})
-    assert key not in caught.value.say + caught.value.hint
+    assert key not in caught.value.message + caught.value.hint
 
 
 @pytest.mark.parametrize("url", [

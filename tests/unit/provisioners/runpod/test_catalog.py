@@ -39,7 +39,7 @@ def test_a_name_means_one_gpu(typed: str, name: str) -> None:
 def test_a_name_that_means_several_names_them(typed: str, named: str) -> None:
     with pytest.raises(UsageError) as caught:
         catalog.select_gpus(SECURE, typed, None)
-    assert caught.value.say == f"'{typed}' is more than one GPU at RunPod: {named}"
+    assert caught.value.message == f"'{typed}' is more than one GPU at RunPod: {named}"
 
 
 @pytest.mark.parametrize(("typed", "names"), [

@@ -32,7 +32,7 @@ def of(status: int, detail: object = "", *, creating: bool = True, **more: objec
 def test_none_free_in_all_its_wordings(detail: str) -> None:
     error = of(400, detail)
     assert type(error) is NoCapacity
-    assert error.say.endswith(detail.partition(". ")[0].rstrip("."))  # one sentence
+    assert error.message.endswith(detail.partition(". ")[0].rstrip("."))  # one sentence
 
 
 @pytest.mark.parametrize(("status", "detail", "kind", "say"), [
@@ -62,7 +62,7 @@ def test_none_free_in_all_its_wordings(detail: str) -> None:
 def test_every_status_is_one_of_our_errors(status: int, detail: str, kind: type, say: str) -> None:
     error = of(status, detail)
     assert type(error) is kind
-    assert say in error.say
+    assert say in error.message
     assert error.hint
 
 
@@ -75,17 +75,17 @@ def test_what_may_not_be_read_is_the_keys_fault_not_the_stocks() -> None:
 def test_a_gateway_that_dislikes_the_program() -> None:
     error = of(403, b"<html>Access denied | error code: 1010</html>")
     assert type(error) is Rejected
-    assert "Cloudflare" in error.say
-    assert "User-Agent" in error.say
+    assert "Cloudflare" in error.message
+    assert "User-Agent" in error.message
     assert type(of(403, b"<html>blocked by the company</html>")) is Rejected
 
 
 def test_of_what_a_validator_says_the_missing_property_counts() -> None:
     both = ["$: missing property 'dataCenter'", "$: additional properties 'dataCenterId' not allowed"]
     error = of(422, "Request validation failed.", errors=both)
-    assert error.say.endswith("Request validation failed; $: missing property 'dataCenter'")
+    assert error.message.endswith("Request validation failed; $: missing property 'dataCenter'")
     alone = of(422, "Request validation failed.", errors=["$: additional properties 'x' not allowed"])
-    assert "'x' not allowed" in alone.say
+    assert "'x' not allowed" in alone.message
 
 
 @pytest.mark.parametrize(("header", "seconds"), [("12", 12.0), ("soon", None), ("-3", None), (None, None)])
@@ -100,9 +100,9 @@ def test_an_older_api_is_recognised() -> None:
         500, {}, b'{"error": "create pod: no longer any instances", "status": 500}', "create a pod", creating=True
     )
     assert type(old) is Unknown, "it may have been made"
-    assert "REST API v1" in old.say
-    assert "v1" in failure(400, {}, b'{"error": "x"}', "list pods").say
-    assert "GraphQL" in failure(400, {}, b'{"errors": [{"message": "x"}]}', "list pods").say
+    assert "REST API v1" in old.message
+    assert "v1" in failure(400, {}, b'{"error": "x"}', "list pods").message
+    assert "GraphQL" in failure(400, {}, b'{"errors": [{"message": "x"}]}', "list pods").message
 
 
 @pytest.mark.parametrize("body", [b"", b"null", b"[]", b"3", b"\xff\xfe", b'{"detail": {"a": 1}}', b'{"errors": "x"}',
@@ -110,5 +110,5 @@ def test_an_older_api_is_recognised() -> None:
 @pytest.mark.parametrize("status", [400, 401, 402, 403, 404, 422, 429, 500])
 def test_nonsense_is_one_sentence_all_the_same(status: int, body: bytes) -> None:
     error = failure(status, {}, body, "create a pod", creating=True)
-    assert 0 < len(error.say) < 500
-    assert "\n" not in error.say
+    assert 0 < len(error.message) < 500
+    assert "\n" not in error.message

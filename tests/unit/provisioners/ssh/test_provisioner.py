@@ -59,7 +59,7 @@ def provisioner(tmp_path: Path) -> SshProvisioner:
 def test_what_makes_no_sense_for_hosts_of_ones_own(tmp_path: Path) -> None:
     with pytest.raises(UsageError) as caught:
         provisioner(tmp_path).preflight(Request("ssh", gpu_type="h100", region="moon"))
-    assert (caught.value.say, caught.value.hint) == (
+    assert (caught.value.message, caught.value.hint) == (
         "--gpu-type and --region say which machine to rent, and these hosts are yours",
         "leave out --gpu-type and --region",
     )

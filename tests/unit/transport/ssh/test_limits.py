@@ -114,6 +114,6 @@ def test_eight_at_once_per_address_and_a_jump_host_is_one() -> None:
 def test_what_ssh_says_becomes_one_sentence(words: str, kind: type[Exception], said: str) -> None:
     error = errors.from_openssh(Target("h", user="me"), words)
     assert type(error) is kind
-    assert said in error.say
+    assert said in error.message
     assert error.hint
-    assert all(char.isprintable() for char in error.say)
+    assert all(char.isprintable() for char in error.message)
