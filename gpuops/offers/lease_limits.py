@@ -170,14 +170,3 @@ def describe_how_to_end(name: str, lease: Lease, now: float) -> str:
     """How a cluster that costs money ends: the command, and the lease."""
     itself = f"; it ends by itself at {clock_time(lease.end, now)}" if lease.end is not None else ""
     return f"`gpuops down {name}` ends it{itself}"
-
-
-def describe_return_limit(lease: Lease, now: float) -> str:
-    """When this computer must be back to fetch results: `before 14:30, and within 30:00 min of the run's end`; empty
-    where there is no limit."""
-    parts = []
-    if lease.end is not None:
-        parts.append(f"before {clock_time(lease.end, now)}")
-    if lease.idle_s is not None:
-        parts.append(f"within {span(lease.idle_s)} of the run's end")
-    return ", and ".join(parts)

@@ -54,22 +54,11 @@ OWN = (
 )
 KEEP = ("s3:PutObject", "s3:GetObject", "s3:AbortMultipartUpload", "s3:ListMultipartUploadParts")
 """A multipart upload with presigned URLs, and fetching the object."""
-IMPLIED = ("ec2:CreateTags", "iam:CreateServiceLinkedRole")
-"""What AWS asks for besides, where another call tags what it makes, or is an account's first of its kind."""
 
 
 def document(sink: str = "") -> dict[str, Any]:
     """Version 2012-10-17, to be attached to a user or role. Raises UsageError for a sink that is no bucket."""
     return {"Version": "2012-10-17", "Statement": [*_statements(), *_of_sink(sink)]}
-
-
-def actions(policy: Mapping[str, Any]) -> set[str]:
-    """Everything that a document allows."""
-    found: set[str] = set()
-    for statement in policy["Statement"]:
-        said = statement["Action"]
-        found |= {said} if isinstance(said, str) else set(said)
-    return found
 
 
 def _statements() -> list[dict[str, Any]]:

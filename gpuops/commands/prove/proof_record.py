@@ -1,4 +1,4 @@
-"""The record of a proof: one dated JSON document, and its row in docs/verified.md."""
+"""The record of a proof: one dated JSON document. Each of docs/verified/ has its row in docs/verified.md."""
 
 from __future__ import annotations
 
@@ -130,10 +130,3 @@ def save(path: Path, record: ProofRecord) -> None:
         raise LocalDisk(
             f"the record cannot be written to {path}: {error.strerror}", "it is printed with --json"
         ) from error
-
-
-def table_row(record: ProofRecord, machine: str, file: str) -> str:
-    """A row of the table in docs/verified.md. `machine`: a description by the person who ran the proof."""
-    cost = f"${record.cost:.4f}" if record.per_hour else "free"
-    cells = [record.provider, record.date[:10], record.gpuops, machine, record.count_outcomes(), cost]
-    return f"| {' | '.join(cells)} | [{file}](verified/{file}) |"

@@ -31,7 +31,6 @@ from gpuops.offers.lease_limits import (
     balance_warning,
     cut_to_balance,
     describe_how_to_end,
-    describe_return_limit,
     explain_spend_limit,
     money_spent,
 )
@@ -153,10 +152,6 @@ def test_a_moment_as_the_clock_on_the_wall_shows_it(monkeypatch: pytest.MonkeyPa
             describe_how_to_end("lab", Lease(NOW + H), NOW) == "`gpuops down lab` ends it; it ends by itself at 09:00"
         )
         assert describe_how_to_end("lab", Lease(), NOW) == "`gpuops down lab` ends it"
-        assert (
-            describe_return_limit(Lease(NOW + H, 1800.0), NOW) == "before 09:00, and within 30:00 min of the run's end"
-        )
-        assert describe_return_limit(Lease(), NOW) == ""
     finally:
         monkeypatch.undo()
         __import__("time").tzset()

@@ -10,12 +10,19 @@ from typing import Any
 import msgspec
 import pytest
 
-from gpuops.commands.prove.proof_record import KIND, ProofRecord, table_row
+from gpuops.commands.prove.proof_record import KIND, ProofRecord
 
 DOCS = Path(__file__).parents[4] / "docs"
 PAGE = (DOCS / "verified.md").read_text()
 RECORDS = {path.name: json.loads(path.read_text()) for path in sorted((DOCS / "verified").glob("*.json"))}
 ROWS = [row for row in PAGE.splitlines() if "](verified/" in row]
+
+
+def table_row(record: ProofRecord, machine: str, file: str) -> str:
+    """The row of a record in docs/verified.md. `machine`: a description by the person who ran the proof."""
+    cost = f"${record.cost:.4f}" if record.per_hour else "free"
+    cells = [record.provider, record.date[:10], record.gpuops, machine, record.count_outcomes(), cost]
+    return f"| {' | '.join(cells)} | [{file}](verified/{file}) |"
 
 
 def test_each_record_has_its_row_and_each_row_its_record() -> None:
