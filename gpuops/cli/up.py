@@ -106,7 +106,7 @@ def _announce(ctx: Context, row: ClusterRow, machines: Sequence[Resource]) -> No
             "name": row.name,
             "provider": row.provider,
             "nodes": nodes,
-            "payer": dict(row.payer) or None,
+            "payer": row.payer and dataclasses.asdict(row.payer),
             "hard_end": row.lease.end,
             "idle_s": row.lease.idle_s,
         },

@@ -19,7 +19,6 @@ from gpuops.core.format import plural
 from gpuops.core.models import Lease, Request, Resource
 from gpuops.core.parallel import on_each
 from gpuops.core.provider import is_rented
-from gpuops.core.run_models import Verdict
 from gpuops.ledger.rows import ClusterState, RunFacts, RunState
 from gpuops.ledger.store import ClusterRow, RunRow
 from gpuops.nodes import host_key_handover
@@ -27,7 +26,8 @@ from gpuops.nodes.gpu_shares import folded, with_virtual
 from gpuops.nodes.session import contact_cluster, open_programs, open_session, send_lease, sort_by_node, write_ssh_names
 from gpuops.offers import lease_limits as leases
 from gpuops.offers.billing_account import find_payer, payer_record
-from gpuops.sync.run_folder import read_json
+from gpuops.sync.run_folder import RunHome
+from gpuops.sync.run_record import RunRecord
 
 if TYPE_CHECKING:
     from gpuops.transport.schemas import NodeHello
@@ -293,8 +293,9 @@ def _rebuild_run(
     events = {index: node.runs[name].events for index, node in enumerate(nodes) if name in node.runs}
     home = find_run_home(draft.folder, name, draft.name, events)
     started = _start_time(nodes, name, now)
-    record = read_json(home / "run.json") if _is_over(nodes, name) else {}
-    verdict = _read_verdict(record)
+    record = (RunHome(home).read_record() if _is_over(nodes, name) else None) or RunRecord()
+    is_home = record.missing == ""  # its results were all here before the ledger was lost
+    verdict = record.verdict if is_home else None
     facts = {
         "provider": draft.provider,
         "cluster": draft.name,
@@ -307,26 +308,12 @@ def _rebuild_run(
         id=0, name=name, cluster=0, folder=draft.folder, home=home, tree=spec.tree,
         request=rebuild_request(spec).document(), state=RunState.HOME if verdict else RunState.RUNNING,
         facts=RunFacts(facts), verdict=verdict, owner_process=None, created=started, started=started,
-        ended=_end_time(record) if verdict else None,
+        ended=record.ended if verdict else None,
     )  # fmt: skip
 
 
 def _is_over(nodes: Sequence[_Node], name: str) -> bool:
     return all(node.runs[name].result for node in nodes if name in node.runs)
-
-
-def _read_verdict(record: Mapping[str, Any]) -> Verdict | None:
-    """The verdict of a run whose results were all home before the ledger was lost; None for another run."""
-    try:
-        verdict = Verdict.parse(record["verdict"])
-    except (KeyError, TypeError, ValueError):
-        return None
-    return verdict if record.get("missing") == "" else None
-
-
-def _end_time(record: Mapping[str, Any]) -> float | None:
-    ended = record.get("ended")
-    return float(ended) if isinstance(ended, int | float) else None
 
 
 def adoption_document(adopted: Adopted) -> dict[str, Any]:

@@ -129,7 +129,8 @@ def _holds_run(path: Path, cluster: str, events: Mapping[int, bytes]) -> bool:
     here = {index: log for index in events if (log := home.log(index, "events.jsonl")).is_file()}
     if here:
         return all(_starts_with_file(events[index], log) for index, log in here.items())
-    return read_json(path / "run.json").get("cluster", cluster) == cluster and not (path / "logs").exists()
+    record = home.read_record()
+    return (record is None or record.cluster in ("", cluster)) and not (path / "logs").exists()
 
 
 def _starts_with_file(text: bytes, log: Path) -> bool:

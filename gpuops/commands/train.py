@@ -196,8 +196,8 @@ def _run_on(attempt: RunAttempt, live: ClusterSession) -> JobOutcome:
     if run.deferred_fetch:
         run = _fetch_deferred(ctx, live, row, run, run.deferred_fetch, attempt.owns_cluster)
     if attempt.retries.resumed(retries.first_step_time(row)):
-        run = dataclasses.replace(run, document={**run.document, "retries": attempt.retries.documents})
-        run.home.write_record(run.document)
+        run = dataclasses.replace(run, record=run.record.with_retries(attempt.retries.documents))
+        run.home.write_record(run.record)
     if job.retries:  # the hint to use --retries is for those who have not
         verdict = dataclasses.replace(run.verdict, hint=run.verdict.hint.removesuffix(RETRIES_HINT))
         run = dataclasses.replace(run, verdict=verdict)
@@ -283,8 +283,8 @@ def _describe_placement(prepared: Prepared) -> str:
 def _job_outcome(ctx: Context, run: RunOutcome) -> JobOutcome:
     verdict = run.verdict
     code = Interrupted.exit_code if ctx.signals.count else verdict.exit_code
-    document = {**run.document, "exit_code": code}
-    last = [*format_receipt(dict(run.document)), *filter(None, [tensorboard_command(run.home, ctx.folder)])]
+    document = {**run.record.document(), "exit_code": code}
+    last = [*format_receipt(run.record), *filter(None, [tensorboard_command(run.home, ctx.folder)])]
     if verdict.tail and verdict.exit_code:
         last += ["", *verdict.tail.splitlines()]
     last += [verdict.say + (f"\nhint: {verdict.hint}" if verdict.hint else "")]

@@ -96,7 +96,7 @@ class Context:
         from gpuops.core.settings import dotenv_values, keys_for, with_keys
 
         keys = keys_for(row.provider, self.dotenv if row.folder == self.folder else dotenv_values(row.folder))
-        source = row.payer.get("source")
+        source = row.payer and row.payer.source
         ahead = bool(keys) and source in (None, DOTENV) and source != self._source(row.provider)
         if not ahead and keys == keys_for(row.provider, self.dotenv):
             return self.provisioner(row.provider)

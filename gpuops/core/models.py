@@ -113,6 +113,12 @@ class Payer:
     source: str
     """Where the key to it came from: `RUNPOD_API_KEY`, `profile work`, `~/.runpod/config.toml`, DOTENV."""
 
+    @classmethod
+    def parse(cls, document: object) -> Payer | None:
+        """The payer of a JSON form; None for what is none."""
+        known = isinstance(document, Mapping) and {*document} == {"account", "source"}
+        return cls(**document) if known and isinstance(document, Mapping) else None
+
     def __str__(self) -> str:
         whose = f"paid by {self.account}" if self.account else "account unknown"
         return whose + (f" (key from {self.source})" if self.source else "")

@@ -11,7 +11,7 @@ from enum import StrEnum
 from pathlib import Path
 from typing import Any, NamedTuple
 
-from gpuops.core.models import Lease
+from gpuops.core.models import Lease, Payer
 from gpuops.core.processes import Identity
 from gpuops.core.run_models import Verdict
 
@@ -69,10 +69,9 @@ class ClusterRow(Owned):
     why: str
 
     @property
-    def payer(self) -> Mapping[str, Any]:
-        """Who pays for it (`models.Payer`); {} where that was not noted."""
-        found = self.offer.get("payer")
-        return found if isinstance(found, Mapping) else {}
+    def payer(self) -> Payer | None:
+        """Who pays for it; None where that was not noted."""
+        return Payer.parse(self.offer.get("payer"))
 
     @property
     def end(self) -> float | None:
@@ -101,6 +100,25 @@ class RunFacts(dict[str, Any]):
     def world(self) -> int:
         """Ranks on all nodes; 0 before they were counted."""
         return int(self.get("world") or 0)
+
+    @property
+    def nodes(self) -> int:
+        """0 before they were counted."""
+        return int(self.get("nodes") or 0)
+
+    @property
+    def is_dirty(self) -> bool:
+        """Whether something of the project was not committed."""
+        return bool(self.get("dirty"))
+
+    @property
+    def retries(self) -> list[Mapping[str, Any]]:
+        """The preemptions before it (`retries.Loss.document`)."""
+        return self.get("retries") or []
+
+    def text(self, name: str) -> str:
+        """A fact that is only shown: `commit`, `image`, `torch`; empty where it is not known."""
+        return str(self.get(name) or "")
 
     @property
     def skews(self) -> list[float]:

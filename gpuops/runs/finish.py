@@ -14,11 +14,10 @@ from typing import Any
 
 from gpuops.core.context import Context
 from gpuops.core.errors import NodeError
-from gpuops.core.format import SCHEMA
 from gpuops.core.reporting import Progress
 from gpuops.core.run_models import Verdict
 from gpuops.core.sink import SinkProgress
-from gpuops.ledger.rows import RunState
+from gpuops.ledger.rows import RunFacts, RunState
 from gpuops.ledger.store import RunRow
 from gpuops.runs.launch_spec import request_of
 from gpuops.runs.outcome.node_report import NodeReport
@@ -37,7 +36,8 @@ from gpuops.runs.results.collect import EarlierReports, Source, fetch_bucket
 from gpuops.sync import archive, bucket, sinks
 from gpuops.sync.merged_outputs import inherit
 from gpuops.sync.restore_snapshots import list_outputs
-from gpuops.sync.run_folder import RunHome, read_json
+from gpuops.sync.run_folder import RunHome
+from gpuops.sync.run_record import RunRecord
 
 
 @dataclass(frozen=True)
@@ -65,7 +65,7 @@ class RunOutcome:
     """Which results are not home since their nodes answer nonsense; another try does not help."""
     left_in_bucket: str = ""
     """Why the bucket still has what is nowhere else; a retry would start without it."""
-    document: Mapping[str, Any] = field(default_factory=dict)
+    record: RunRecord = field(default_factory=RunRecord)
     """The content of `run.json`, for `--json`."""
     ended_at: float | None = None
     """When the run had ended everywhere (UTC seconds)."""
@@ -144,43 +144,40 @@ def _judge_and_persist(ctx: Context, row: RunRow, evidence: Evidence) -> RunOutc
     home, request = RunHome(row.home), request_of(row)
     inherit(home, evidence.handed)
     judgement = judge_run(row, request, evidence, saved=bool(list_outputs(home)))
-    document = _persist(ctx, row, evidence, judgement)
+    record = _persist(ctx, row, evidence, judgement)
     return RunOutcome(
         judgement.verdict,
         home,
         judgement.results,
         nonsense=evidence.fetched.nonsense,
         left_in_bucket=judgement.left_in_bucket,
-        document=document,
+        record=record,
         ended_at=evidence.ended_at,
         progress=read_progress(judgement.reports.values()),
-        kept=document["kept"],
+        kept=record.kept,
         left_behind=evidence.fetched.left_behind,
     )
 
 
-def _persist(ctx: Context, row: RunRow, evidence: Evidence, judgement: Judgement) -> dict[str, Any]:
+def _persist(ctx: Context, row: RunRow, evidence: Evidence, judgement: Judgement) -> RunRecord:
     """Write `run.json` and the ledger's row. Returns the former."""
-    request, reports, home = request_of(row), judgement.reports, RunHome(row.home)
-    document: dict[str, Any] = {
-        "verdict": judgement.verdict.document(),
-        "missing": judgement.results.missing,
-        "nodes_ended": _nodes_ended(reports),
-        "kept": sinks.describe_outcome(
-            request, row.name, judgement.sink_states, range(request.nodes), bucket_place(row)
-        )
-        if request.sink
-        else "",
-    }
+    request, home = request_of(row), RunHome(row.home)
+    states, place = judgement.sink_states, bucket_place(row)
+    earlier = home.read_record() if evidence.is_late else None
+    record = dataclasses.replace(
+        earlier or _make_record(ctx, row, evidence.ended_at),
+        verdict=judgement.verdict,
+        missing=judgement.results.missing,
+        nodes_ended=_nodes_ended(judgement.reports),
+        kept=sinks.describe_outcome(request, row.name, states, range(request.nodes), place) if request.sink else "",
+    )
     if evidence.is_late:
-        document = {**read_json(home.path / "run.json"), **document, "in_bucket": judgement.absent}
+        record = dataclasses.replace(record, in_bucket=judgement.absent)
     else:
-        document |= {
-            "left_behind": evidence.fetched.left_behind,
-            "progress": read_progress(reports[index] for index in sorted(reports)),
-        }
-        document = record(ctx, row, judgement.verdict, judgement.results.missing, evidence.ended_at) | document
-    home.write_record(document)
+        reports = judgement.reports
+        progress = read_progress(reports[index] for index in sorted(reports))
+        record = dataclasses.replace(record, left_behind=evidence.fetched.left_behind, progress=progress)
+    home.write_record(record)
     ctx.ledger.set_run(
         row.id,
         state=RunState.HOME if judgement.may_destroy else RunState.ENDED,
@@ -189,12 +186,11 @@ def _persist(ctx: Context, row: RunRow, evidence: Evidence, judgement: Judgement
         verdict=judgement.verdict,
         facts={**ctx.ledger.run(row.id).facts, **_bucket_facts(row, judgement)},
     )
-    return document
+    return record
 
 
-def record(ctx: Context, row: RunRow, verdict: Verdict, missing: str, ended_at: float) -> dict[str, Any]:
-    """What `run.json` keeps and `--json` prints, but for what the nodes say. `ended_at`: when the run had ended
-    everywhere (UTC seconds).
+def _make_record(ctx: Context, row: RunRow, ended_at: float) -> RunRecord:
+    """What the ledger knows of a run. `ended_at`: when it had ended everywhere (UTC seconds).
 
     On a cluster that is kept, a run is billed from its own beginning.
     """
@@ -202,24 +198,21 @@ def record(ctx: Context, row: RunRow, verdict: Verdict, missing: str, ended_at: 
     started = row.started or ended_at
     until = cluster.ended or ctx.clock.now()
     since = cluster.created if cluster.ephemeral else row.created
-    return {
-        "schema": SCHEMA,
-        "run": row.name,
-        "verdict": verdict.document(),
-        "request": dict(row.request),
-        "cluster": cluster.name,
-        "created": row.created,
-        "started": row.started,
-        "ended": ended_at,
-        "duration_s": ended_at - started,
-        "before_s": started - since,
-        "cost": row.facts.per_hour * (until - since) / 3600,
-        "payer": dict(cluster.payer) or None,
-        "rented": cluster.provider != "local" and bool(row.facts.per_hour),
-        "home": str(row.home),
-        "missing": missing,
-        **{name: fact for name, fact in row.facts.items() if name not in ("uploads", "told")},
-    }
+    return RunRecord(
+        run=row.name,
+        request=row.request,
+        cluster=cluster.name,
+        created=row.created,
+        started=row.started,
+        ended=ended_at,
+        duration_s=ended_at - started,
+        before_s=started - since,
+        cost=row.facts.per_hour * (until - since) / 3600,
+        payer=cluster.payer,
+        is_rented=cluster.provider != "local" and bool(row.facts.per_hour),
+        home=str(row.home),
+        facts=RunFacts({name: fact for name, fact in row.facts.items() if name not in ("uploads", "told")}),
+    )
 
 
 def _nodes_ended(reports: Mapping[int, NodeReport]) -> dict[str, Any]:

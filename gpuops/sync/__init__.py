@@ -8,6 +8,7 @@ push_record            what this computer has pushed to each node
 pull_edits             files that were edited or made on a node come back into the project
 restore_snapshots      an earlier run's snapshots go back onto every node (`--resume`)
 run_folder             `runs/<run>/` on this computer
+run_record             what `run.json` holds
 download               mirrors logs, fetches and verifies results
 download_plan          which file of which node travels, and in which order
 merged_outputs         `out/`: all nodes' files merged into one tree, never over a person's work

@@ -14,14 +14,15 @@ import io
 import json
 import re
 import stat
-from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
 from gpuops.core.errors import NodeError, UsageError
 from gpuops.core.git import git
 from gpuops.core.safe_folder import SafeFolder, local_errors
+from gpuops.sync.run_record import RunRecord
 
+RECORD = "run.json"
 STREAM_NAME = re.compile(r"[A-Za-z0-9_-]{1,64}(\.[a-z]{1,8})?")
 """What a node may call a stream: the name becomes a file on this computer."""
 
@@ -45,10 +46,15 @@ class RunHome:
             make_ignored_folder(self.path)
             self.folder.below("out").make()
 
-    def write_record(self, record: Mapping[str, Any]) -> None:
+    def write_record(self, record: RunRecord) -> None:
         """Replace `run.json`. Raises LocalDisk."""
         with local_errors(self.path):
-            self.folder.write_json("run.json", record)
+            self.folder.write_json(RECORD, record.document())
+
+    def read_record(self) -> RunRecord | None:
+        """The record of the run; None where there is none that can be read."""
+        document = read_json(self.path / RECORD)
+        return RunRecord.parse(document) if document else None
 
     def log(self, node: int, stream: str) -> Path:
         """The path of a stream, to be read. Raises NodeError for a name that no genuine agent uses."""

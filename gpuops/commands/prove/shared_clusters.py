@@ -18,6 +18,7 @@ from gpuops.core.models import Intent, Offer, Resource
 from gpuops.core.provider import Provisioner
 from gpuops.ledger.store import ClusterRow, LedgerJournal
 from gpuops.nodes.session import ClusterSession
+from gpuops.offers.billing_account import payer_record
 from gpuops.offers.lease_limits import LeaseLimits
 from provisioners.checked_provisioner import CheckedProvisioner
 
@@ -100,7 +101,7 @@ def _make(sandbox: Sandbox, part: str, boot_s: float | None = None) -> CreatedCl
         intent = sandbox.make_intent(row)
         if boot_s is not None:
             intent = dataclasses.replace(intent, boot_deadline=sandbox.ctx.clock.now() + boot_s)
-        sandbox.ctx.ledger.set_cluster(row.id, offer=dataclasses.asdict(offer) | {"payer": dict(row.payer)})
+        sandbox.ctx.ledger.set_cluster(row.id, offer=dataclasses.asdict(offer) | payer_record(row.payer))
         spy = RecordingJournal(LedgerJournal(sandbox.ctx.ledger, row.id))
         sandbox.start_bill(row.name, offer.per_hour)
         try:

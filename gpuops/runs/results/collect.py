@@ -31,7 +31,8 @@ from gpuops.runs.outcome.run_outcome import BucketFetch, Evidence, FinalFetch, c
 from gpuops.runs.results.dead_agents import salvage
 from gpuops.sync import archive
 from gpuops.sync.download import fetch
-from gpuops.sync.run_folder import RunHome, read_json
+from gpuops.sync.run_folder import RunHome
+from gpuops.sync.run_record import RunRecord
 from gpuops.sync.unmatched_files import choose_unasked, describe_unmatched_files, exact_patterns, list_unmatched_files
 from gpuops.transport.rpc import AgentClient
 
@@ -126,7 +127,7 @@ class EarlierReports:
 
     def collect(self, ctx: Context, row: RunRow, progress: Progress) -> Evidence:  # noqa: ARG002
         documents = row.facts.documents
-        record = read_json(RunHome(row.home).path / "run.json")
+        record = RunHome(row.home).read_record() or RunRecord()
         reports = {
             index: parse_report(index, documents[index])
             if index in documents
@@ -143,10 +144,10 @@ class EarlierReports:
         """No agent is there to be released."""
 
 
-def _earlier_preemption(record: Mapping[str, Any], index: int) -> dict[str, Any]:
-    """That a node was preempted, as the first judgement knew it (`record`: run.json); its provider cannot be asked any
+def _earlier_preemption(record: RunRecord, index: int) -> dict[str, Any]:
+    """That a node was preempted, as the first judgement knew it ; its provider cannot be asked any
     more."""
-    reason = (record.get("nodes_ended") or {}).get(str(index), {}).get("reason") or {}
+    reason = record.end_reason(index)
     return {name: reason[name] for name in ("reclaimed", "by") if name in reason}
 
 

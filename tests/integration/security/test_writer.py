@@ -28,6 +28,7 @@ from gpuops.sync.merged_outputs import MEMORY_FILE, OutFolder
 from gpuops.sync.merged_outputs_record import Arrival
 from gpuops.sync.project_files import read_entry
 from gpuops.sync.run_folder import RunHome
+from gpuops.sync.run_record import RunRecord
 from gpuops.sync.unmatched_files import UnmatchedFile, save_unmatched_files
 from tests.conftest import Shell
 from tests.integration.security.hostile import a_file, a_link, tar_of
@@ -258,7 +259,7 @@ def test_below_runs_no_link_is_followed(tmp_path: Path, link: str) -> None:
         planted(project, link, outside / name)
         before = everything(outside)
         home = RunHome(project / "runs" / "r-1")
-        for act in (home.create, lambda home=home: home.write_record({}), lambda home=home: publish(home),
+        for act in (home.create, lambda home=home: home.write_record(RunRecord()), lambda home=home: publish(home),
                     lambda home=home: log(home), lambda home=home: OutFolder(home).clear_dead()):  # fmt: skip
             with suppress(GpuopsError, OSError):
                 act()

@@ -30,6 +30,7 @@ from gpuops.sync.download import DEFAULT_OUTS, FetchReport, fetch, mirror
 from gpuops.sync.merged_outputs import MEMORY_FILE, OutFolder
 from gpuops.sync.merged_outputs_record import Arrival, Memory, choose_places
 from gpuops.sync.run_folder import RunHome
+from gpuops.sync.run_record import RunRecord
 from gpuops.transport.connection import ProcessChannel
 from gpuops.transport.rpc import Items, Stream
 from tests.fakes.inprocess import heard
@@ -196,9 +197,9 @@ def test_home_is_kept_from_git_and_a_users_gitignore_stays(tmp_path: Path) -> No
 
 def test_the_record_is_replaced_whole(tmp_path: Path) -> None:
     home = RunHome(tmp_path / "runs" / RUN)
-    home.write_record({"run": RUN, "long": "x" * 100_000})
-    home.write_record({"run": RUN})
-    assert json.loads((home.path / "run.json").read_text()) == {"run": RUN}
+    home.write_record(RunRecord(run=RUN, kept="x" * 100_000))
+    home.write_record(RunRecord(run=RUN))
+    assert home.read_record() == RunRecord(run=RUN)
     assert [path.name for path in home.path.iterdir()] == ["run.json"]
 
 

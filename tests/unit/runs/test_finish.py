@@ -299,8 +299,8 @@ def test_what_is_in_a_bucket_is_left_for_after_the_nodes_end(world: Context, mon
     whole = end.deferred_fetch()
     assert order == ["node", "bucket [0]", "abandon"]
     assert (whole.verdict.outcome, whole.missing, whole.left_in_bucket, whole.deferred_fetch) == ("done", "", "", None)
-    assert whole.document["kept"].startswith("safe in ")
-    assert whole.document["cost"] == pytest.approx(36.0 * 0.5, rel=0.01)
+    assert whole.record.kept.startswith("safe in ")
+    assert whole.record.cost == pytest.approx(36.0 * 0.5, rel=0.01)
     assert json.loads((row.home / "run.json").read_text())["verdict"]["outcome"] == "done"
     after = world.ledger.run(row.id)
     assert (after.state, after.facts["in_bucket"], after.facts["told"]) == ("home", [], {})
@@ -447,7 +447,7 @@ def test_what_is_safe_elsewhere_keeps_no_node_alive(world: Context) -> None:
     node = Keeping("copying", "safe")
     end = conclude(world, ClusterSession(cluster, [], cast("Any", [node])), row, {0: DONE})
     assert (end.missing, retryable(end)) == ("away", "")
-    assert end.document["kept"] == "safe on the network volume data, in gpuops/r-1"
+    assert end.record.kept == "safe on the network volume data, in gpuops/r-1"
     assert world.ledger.run(row.id).state == "home"
     assert node.asked[-1] == "home"
 
@@ -469,7 +469,7 @@ def test_nodes_that_get_no_further_are_waited_for_together(world: Context, monke
     nodes = [Met("copying") for _ in range(12)]
     results = {index: {**DONE, "node": index} for index in range(12)}
     end = conclude(world, ClusterSession(cluster, [], cast("Any", nodes)), world.ledger.run(row.id), results)
-    assert end.document["kept"].count("it was not waited for any longer") == 12
+    assert end.record.kept.count("it was not waited for any longer") == 12
 
 
 def test_a_node_that_never_comes_to_an_end_is_not_waited_for(world: Context, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -484,7 +484,7 @@ def test_a_node_that_never_comes_to_an_end_is_not_waited_for(world: Context, mon
             return NodeRunState(sink=SinkState("copying", done=len(self.asked))) if verb == "run" else answer
 
     end = conclude(world, ClusterSession(cluster, [], cast("Any", [Dripping("copying")])), row, {0: DONE})
-    assert "it was not waited for any longer" in end.document["kept"]
+    assert "it was not waited for any longer" in end.record.kept
 
 
 def test_what_is_not_safe_anywhere_does(world: Context) -> None:
@@ -492,7 +492,7 @@ def test_what_is_not_safe_anywhere_does(world: Context) -> None:
     node = Keeping("failed")
     end = conclude(world, ClusterSession(cluster, [], cast("Any", [node])), row, {0: DONE})
     assert retryable(end) == "away"
-    assert end.document["kept"] == "not all on the network volume data, in gpuops/r-1 (node0: it is full)"
+    assert end.record.kept == "not all on the network volume data, in gpuops/r-1 (node0: it is full)"
     assert world.ledger.run(row.id).state == "ended"
     assert "home" not in node.asked
 

@@ -7,6 +7,7 @@ from typing import Any
 import pytest
 
 from gpuops.runs.receipt import format_cost_without_run, format_receipt
+from gpuops.sync.run_record import RunRecord
 
 RENTED: dict[str, Any] = {
     "run": "digits-3",
@@ -32,7 +33,7 @@ def test_a_job_that_never_had_a_run() -> None:
 
 
 def test_a_rented_run() -> None:
-    assert format_receipt(RENTED) == [
+    assert format_receipt(RunRecord.parse(RENTED)) == [
         "run      digits-3",
         "code     commit 0123456789 with uncommitted changes",
         "where    2 nodes on runpod",
@@ -58,8 +59,12 @@ RECLAIMED = {**RENTED, "verdict": {"outcome": "reclaimed", "exit_code": 4, "say"
     ],
 )
 def test_what_a_reclaimed_run_has_lost(progress: dict[str, int], lost: list[str]) -> None:
-    assert [line for line in format_receipt({**RECLAIMED, "progress": progress}) if line.startswith("lost")] == lost
-    assert not any(line.startswith("lost") for line in format_receipt({**RENTED, "progress": progress}))
+    assert [
+        line for line in format_receipt(RunRecord.parse({**RECLAIMED, "progress": progress})) if line.startswith("lost")
+    ] == lost
+    assert not any(
+        line.startswith("lost") for line in format_receipt(RunRecord.parse({**RENTED, "progress": progress}))
+    )
 
 
 def test_this_machine_is_free_and_bills_nothing() -> None:
@@ -72,7 +77,7 @@ def test_this_machine_is_free_and_bills_nothing() -> None:
         "cost": 0.0,
         "missing": "",
     }
-    assert format_receipt({**RENTED, **local, "dirty": False}) == [
+    assert format_receipt(RunRecord.parse({**RENTED, **local, "dirty": False})) == [
         "run      digits-3",
         "code     commit 0123456789",
         "where    1 node on local",
@@ -84,18 +89,20 @@ def test_this_machine_is_free_and_bills_nothing() -> None:
 
 
 def test_what_is_not_known_is_not_made_up() -> None:
-    assert format_receipt({}) == ["code     no git commit"]
+    assert format_receipt(RunRecord.parse({})) == ["code     no git commit"]
 
 
 @pytest.mark.parametrize("name", list(RENTED))
 def test_each_fact_may_be_missing(name: str) -> None:
-    assert format_receipt({**RENTED, name: None})
+    assert format_receipt(RunRecord.parse({**RENTED, name: None}))
 
 
 def test_a_price_that_is_not_known_is_not_free() -> None:
-    assert "cost     not known" in format_receipt({**RENTED, "cost": None})
+    assert "cost     not known" in format_receipt(RunRecord.parse({**RENTED, "cost": None}))
 
 
 def test_the_code_of_a_workload_is_ours() -> None:
-    said = format_receipt({**RENTED, "request": {"workload": "digits"}, "gpuops": "0.1.0", "commit": None})
+    said = format_receipt(
+        RunRecord.parse({**RENTED, "request": {"workload": "digits"}, "gpuops": "0.1.0", "commit": None})
+    )
     assert "code     gpuops 0.1.0, workload digits" in said

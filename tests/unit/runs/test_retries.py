@@ -22,6 +22,7 @@ from gpuops.runs import retries
 from gpuops.runs.receipt import format_receipt
 from gpuops.runs.retries import Preemption, RetryState
 from gpuops.sync.run_folder import RunHome
+from gpuops.sync.run_record import RunRecord
 
 NOW = 1_800_000_000.0
 H = 3600.0
@@ -116,7 +117,7 @@ def test_what_it_cost_is_in_the_receipt() -> None:
     chain = RetryState(2)
     chain.add(LOSS, 1.5)
     assert chain.resumed(NOW + 340.0)
-    rows = format_receipt({"rented": True, "cost": 0.5, "retries": chain.documents})
+    rows = format_receipt(RunRecord.parse({"rented": True, "cost": 0.5, "retries": chain.documents}))
     assert "cost     about $0.50, $2.00 with what was reclaimed before" in rows
     lost = (
         "toy-1 was reclaimed in us-east-1b at step 120: 20 steps lost, 5:40 min from the notice to the first new step"
@@ -129,7 +130,7 @@ def test_of_what_nobody_was_told_there_is_no_notice_in_the_receipt() -> None:
     chain = RetryState(1)
     chain.add(dataclasses.replace(LOSS, warned=False), 1.5)
     assert chain.resumed(NOW + 340.0)
-    (row,) = (one for one in format_receipt({"retries": chain.documents}) if one.startswith("before"))
+    (row,) = (one for one in format_receipt(RunRecord.parse({"retries": chain.documents})) if one.startswith("before"))
     assert row.endswith("20 steps lost, 5:40 min from its end to the first new step")
 
 
@@ -145,7 +146,7 @@ def test_machines_that_went_before_there_was_a_run() -> None:
     assert chain.resumed(NOW + 340.0)
     assert [loss.gap_s for loss in chain.losses] == [340.0, 240.0], "the first step after both"
     assert not chain.resumed(NOW + 400.0), "what is known is known"
-    rows = [line for line in format_receipt({"retries": chain.documents}) if "lost in" in line]
+    rows = [line for line in format_receipt(RunRecord.parse({"retries": chain.documents})) if "lost in" in line]
     lost = "aws-2 was lost in us-east-1c before its run began: 4:00 min from its end to the first new step"
     assert rows == [f"before   {lost}"]
 
