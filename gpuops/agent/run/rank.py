@@ -16,7 +16,7 @@ from typing import Any, Callable, Mapping, Sequence
 
 from gpuops.agent import processes
 from gpuops.agent.node import Refusal, open_append, read_json, write_json
-from gpuops.agent.run.launch_command import with_prelude
+from gpuops.agent.run.command_and_environment import with_prelude
 from gpuops.agent.run_documents import LaunchSpec, RankRecord
 
 SIGNAL_DELAY_S = 1.0

@@ -23,7 +23,7 @@ from gpuops.agent.node import Node, log, open_append, program_argv, write_json
 from gpuops.agent.peers import link, result_handover
 from gpuops.agent.peers.events import RunEnded, SnapshotRequested, StopRequested, parse_event
 from gpuops.agent.result_storage import end_after_upload, sink
-from gpuops.agent.run import launch_command, preemption_notices, snapshot_request
+from gpuops.agent.run import command_and_environment, preemption_notices, snapshot_request
 from gpuops.agent.run.joined_ranks import Sampler
 from gpuops.agent.run.result import RunEnd, decide_outcome, first_failure, result_document
 from gpuops.agent.run.stopping import StopAction, StopPlan, StopRequest
@@ -138,7 +138,7 @@ class Supervisor:
         return self._decide_outcome(self._process.returncode, records)
 
     def _launch(self) -> subprocess.Popen[bytes]:
-        tokens = launch_command.token_values(program_argv(), self.folder)
+        tokens = command_and_environment.token_values(program_argv(), self.folder)
         marker = {
             "GPUOPS_RUN": self._marker.run,
             "GPUOPS_STOP_FILE": self._marker.stop_file,
@@ -148,12 +148,12 @@ class Supervisor:
         }
         with self._open_run_file("launcher.out") as out, self._open_run_file("launcher.err") as errors:
             return processes.start_child(
-                launch_command.launch_command(self._spec, tokens),
+                command_and_environment.build_command(self._spec, tokens),
                 stdin=subprocess.DEVNULL,
                 stdout=out,
                 stderr=errors,
                 cwd=self._node.tree(self._spec.tree),
-                env=launch_command.launch_environment(os.environ, self._spec, self._secrets, tokens, marker),
+                env=command_and_environment.build_environment(os.environ, self._spec, self._secrets, tokens, marker),
             )
 
     def _open_run_file(self, name: str) -> BinaryIO:

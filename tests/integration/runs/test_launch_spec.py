@@ -13,7 +13,7 @@ from typing import Any
 
 import pytest
 
-from gpuops.agent.run import launch_command
+from gpuops.agent.run import command_and_environment
 from gpuops.agent.run_documents import LaunchSpec
 from gpuops.core.run_models import NodeFacts
 from gpuops.nodes import bootstrap
@@ -43,13 +43,17 @@ def start(spec: Mapping[str, Any], program: list[str], folder: Path, tree: Path)
     """What the agent does with a spec."""
     (folder / "ranks").mkdir(parents=True)
     (folder / "spec.json").write_text(json.dumps(spec))
-    parsed, tokens = LaunchSpec.parse(spec), launch_command.token_values(program, str(folder))
-    environment = launch_command.launch_environment(
+    parsed, tokens = LaunchSpec.parse(spec), command_and_environment.token_values(program, str(folder))
+    environment = command_and_environment.build_environment(
         {**os.environ, "PET_NNODES": "9", "RANK": "5"}, parsed, {}, tokens, {}
     )
     with (folder / "launcher.err").open("wb") as errors:
         return subprocess.Popen(
-            launch_command.launch_command(parsed, tokens), cwd=tree, env=environment, stdout=errors, stderr=errors
+            command_and_environment.build_command(parsed, tokens),
+            cwd=tree,
+            env=environment,
+            stdout=errors,
+            stderr=errors,
         )
 
 

@@ -1,7 +1,8 @@
-"""What a result tells of a run beside its exit codes: the last that was said, the room that is left."""
+"""How a run ended, and what a result tells of it: the last that was said, the room that is left."""
 
 from __future__ import annotations
 
+import math
 from pathlib import Path
 
 import pytest
@@ -12,12 +13,14 @@ from gpuops.agent.run import result
 from gpuops.agent.run.result import (
     OUT_CHARACTERS,
     RunEnd,
+    decide_outcome,
     rank_document,
     read_last_output,
     result_document,
     settle_lost_runs,
 )
-from gpuops.agent.run_documents import LaunchSpec, Outcome, RankRecord, Reason
+from gpuops.agent.run.stopping import StopRequest
+from gpuops.agent.run_documents import LaunchSpec, Outcome, RankRecord, Reason, RunKind
 
 SPEC = LaunchSpec("r-1")
 ENDED = RunEnd(Outcome.DONE, Reason("command"), 1.0, 0, 2.0)
@@ -106,3 +109,50 @@ def test_a_run_that_cannot_be_settled_keeps_no_other_from_it(tmp_path: Path, mon
     assert ended is not None
     assert ended["outcome"] == Outcome.LOST
     assert not (tmp_path / "live.json").exists()
+
+
+STOP = StopRequest(Reason("stop", "enough"))
+
+
+def record(rank: int, ended: float | None, code: int | None = 0, signal: int | None = None) -> RankRecord:
+    return RankRecord(rank, ended=ended, code=code, signal=signal)
+
+
+@pytest.mark.parametrize(
+    ("kind", "returncode", "records", "stop", "expected"),
+    [
+        ("torchrun", 0, [record(0, 50), record(1, 51)], None, ("done", "launcher", "it ended by itself")),
+        ("command", 0, [], None, ("done", "command", "it ended by itself")),
+        ("command", 3, [], None, ("failed", "command", "the command failed with exit code 3")),
+        ("command", -9, [], None, ("failed", "command", "the command was ended by SIGKILL")),
+        ("torchrun", 1, [], None, ("failed", "launcher", "torchrun failed with exit code 1")),
+        ("torchrun", -9, [record(0, None)], None, ("failed", "launcher", "torchrun was ended by SIGKILL")),
+        (
+            "torchrun",
+            1,
+            [record(0, 52, 1), record(1, 51, 3)],
+            None,
+            ("failed", "rank", "rank 1 failed with exit code 3"),
+        ),
+        ("torchrun", 1, [record(0, 52, None, 11)], None, ("failed", "rank", "rank 0 was ended by SIGSEGV")),
+        ("torchrun", 1, [record(0, 101, 1)], STOP, ("stopped", "stop", "enough")),
+        ("torchrun", 0, [record(0, 101)], STOP, ("stopped", "stop", "enough")),
+        ("torchrun", None, [record(0, None)], STOP, ("stopped", "stop", "enough")),
+        ("torchrun", 1, [record(0, 99, 1)], STOP, ("failed", "rank", "rank 0 failed with exit code 1")),
+        ("command", -15, [], STOP._replace(outcome=Outcome.LOST), ("lost", "stop", "enough")),
+    ],
+)
+def test_how_a_run_ended(
+    kind: str,
+    returncode: int | None,
+    records: list[RankRecord],
+    stop: StopRequest | None,
+    expected: tuple[str, str, str],
+) -> None:
+    found, reason = decide_outcome(RunKind(kind), returncode, records, stop, 100.0 if stop else math.inf)
+    assert (found, reason.kind, reason.say) == expected
+
+
+def test_signals_have_names_where_they_do() -> None:
+    assert result.signal_name(9) == "SIGKILL"
+    assert result.signal_name(63) == "signal 63"

@@ -8,7 +8,7 @@ from typing import Any
 
 import pytest
 
-from gpuops.agent.run import launch_command
+from gpuops.agent.run import command_and_environment
 from gpuops.core.errors import UsageError
 from gpuops.core.run_models import NodeFacts, RunRequest
 from gpuops.nodes.gpu_shares import ranks_for
@@ -167,7 +167,7 @@ def test_what_an_image_presets_is_scrubbed() -> None:
     preset = ["PET_NNODES", "MASTER_ADDR", "MASTER_PORT", "WORLD_SIZE", "RANK", "LOCAL_RANK", "NODE_RANK", "GROUP_RANK",
               "LOCAL_WORLD_SIZE", "ROLE_RANK", "TORCHELASTIC_RUN_ID"]  # fmt: skip
     kept = ["PATH", "HOME", "RANKS", "WORLD_SIZES", "NCCL_DEBUG"]
-    assert [name for name in preset + kept if not launch_command.is_scrubbed(name, SCRUB)] == kept
+    assert [name for name in preset + kept if not command_and_environment.is_scrubbed(name, SCRUB)] == kept
 
 
 # How many ranks.

@@ -14,7 +14,7 @@ from typing import Callable, Mapping, Sequence
 from gpuops.agent.run_documents import LaunchSpec, RunKind
 
 
-def launch_command(spec: LaunchSpec, tokens: Mapping[str, str]) -> list[str]:
+def build_command(spec: LaunchSpec, tokens: Mapping[str, str]) -> list[str]:
     """The argv to start. Tokens are replaced in a torchrun line up to its first `--`, and in no user's command."""
     argv = list(spec.argv)
     if spec.kind == RunKind.COMMAND:
@@ -33,7 +33,7 @@ def with_prelude(
     return [shell, "-c", "\n".join([*lines, 'exec "$@"']), shell, *argv]
 
 
-def launch_environment(
+def build_environment(
     base: Mapping[str, str],
     spec: LaunchSpec,
     secrets: Mapping[str, str],
