@@ -14,8 +14,8 @@ MODES = {
     "send": "files.transfer_modes",
     "restore": "files.transfer_modes",
     "left": "files.transfer_modes",
-    "end": "daemon.end_mode",
-    "nodes": "daemon.end_mode",
+    "end": "daemon.end_command",
+    "nodes": "daemon.end_command",
     "rank": "run.rank",
     "checkup": "checkup.checkup",
 }

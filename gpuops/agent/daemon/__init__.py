@@ -3,6 +3,6 @@
 watchdog         outermost process: keeps the lease, restarts the agent, ends the machine
 main             the agent: serves clients, supervises runs
 init_mode        starts a node: its folder, its files, its watchdog
-end_mode         ends and removes a node; lists the nodes of a root
+end_command      ends and removes a node; lists the nodes of a root
 image_variables  the environment that a rented machine's image brings
 """

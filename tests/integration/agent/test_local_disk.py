@@ -12,7 +12,7 @@ from typing import Any
 
 import pytest
 
-from gpuops.agent.daemon import end_mode
+from gpuops.agent.daemon import end_command
 from gpuops.agent.files import local_disk
 from gpuops.core.errors import GpuopsError
 from gpuops.core.models import Resource
@@ -69,10 +69,10 @@ def test_data_lie_there_for_all_nodes_of_the_machine(tmp_path: Path, another: Pa
             assert os.path.realpath(f"{place}/x") == os.path.realpath(another / f"gpuops/lab/n0/{name}/set/x")
     assert os.listdir(another / "gpuops/lab/n0/incoming") == []
     assert first.tree("project") == first.path("project")
-    end_mode.remove_node(second)
+    end_command.remove_node(second)
     assert os.listdir(another / "gpuops/lab") == ["n0"]
     assert (another / "gpuops/lab/n0" / name / "set/x").exists()
-    end_mode.remove_node(first)
+    end_command.remove_node(first)
     assert os.listdir(another / "gpuops/lab") == []
 
 
