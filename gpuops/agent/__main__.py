@@ -6,7 +6,7 @@ Python 2.7 and 3.6 must be able to read this file as far as the version check.
 import sys
 
 MODES = {
-    "init": "daemon.init_mode",
+    "init": "daemon.init_command",
     "watchdog": "daemon.watchdog",
     "agent": "daemon.main",
     "connect": "rpc.connect",

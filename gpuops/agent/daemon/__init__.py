@@ -2,7 +2,7 @@
 
 watchdog         outermost process: keeps the lease, restarts the agent, ends the machine
 main             the agent: serves clients, supervises runs
-init_mode        starts a node: its folder, its files, its watchdog
+init_command     starts a node: its folder, its files, its watchdog
 end_command      ends and removes a node; lists the nodes of a root
 image_variables  the environment that a rented machine's image brings
 """

@@ -10,7 +10,7 @@ from typing import Sequence
 
 from gpuops.agent import processes, run_files
 from gpuops.agent.daemon import image_variables
-from gpuops.agent.daemon.init_mode import start_watchdog
+from gpuops.agent.daemon.init_command import start_watchdog
 from gpuops.agent.daemon.watchdog import Wake, record_process
 from gpuops.agent.node import Node, log, parse_node
 from gpuops.agent.result_storage import end_after_upload, sink

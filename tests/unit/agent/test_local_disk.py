@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 
-from gpuops.agent.daemon import init_mode
+from gpuops.agent.daemon import init_command
 from gpuops.agent.files import local_disk
 from gpuops.agent.node import Node
 from gpuops.agent.rpc import hello
@@ -34,7 +34,7 @@ def disk(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
 def born(folder: Path, disk: Path | None, **settings: object) -> Node:
     node = Node(str(folder))
     said = {"owner": "o", "cluster": "lab", "index": 0, "scratch": str(disk) if disk else None, **settings}
-    init_mode.prepare_node(node, said, {"boot_in": 60.0})
+    init_command.prepare_node(node, said, {"boot_in": 60.0})
     return node
 
 
