@@ -17,7 +17,7 @@ run_documents      what they say: launch spec, records, reasons
 client_activity    clients that are connected, people at work on the machine
 sockets            TCP connections of the machine
 processes          processes: who lives, whose they are, ending all of them
-lease              until when the node may live
+lease_clock        until when the node may live
 machine_resources  its boot, cores and memory
 wire_format        what client and node must agree on byte for byte
 node               the node's folder, its files, and refusals

@@ -9,7 +9,7 @@ import sys
 import time
 from typing import Any, Sequence
 
-from gpuops.agent import lease
+from gpuops.agent import lease_clock
 from gpuops.agent.files import local_disk
 from gpuops.agent.node import Node, Refusal, open_append, parse_node, program_argv, write_json
 from gpuops.agent.rpc.connect import ask, is_watched, refuse_ended
@@ -63,7 +63,7 @@ def prepare_node(node: Node, settings: dict[str, Any], wish: dict[str, float | N
         write_json(node.path("node.json"), {**settings, "scratch": local_disk.set_up(node, disk)} if disk else settings)
     if not os.path.exists(node.path("lease.json")):
         ends = (wish.get("boot_in"), wish.get("ends_in"), wish.get("idle_s"))
-        lease.store_lease(node, lease.first_lease(lease.read_clocks(), *ends))
+        lease_clock.store_lease(node, lease_clock.first_lease(lease_clock.read_clocks(), *ends))
         node.touch()
 
 

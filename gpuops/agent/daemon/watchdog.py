@@ -15,7 +15,7 @@ import subprocess
 import time
 from typing import Any, Iterable, Sequence
 
-from gpuops.agent import client_activity, lease, processes
+from gpuops.agent import client_activity, lease_clock, processes
 from gpuops.agent.node import Node, log, open_append, parse_node, program_argv, write_json
 from gpuops.agent.processes import find_process
 from gpuops.agent.result_storage import end_after_upload
@@ -95,7 +95,7 @@ class Watchdog:
     def __init__(self, node: Node) -> None:
         self._node = node
         self._wake = Wake([signal.SIGCHLD, signal.SIGTERM, signal.SIGINT, signal.SIGHUP])
-        self._quiet = lease.IdleTimer()
+        self._quiet = lease_clock.IdleTimer()
         self._held: dict[str, HeldRuns] = {}
         """By folder: for this node and for those that share its machine."""
         self._work_schedule = client_activity.WorkSchedule()
@@ -123,22 +123,22 @@ class Watchdog:
                 return
             wait_s = min(LEASE_CHECK_INTERVAL_S, end.left_s if end is not None else LEASE_CHECK_INTERVAL_S)
 
-    def _next_end(self) -> lease.End | None:
+    def _next_end(self) -> lease_clock.End | None:
         now, current, live, hold_s = (
-            lease.read_clocks(),
-            lease.read_lease(self._node),
-            lease.is_run_live(),
+            lease_clock.read_clocks(),
+            lease_clock.read_lease(self._node),
+            lease_clock.is_run_live(),
             self._hold_s(),
         )
-        limit_s = lease.idle_limit_s(current, live, hold_s)
+        limit_s = lease_clock.idle_limit_s(current, live, hold_s)
         if (
             limit_s is not None
             and self._work_schedule.is_due(now.mono, limit_s)
             and client_activity.is_person_at_work(self._node)
         ):
             self._node.touch()
-        quiet_s = self._quiet.seconds(lease.last_used_at(self._node), now)
-        return lease.next_end(current, now, quiet_s, live, hold_s, end_after_upload.end_reason(self._node))
+        quiet_s = self._quiet.seconds(lease_clock.last_used_at(self._node), now)
+        return lease_clock.next_end(current, now, quiet_s, live, hold_s, end_after_upload.end_reason(self._node))
 
     def _hold_s(self) -> float | None:
         """How long results that would be lost with this machine are held for a client; None: nothing is held."""
@@ -230,8 +230,8 @@ class Watchdog:
 
     def _move_boot_end(self) -> None:
         """Let the watchdog that came with the machine end it, should we fail or its container restart."""
-        now, hard_wall = time.time(), lease.read_lease(self._node).hard_wall
-        lease.move_boot_end(self._node.settings().boot_watch, now if hard_wall is None else min(now, hard_wall))
+        now, hard_wall = time.time(), lease_clock.read_lease(self._node).hard_wall
+        lease_clock.move_boot_end(self._node.settings().boot_watch, now if hard_wall is None else min(now, hard_wall))
 
     def _terminated_within(self, seconds: float) -> bool:
         deadline = time.monotonic() + seconds

@@ -10,7 +10,7 @@ import threading
 import time
 from typing import TYPE_CHECKING, Any, Sequence
 
-from gpuops.agent import client_activity, lease, run_files
+from gpuops.agent import client_activity, lease_clock, run_files
 from gpuops.agent.node import Node, log, modified_at, read_json, write_json
 from gpuops.agent.result_storage import sink
 from gpuops.agent.run_documents import LaunchSpec, SinkPhase
@@ -44,10 +44,10 @@ def start_watch(node: Node, name: str) -> None:
 
 
 def _end_when_stored(node: Node, spec: LaunchSpec, folder: str) -> None:
-    activity = LastActivity(lease.last_used_at(node))
+    activity = LastActivity(lease_clock.last_used_at(node))
     stall, nodes = StallTimer(), _StoredNodes(node, spec, folder)
     while True:
-        if lease.is_run_live():
+        if lease_clock.is_run_live():
             return  # another run is on: this node serves more than one
         waited_s = stall.seconds(nodes.alive(), time.monotonic())
         if may_end(_is_present(node, activity), nodes.all_safe(), waited_s) and not client_activity.is_person_at_work(
@@ -119,7 +119,7 @@ class LastActivity:
 
 def _is_present(node: Node, activity: LastActivity) -> bool:
     is_connected = is_attended(client_activity.count_clients(), client_activity.silent_for_s())
-    return is_connected or activity.within(lease.last_used_at(node), time.monotonic(), PRESENT_TIMEOUT_S)
+    return is_connected or activity.within(lease_clock.last_used_at(node), time.monotonic(), PRESENT_TIMEOUT_S)
 
 
 def is_attended(connected: int, silent_s: float) -> bool:

@@ -10,7 +10,7 @@ import subprocess
 import time
 from typing import Any, Sequence
 
-from gpuops.agent import lease, machine_resources, processes
+from gpuops.agent import lease_clock, machine_resources, processes
 from gpuops.agent.files import folder, local_disk
 from gpuops.agent.node import Emit, Node, program_argv
 from gpuops.agent.run import run_verbs
@@ -46,7 +46,7 @@ def hello(node: Node, _args: dict[str, Any], _emit: Emit) -> dict[str, Any]:
         "folder": node.dir,
         "busy": run_verbs.live_run_name(),
         "runs": node.runs(),
-        "lease": lease.read_document(node),
+        "lease": lease_clock.read_document(node),
     }
 
 

@@ -46,7 +46,7 @@ VERBS = {
     "tail": "run.log_tail:tail",
     "outs": "files.output_files:outs",
     "sums": "files.output_files:sums",
-    "lease": "lease:lease",
+    "lease": "lease_clock:lease",
 }
 """Module and function of each verb, imported with its first request."""
 ACTIVITY = frozenset({"python", "setup", "plan", "commit", "start", "home"})

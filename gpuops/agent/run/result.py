@@ -14,7 +14,7 @@ from typing import Any, Callable, Iterable, NamedTuple
 
 from gpuops.agent import machine_resources, processes, run_files
 from gpuops.agent.files.folder import free_bytes
-from gpuops.agent.lease import note_run_end
+from gpuops.agent.lease_clock import note_run_end
 from gpuops.agent.node import Node, log, read_json
 from gpuops.agent.run.stopping import StopRequest
 from gpuops.agent.run_documents import LaunchSpec, Outcome, RankRecord, Reason, RunKind

@@ -12,7 +12,7 @@ import threading
 import time
 from typing import Callable, NamedTuple
 
-from gpuops.agent import lease, run_files
+from gpuops.agent import lease_clock, run_files
 from gpuops.agent.node import Node, log, write_json
 from gpuops.agent.peers.events import SnapshotRequested
 from gpuops.agent.run_documents import LaunchSpec, Reason
@@ -48,7 +48,7 @@ class SnapshotRequests:
     """The requests to one run. `event(kind, reason=…)` records an event of the run."""
 
     def __init__(
-        self, node: Node, spec: LaunchSpec, event: Callable[..., None], clocks: Callable[[], lease.ClockReading]
+        self, node: Node, spec: LaunchSpec, event: Callable[..., None], clocks: Callable[[], lease_clock.ClockReading]
     ) -> None:
         self._node = node
         self._index = spec.node
@@ -66,12 +66,12 @@ class SnapshotRequests:
             return None
         self._checked = time.monotonic()
         now = self._clocks()
-        left_s = lease.hard_end_s(lease.read_lease(self._node), now)
+        left_s = lease_clock.hard_end_s(lease_clock.read_lease(self._node), now)
         self._plan = plan_request(self._plan, left_s, now.mono)
         if self._plan is None or left_s is None or now.mono < self._plan.ask:
             return None
         self._plan = self._plan._replace(ask=math.inf)
-        say = f"its lease ends in {lease.format_duration(left_s)}"
+        say = f"its lease ends in {lease_clock.format_duration(left_s)}"
         return Reason("lease", say, at=now.wall + left_s, node=self._index)
 
     def ask(self, reason: Reason) -> bool:

@@ -17,7 +17,7 @@ import traceback
 from typing import Any, BinaryIO, Collection, Mapping
 
 from gpuops.agent import processes, run_files
-from gpuops.agent.lease import note_run_end, read_clocks
+from gpuops.agent.lease_clock import note_run_end, read_clocks
 from gpuops.agent.machine_resources import boot_id
 from gpuops.agent.node import Node, log, open_append, program_argv, write_json
 from gpuops.agent.peers import link, result_handover

@@ -15,7 +15,7 @@ from pathlib import Path
 
 import pytest
 
-from gpuops.agent.lease import BOOT_MARGIN_S
+from gpuops.agent.lease_clock import BOOT_MARGIN_S
 from tests.conftest import until
 from tests.fakes.runpod.faults import Fault
 from tests.system.chaos.hits import guards, is_held

@@ -12,7 +12,7 @@ import pytest
 
 from gpuops.agent.client_activity import note_heard, silent_for_s
 from gpuops.agent.daemon import watchdog
-from gpuops.agent.lease import ClockReading, next_end, renewed_lease
+from gpuops.agent.lease_clock import ClockReading, next_end, renewed_lease
 from gpuops.agent.node import Node
 from gpuops.agent.result_storage import bucket_sink, presigned_urls, sink, verified_copy
 from gpuops.agent.result_storage.end_after_upload import (

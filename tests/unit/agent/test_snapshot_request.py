@@ -10,8 +10,8 @@ from typing import Any
 
 import pytest
 
-from gpuops.agent import lease
-from gpuops.agent.lease import ClockReading
+from gpuops.agent import lease_clock
+from gpuops.agent.lease_clock import ClockReading
 from gpuops.agent.node import Node
 from gpuops.agent.peers.events import SnapshotRequested
 from gpuops.agent.run import snapshot_request
@@ -79,7 +79,7 @@ class World:
         )
 
     def lease(self, ends_in: float | None) -> None:
-        noted = lease.renewed_lease(self.now, ends_in, 60.0)
+        noted = lease_clock.renewed_lease(self.now, ends_in, 60.0)
         (self.folder.parent.parent / "lease.json").write_text(json.dumps(noted._asdict()))
 
     def after(self, seconds: float) -> None:

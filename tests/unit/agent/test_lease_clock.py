@@ -11,8 +11,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from gpuops.agent import lease
-from gpuops.agent.lease import ClockReading, IdleTimer, Lease, first_lease, next_end, renewed_lease
+from gpuops.agent import lease_clock
+from gpuops.agent.lease_clock import ClockReading, IdleTimer, Lease, first_lease, next_end, renewed_lease
 from gpuops.agent.node import Node
 
 START = ClockReading(wall=1_000_000.0, mono=500.0, boot_id="b1")
@@ -91,16 +91,16 @@ def test_what_nobody_has_fetched_takes_the_place_of_the_idle_end() -> None:
 
 
 def test_the_machines_own_watchdog_is_told_of_a_lease(tmp_path: Path) -> None:
-    lease.move_boot_end(str(tmp_path), 1000.7)
+    lease_clock.move_boot_end(str(tmp_path), 1000.7)
     assert (tmp_path / "end").read_text() == "1120\n"
-    lease.move_boot_end(str(tmp_path), None)
+    lease_clock.move_boot_end(str(tmp_path), None)
     assert (tmp_path / "end").read_text() == "none\n"
     assert [path.name for path in tmp_path.iterdir()] == ["end"]
 
 
 def test_that_it_cannot_be_told_fails_nothing(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    lease.move_boot_end(str(tmp_path / "gone"), 1000.0)
-    lease.move_boot_end(None, 1000.0)
+    lease_clock.move_boot_end(str(tmp_path / "gone"), 1000.0)
+    lease_clock.move_boot_end(None, 1000.0)
     said = capsys.readouterr().err.splitlines()
     assert len(said) == 1
     assert f"the watchdog of {tmp_path}/gone" in said[0]
@@ -113,15 +113,15 @@ def test_two_who_extend_it_at_once(tmp_path: Path, monkeypatch: pytest.MonkeyPat
 
     def replace(source: str, target: str) -> None:
         if ends:  # another thread of the agent, just before the first one's file has its name
-            other = threading.Thread(target=lease.lease, args=(node, {"ends_in": ends.pop()}, None))
+            other = threading.Thread(target=lease_clock.lease, args=(node, {"ends_in": ends.pop()}, None))
             other.start()
             other.join(60)
-            assert (lease.read_lease(node).hard_wall or 0.0) > time.time() + 150
+            assert (lease_clock.read_lease(node).hard_wall or 0.0) > time.time() + 150
         real(source, target)
 
     monkeypatch.setattr(os, "replace", replace)
-    lease.lease(node, {"ends_in": 100.0}, None)
-    assert time.time() < (lease.read_lease(node).hard_wall or 0.0) < time.time() + 150
+    lease_clock.lease(node, {"ends_in": 100.0}, None)
+    assert time.time() < (lease_clock.read_lease(node).hard_wall or 0.0) < time.time() + 150
     assert {path.name for path in tmp_path.iterdir()} == {"activity", "lease.json"}
 
 
@@ -133,7 +133,7 @@ def test_the_first_end_wins() -> None:
 
 @pytest.mark.parametrize(("seconds", "words"), [(1.0, "1 s"), (119, "119 s"), (120, "2 min"), (1800, "30 min")])
 def test_times_are_spoken(seconds: float, words: str) -> None:
-    assert lease.format_duration(seconds) == words
+    assert lease_clock.format_duration(seconds) == words
 
 
 def test_quiet_counts_from_the_last_touch_not_from_a_jumping_clock() -> None:
