@@ -188,12 +188,12 @@ def _root_prefix(machine: Resource) -> list[str]:
 
 
 def _make_host_key(connection: Connection, as_root: list[str]) -> str:
-    from gpuops.transport.ssh import keys
+    from gpuops.transport.ssh import host_keys
 
     answer = _read_last_line(connection, [*as_root, "sh", "-c", MAKE_KEY_SCRIPT, "sh"])
     key = answer.partition("key ")[2]
     try:
-        return keys.canonical(key)
+        return host_keys.canonical(key)
     except NodeError:
         raise NodeError(
             f"{connection.label} cannot make a host key of its own: {answer or 'it said nothing'}",

@@ -17,7 +17,7 @@ from pathlib import Path
 import paramiko
 
 from gpuops.transport.ssh import Target
-from gpuops.transport.ssh.login import silence_logger
+from gpuops.transport.ssh.paramiko_transport import silence_logger
 
 
 @dataclass

@@ -11,7 +11,7 @@ from pathlib import Path
 
 from gpuops.commands.doctor.report import Finding, error, note, warning
 from gpuops.core.platform import HERE, System
-from gpuops.transport.ssh import keys
+from gpuops.transport.ssh import private_keys
 
 KEY_AGENT_TIMEOUT_S = 5.0
 """Seconds that a key agent may take: one whose forwarded socket is stale never answers."""
@@ -125,7 +125,7 @@ def _check_key(path: Path, held: Sequence[bytes], system: System) -> Iterator[Fi
         return
     if not system.windows and _file_mode(path) & 0o077:
         yield warning("key-open", f"the key {path} is open to others, and ssh does not use it", f"chmod 600 {path}")
-    if keys.is_locked(str(path)) and keys.public_blob(str(path)) not in held:
+    if private_keys.is_locked(str(path)) and private_keys.public_blob(str(path)) not in held:
         yield warning(
             "key-locked",
             f"the key {path} has a passphrase, no key agent holds it, and gpuops cannot ask for it",

@@ -11,10 +11,10 @@ from __future__ import annotations
 from gpuops.transport.ssh.config_files import alias, command_line, remove_config, write_config
 from gpuops.transport.ssh.connection import connect
 from gpuops.transport.ssh.errors import Denied, HostKeyChanged
+from gpuops.transport.ssh.host_keys import fingerprint
 from gpuops.transport.ssh.host_resolution import resolve_target
-from gpuops.transport.ssh.keys import fingerprint
 from gpuops.transport.ssh.known_hosts_files import known_keys, revoked_keys
-from gpuops.transport.ssh.login import scan_host_key
+from gpuops.transport.ssh.paramiko_transport import scan_host_key
 from gpuops.transport.ssh.quoting import shell_line
 from gpuops.transport.ssh.target import Target
 

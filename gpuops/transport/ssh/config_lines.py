@@ -8,7 +8,7 @@ from pathlib import Path
 
 from gpuops.core.errors import UsageError
 from gpuops.core.platform import HERE, NULL_FILE, System
-from gpuops.transport.ssh import keys
+from gpuops.transport.ssh import host_keys
 from gpuops.transport.ssh.target import Target
 
 CIPHERS = "aes128-gcm@openssh.com,aes256-gcm@openssh.com,chacha20-poly1305@openssh.com,aes128-ctr,aes192-ctr,aes256-ctr"
@@ -81,4 +81,4 @@ def host_lines(
 
 def known_hosts_lines(alias: str, target: Target) -> list[str]:
     """Raises NodeError for a key that is none."""
-    return [f"{alias} {keys.canonical(key)}" for key in target.host_keys]
+    return [f"{alias} {host_keys.canonical(key)}" for key in target.host_keys]

@@ -15,7 +15,7 @@ import socket
 from collections.abc import Sequence
 
 from gpuops.core.errors import ConnectionLost, NodeError
-from gpuops.transport.ssh import keys
+from gpuops.transport.ssh.host_keys import fingerprint
 from gpuops.transport.ssh.target import Target
 
 AGAIN = "check that the host is up and that its SSH server listens there"
@@ -80,7 +80,7 @@ def _fingerprints(host_keys: Sequence[str]) -> list[str]:
     found = []
     for key in host_keys:
         try:
-            found.append(keys.fingerprint(key))
+            found.append(fingerprint(key))
         except NodeError:
             found.append(shown(key))
     return found

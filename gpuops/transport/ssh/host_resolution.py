@@ -17,7 +17,7 @@ from pathlib import Path
 
 from gpuops.core.errors import UsageError
 from gpuops.core.platform import HERE, NULL_FILE, System
-from gpuops.transport.ssh import errors, keys, known_hosts_files
+from gpuops.transport.ssh import errors, known_hosts_files, private_keys
 from gpuops.transport.ssh.target import HOST, USER, Target
 
 SSH_CONFIG_TIMEOUT_S = 30.0
@@ -136,7 +136,7 @@ def needs_openssh(target: Target) -> bool:
         return True
     if ("GSSAPIAuthentication", "yes") in target.options:
         return True
-    return any(keys.file_kind(path).startswith("sk-") for path in target.identities) or any(
+    return any(private_keys.file_kind(path).startswith("sk-") for path in target.identities) or any(
         os.path.isfile(f"{path}-cert.pub") for path in target.identities
     )
 

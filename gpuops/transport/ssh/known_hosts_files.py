@@ -14,7 +14,7 @@ from pathlib import Path
 
 from gpuops.core.errors import NodeError
 from gpuops.core.platform import HERE
-from gpuops.transport.ssh import keys
+from gpuops.transport.ssh import host_keys
 
 
 @dataclass(frozen=True)
@@ -102,6 +102,6 @@ def _entry(line: str) -> Entry | None:
     if len(words) < 3 or words[0].startswith("#"):
         return None
     try:
-        return Entry(marker, words[0], keys.canonical(f"{words[1]} {words[2]}"))
+        return Entry(marker, words[0], host_keys.canonical(f"{words[1]} {words[2]}"))
     except NodeError:
         return None

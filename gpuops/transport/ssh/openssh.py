@@ -23,7 +23,7 @@ from gpuops.core.files import private_folder, write_private
 from gpuops.core.platform import HERE, NULL_FILE, System
 from gpuops.core.processes import end_apart, start_apart
 from gpuops.transport.connection import ProcessChannel
-from gpuops.transport.ssh import config_lines, keys
+from gpuops.transport.ssh import config_lines, private_keys
 from gpuops.transport.ssh import errors as faults
 from gpuops.transport.ssh.limits import Gate, Limits, Once
 from gpuops.transport.ssh.quoting import encoded
@@ -197,7 +197,7 @@ class SystemLogin:
 
     def explain_failure(self, messages: str) -> NodeError:
         """The error that the messages of `ssh` stand for."""
-        locked = [path for path in self.target.identities if keys.is_locked(path)]
+        locked = [path for path in self.target.identities if private_keys.is_locked(path)]
         return faults.from_openssh(self.target, messages, locked)
 
     def explain_failed_start(self, program: SystemProgram) -> NodeError | None:

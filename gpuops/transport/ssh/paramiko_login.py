@@ -6,10 +6,10 @@ import threading
 from typing import TYPE_CHECKING
 
 from gpuops.core.errors import NodeError
-from gpuops.transport.ssh import errors, login
+from gpuops.transport.ssh import errors, paramiko_transport
 from gpuops.transport.ssh.channel import Program
 from gpuops.transport.ssh.limits import Gate, Limits, Once
-from gpuops.transport.ssh.login import LoginFull, LoginGone, OpenLogin, log_in
+from gpuops.transport.ssh.paramiko_transport import LoginFull, LoginGone, OpenLogin, log_in
 from gpuops.transport.ssh.quoting import encoded
 from gpuops.transport.ssh.target import Target
 
@@ -31,7 +31,7 @@ class ParamikoLogin:
 
     def start(self, shell_command: str) -> Program:
         """Start a shell command on the host. Raises ConnectionLost, Denied, HostKeyChanged, NodeError."""
-        login.import_paramiko()
+        paramiko_transport.import_paramiko()
         import paramiko
 
         channel = self._open_channel()

@@ -11,7 +11,7 @@ import pytest
 from gpuops.commands.doctor.checks_computer import computer_findings
 from gpuops.commands.doctor.report import Finding
 from gpuops.core.platform import System
-from gpuops.transport.ssh import keys
+from gpuops.transport.ssh import private_keys
 from tests.conftest import open_folder, without_root
 from tests.sshd import can_serve, make_key
 
@@ -121,7 +121,7 @@ def test_what_is_wrong_with_a_key(
 
 def test_a_locked_key_that_the_agent_holds_is_well(computer: Computer) -> None:
     path = computer.key(passphrase="secret")
-    computer.agent(f"echo ssh-ed25519 {base64.b64encode(keys.public_blob(str(path))).decode()} a@b")
+    computer.agent(f"echo ssh-ed25519 {base64.b64encode(private_keys.public_blob(str(path))).decode()} a@b")
     assert computer.examine() == []
 
 

@@ -10,7 +10,7 @@ import pytest
 
 from gpuops.core.errors import NodeError
 from gpuops.transport.ssh import fingerprint, known_keys, revoked_keys
-from gpuops.transport.ssh.keys import canonical
+from gpuops.transport.ssh.host_keys import canonical
 from tests.sshd import make_key
 
 needs_keygen = pytest.mark.skipif(shutil.which("ssh-keygen") is None, reason="needs ssh-keygen")

@@ -1,4 +1,4 @@
-"""One SSH login by paramiko: handshake, check of the host key, authentication by key, and the open transport.
+"""One transport of paramiko: handshake, check of the host key, login, and the channels for programs.
 
 `log_in` returns an OpenLogin, on which channels for programs are opened; `scan_host_key` only reads the host's key.
 paramiko is imported when a host is first reached. Nothing but the handshake happens where a host presents another key
@@ -11,12 +11,13 @@ import logging
 import sys
 import threading
 import time
-from collections.abc import Iterator, Sequence
-from dataclasses import dataclass, field
+from collections.abc import Sequence
 from typing import TYPE_CHECKING
 
 from gpuops.core.errors import ConnectionLost, NodeError
-from gpuops.transport.ssh import errors, keys, proxy
+from gpuops.transport.ssh import errors, proxy
+from gpuops.transport.ssh.host_keys import fingerprint, host_key_kind
+from gpuops.transport.ssh.key_authentication import authenticate
 from gpuops.transport.ssh.limits import GATE, Gate, Limits
 from gpuops.transport.ssh.target import Target
 
@@ -37,118 +38,6 @@ def import_paramiko() -> None:
         import paramiko  # noqa: F401
     finally:
         del sys.modules["invoke"]
-
-
-KEY_AGENT_TIMEOUT_S = 5.0
-"""How long a key agent may take to say which keys it holds."""
-
-
-@dataclass
-class KeyAttempts:
-    """What happened to each key, for the message of a failed login."""
-
-    tried: list[str] = field(default_factory=list)
-    locked: list[str] = field(default_factory=list)
-    notes: list[str] = field(default_factory=list)
-
-
-def authenticate(transport: paramiko.Transport, target: Target) -> None:
-    """Log in with the first key that the server accepts. Raises Denied, ConnectionLost."""
-    import paramiko
-
-    attempts = KeyAttempts()
-    agent = _connect_key_agent(attempts)
-    try:
-        for name, key in _offer_keys(agent, target, attempts):
-            try:
-                more = transport.auth_publickey(target.user, key)
-            except paramiko.BadAuthenticationType as error:
-                attempts.notes.append(f"it takes only: {', '.join(error.allowed_types)}")
-                raise errors.denied(target, attempts.tried, [], attempts.notes) from error
-            except paramiko.AuthenticationException as error:
-                if "timeout" in str(error):
-                    raise errors.ended(target.where) from error
-                attempts.tried.append(name)
-                if not transport.is_active():
-                    attempts.notes.append("then it hung up")
-                    raise errors.denied(target, attempts.tried, attempts.locked, attempts.notes) from error
-                continue
-            except (paramiko.SSHException, EOFError, OSError) as error:
-                raise errors.ended(target.where) from error
-            if more:
-                raise errors.Denied(
-                    f"{target.where} asks for more than a key ({', '.join(more)})",
-                    "gpuops cannot answer questions: allow this user to log in with a key alone",
-                )
-            return
-    finally:
-        if agent is not None:
-            agent.close()
-    raise errors.denied(target, attempts.tried, attempts.locked, attempts.notes)
-
-
-def _connect_key_agent(attempts: KeyAttempts) -> paramiko.Agent | None:
-    """The user's key agent; None where it fails, or hangs as one does whose forwarded socket is stale."""
-    import paramiko
-
-    agents: list[paramiko.Agent] = []
-
-    def connect() -> None:
-        try:
-            agents.append(paramiko.Agent())
-        except (paramiko.SSHException, OSError, EOFError) as error:
-            attempts.notes.append(f"the key agent failed: {errors.shown(str(error))}")
-
-    connect_thread = threading.Thread(target=connect, daemon=True, name="key agent")
-    connect_thread.start()
-    connect_thread.join(KEY_AGENT_TIMEOUT_S)
-    if connect_thread.is_alive():
-        attempts.notes.append("the key agent does not answer")
-    return agents[0] if agents else None
-
-
-def _offer_keys(
-    agent: paramiko.Agent | None, target: Target, attempts: KeyAttempts
-) -> Iterator[tuple[str, paramiko.PKey | paramiko.AgentKey]]:
-    """Agent keys that belong to an identity, identities from their files, then the agent's other keys.
-
-    A server counts what it is shown (MaxAuthTries 6), so the keys meant for this host come first.
-    """
-    held = {key.asbytes(): key for key in (agent.get_keys() if agent else ()) if _is_usable(key)}
-    files = []
-    for path in target.identities:
-        blob = keys.public_blob(path)
-        if blob and blob in held:
-            yield f"{path} (agent)", held.pop(blob)
-        else:
-            files.append(path)
-    for path in files:
-        if keys.is_locked(path):
-            attempts.locked.append(path)
-        elif key := _load_key(path, attempts):
-            yield path, key
-    if not target.identities_only:
-        for key in held.values():
-            yield f"{key.get_name()} (agent)", key
-
-
-def _is_usable(key: paramiko.AgentKey) -> bool:
-    name = key.get_name()
-    return not name.startswith("sk-") and "-cert-" not in name
-
-
-def _load_key(path: str, attempts: KeyAttempts) -> paramiko.PKey | None:
-    import paramiko
-
-    try:
-        return paramiko.PKey.from_path(path)
-    except FileNotFoundError:
-        attempts.notes.append(f"{path} is not there")
-    except OSError as error:
-        attempts.notes.append(f"{path} cannot be read: {error.strerror}")
-    except Exception as error:  # two libraries read key files, and neither says what it may raise
-        attempts.notes.append(f"{path} is no key that can be used: {errors.shown(str(error))}")
-    return None
 
 
 WINDOW_BYTES = 8 << 20
@@ -273,7 +162,7 @@ def order_key_types(host_keys: Sequence[str], types: Sequence[str]) -> tuple[str
     """Key algorithms in the order in which to ask for them: those of `host_keys` (lines or types) first."""
     preferred: list[str] = []
     for key in host_keys:
-        kind = keys.host_key_kind(key)
+        kind = host_key_kind(key)
         preferred += RSA_SIGNATURES if kind == "ssh-rsa" else [kind]
     first = [kind for kind in dict.fromkeys(preferred) if kind in types]
     return (*first, *(kind for kind in types if kind not in first))
@@ -291,7 +180,7 @@ def verify_host_key(target: Target, transport: paramiko.Transport) -> None:
     for pinned in target.host_keys:
         if pinned.split()[:2] == presented.split():
             return
-    raise errors.changed(target, keys.fingerprint(presented))
+    raise errors.changed(target, fingerprint(presented))
 
 
 def end_transport(wire: proxy.Wire, transport: paramiko.Transport) -> None:
