@@ -28,7 +28,8 @@ T = TypeVar("T")
 
 
 class CheckedProvisioner:
-    """A Provisioner around a Provisioner: `inner`, as it was written."""
+    """A LoadedProvisioner around a Provisioner: `inner`, as it was written. Its optional methods are looked for here
+    alone."""
 
     def __init__(self, inner: Provisioner, limit_s: float = CALL_TIMEOUT_S) -> None:
         self.inner = inner
@@ -69,22 +70,18 @@ class CheckedProvisioner:
         return self._limited(lambda: self.inner.self_destruct(resource))
 
     def forget(self, region: str) -> bool:
-        """Have the provider forget a region. Returns whether it knew it; most providers have none to forget."""
         forget: Callable[[str], bool] | None = getattr(self.inner, "forget", None)
         return forget is not None and self._limited(lambda: forget(region))
 
     def standing(self, request: Request) -> Sequence[Resource]:
-        """Existing machines of the user's own that a request names; a provider that rents has none."""
         find: Callable[[Request], Sequence[Resource]] | None = getattr(self.inner, "standing", None)
         return [] if find is None else self._limited(lambda: list(find(request)))
 
     def balance(self) -> float | None:
-        """What is left on the account, in $; None where the provider cannot tell."""
         tell: Callable[[], float | None] | None = getattr(self.inner, "balance", None)
         return None if tell is None else self._limited(tell)
 
     def account(self) -> Mapping[str, float] | None:
-        """`balance`, `spend_per_hr` and `spend_limit` as far as reported; None where the provider reports none."""
         tell: Callable[[], Mapping[str, float | None]] | None = getattr(self.inner, "account", None)
         if tell is not None:
             return self._limited(lambda: _finite_numbers(tell()))
@@ -93,7 +90,6 @@ class CheckedProvisioner:
         return _finite_numbers({"balance": self.balance()})
 
     def payer(self, request: Request, patience_s: float = 0.0) -> Payer | None:
-        """Whose account would pay; None where the provider cannot say. Never raises: on an error the payer is empty."""
         tell: Callable[[Request, float], Payer] | None = getattr(self.inner, "payer", None)
         if tell is None:
             return None
@@ -106,12 +102,10 @@ class CheckedProvisioner:
         return payer if isinstance(payer, Payer) else Payer("", "")
 
     def last_words(self, resource: Resource) -> str:
-        """The end of a machine's own log, as its provider shows it; empty where it shows none."""
         tell: Callable[[Resource], str] | None = getattr(self.inner, "last_words", None)
         return "" if tell is None else self._limited(lambda: str(tell(resource)))
 
     def quota(self, request: Request) -> QuotaReport | None:
-        """The account's quotas; None where a provider does not report quotas."""
         tell: Callable[[Request], QuotaReport] | None = getattr(self.inner, "quota", None)
         return None if tell is None else self._limited(lambda: tell(request))
 
@@ -124,12 +118,10 @@ class CheckedProvisioner:
         return self._limited(lambda: inner.requested_quota(quota, id))
 
     def policy(self, sink: str = "") -> Mapping[str, Any] | None:
-        """The least permissions that a user needs; None where the provider has no permissions to grant."""
         tell: Callable[[str], Mapping[str, Any]] | None = getattr(self.inner, "policy", None)
         return None if tell is None else self._limited(lambda: tell(sink))
 
     def admit(self, resources: Sequence[Resource]) -> bool:
-        """Whether this computer's new address had to be let in; False where machines let in every address."""
         admit: Callable[[Sequence[Resource]], bool] | None = getattr(self.inner, "admit", None)
         return False if admit is None else self._limited(lambda: bool(admit(resources)))
 

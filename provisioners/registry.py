@@ -34,7 +34,7 @@ def provider_names() -> list[str]:
     return sorted({*BUILT_IN, *(point.name for point in entry_points(group=ENTRY_POINT_GROUP))})
 
 
-def load_provisioner(name: str, context: Context) -> Provisioner:
+def load_provisioner(name: str, context: Context) -> CheckedProvisioner:
     """The provisioner of that name. Raises UsageError for an unknown, broken or unfit one."""
     if name in BUILT_IN:
         module, attribute = BUILT_IN[name].split(":")

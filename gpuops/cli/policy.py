@@ -12,7 +12,6 @@ from gpuops.cli.context import make_context
 from gpuops.cli.flags import Json
 from gpuops.cli.help import example_help
 from gpuops.core.errors import UsageError
-from provisioners.checked_provisioner import CheckedProvisioner
 
 POLICY_HELP = example_help(
     "Print the least that an account must allow for what gpuops does.\n\n"
@@ -36,8 +35,7 @@ def policy(
     as_json: Json = False,
 ) -> None:
     ctx, _ = make_context(as_json=as_json)
-    found = ctx.provisioner(provider)
-    document = found.policy(sink) if isinstance(found, CheckedProvisioner) else None
+    document = ctx.provisioner(provider).policy(sink)
     if document is None:
         raise UsageError(f"{provider} grants access as a whole", "there is nothing to be allowed piece by piece")
     ctx.out.result("policy", {"provider": provider, "policy": document}, [json.dumps(document, indent=2)])

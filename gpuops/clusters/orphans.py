@@ -37,7 +37,6 @@ from gpuops.core.models import Resource
 from gpuops.core.polling import Poller
 from gpuops.ledger.rows import ClusterState, RunState
 from provisioners import registry
-from provisioners.checked_provisioner import CheckedProvisioner
 
 if TYPE_CHECKING:
     from gpuops.core.provider import Provisioner
@@ -182,7 +181,7 @@ def forget_host(ctx: Context, host: str) -> str:
     for name in registry.provider_names():
         try:
             provisioner = ctx.provisioner(name)
-            if isinstance(provisioner, CheckedProvisioner) and provisioner.forget(host):
+            if provisioner.forget(host):
                 return f"{host} is forgotten; should it come back, remove ~/.gpuops-{ctx.owner} there by hand"
         except UsageError:
             continue  # a provisioner that cannot be loaded knows no hosts

@@ -27,7 +27,7 @@ from gpuops.core.format import amount, money, span
 from gpuops.core.models import COSTLESS, MachineStatus, Request, Resource, ResourceState
 from gpuops.core.parallel import on_each
 from gpuops.core.polling import Poller
-from gpuops.core.provider import Provisioner, is_rented
+from gpuops.core.provider import LoadedProvisioner, is_rented
 from gpuops.ledger.rows import ClusterState
 from gpuops.ledger.store import ClusterRow
 from gpuops.nodes import bootstrap, host_key_handover
@@ -55,7 +55,7 @@ NO_WATCHDOG_NOTE = (
 
 def wait_ready(
     ctx: Context,
-    provisioner: Provisioner,
+    provisioner: LoadedProvisioner,
     row: ClusterRow,
     request: Request,
     check: Callable[[Sequence[Resource]], None] = lambda _: None,
@@ -107,7 +107,7 @@ class _Readiness:
     def __init__(
         self,
         ctx: Context,
-        provisioner: Provisioner,
+        provisioner: LoadedProvisioner,
         row: ClusterRow,
         nodes: int,
         check: Callable[[Sequence[Resource]], None],
@@ -157,7 +157,7 @@ class _Readiness:
 
 
 def _find_machines(
-    ctx: Context, provisioner: Provisioner, row: ClusterRow, nodes: int, before: Sequence[Resource]
+    ctx: Context, provisioner: LoadedProvisioner, row: ClusterRow, nodes: int, before: Sequence[Resource]
 ) -> tuple[list[Resource], bool]:
     """The machines in node order; the ledger gets to know those that their provider numbers late.
 
@@ -184,12 +184,12 @@ def _raise_if_ending(ctx: Context, row: ClusterRow, error: NodeError | None = No
         raise Interrupted(f"another command ends {row.name} while it is being created", "gpuops status") from error
 
 
-def _describe_machine(provisioner: Provisioner, known: Resource) -> Resource:
+def _describe_machine(provisioner: LoadedProvisioner, known: Resource) -> Resource:
     return host_key_handover.merge_description(known, provisioner.describe(known))
 
 
 def _take_over_machines(
-    ctx: Context, provisioner: Provisioner, row: ClusterRow, machines: Sequence[Resource]
+    ctx: Context, provisioner: LoadedProvisioner, row: ClusterRow, machines: Sequence[Resource]
 ) -> list[Resource]:
     """The machines as nodes: those that are none yet are taken over. The ledger knows each step's result."""
     if not any(host_key_handover.needs_handover(machine) for machine in machines):
@@ -242,7 +242,7 @@ def _cost_so_far(ctx: Context, row: ClusterRow, machines: Sequence[Resource]) ->
     return f", {money(spent)} so far" if spent >= 0.005 else ""
 
 
-def _is_transient(provisioner: Provisioner, error: NodeError) -> bool:
+def _is_transient(provisioner: LoadedProvisioner, error: NodeError) -> bool:
     """Whether this may be a rented machine whose sshd was up before our key, or its own, had come to it."""
     from gpuops.transport import ssh
 
@@ -262,7 +262,7 @@ def _explain_refusal(machines: Sequence[Resource], error: NodeError) -> NodeErro
 
 
 def _why_not_ready(
-    provisioner: Provisioner, machines: Sequence[Resource], known_ids: set[str], *, settled: bool
+    provisioner: LoadedProvisioner, machines: Sequence[Resource], known_ids: set[str], *, settled: bool
 ) -> str:
     """Why no connection is tried yet; empty when there is no reason. Raises NodeError for a machine that has ended,
     or will never be ready; MachineGone where another one may be.
@@ -297,14 +297,13 @@ def _why_not_ready(
     return ""
 
 
-def _quote_machine_log(provisioner: Provisioner, machines: Sequence[Resource]) -> str:
+def _quote_machine_log(provisioner: LoadedProvisioner, machines: Sequence[Resource]) -> str:
     """What a machine's own log says, where its provider tells; empty otherwise."""
-    tell: Callable[[Resource], str] = getattr(provisioner, "last_words", lambda _: "")
     for machine in machines:
         if machine.state == ResourceState.RUNNING and host_key_handover.is_node(machine):
             continue
         try:
-            if log := tell(machine).strip():
+            if log := provisioner.last_words(machine).strip():
                 return f"; its own log ends with: {' / '.join(log.splitlines()[-3:])}"
         except GpuopsError:
             continue

@@ -16,7 +16,7 @@ from gpuops.core.reporting import Progress, Reporter, Silent
 from gpuops.core.signals import Signals
 
 if TYPE_CHECKING:
-    from gpuops.core.provider import Provisioner
+    from gpuops.core.provider import LoadedProvisioner
     from gpuops.ledger.store import ClusterRow, Ledger
 
 
@@ -25,7 +25,7 @@ class Services:
     """What lies in rooms above this one, handed in by whoever builds a Context (`gpuops.guard.services`)."""
 
     open_ledger: Callable[[Path], Ledger]
-    load_provisioner: Callable[[str, provider.Context], Provisioner]
+    load_provisioner: Callable[[str, provider.Context], LoadedProvisioner]
     ensure_guard: Callable[[Path, ClusterRow], None]
 
 
@@ -48,7 +48,7 @@ class Context:
     clock: Clock = field(default_factory=Clock)
     progress: Progress = field(default_factory=Silent, repr=False)
     """Shows which step is in progress and what it waits for."""
-    provisioners: dict[object, Provisioner] = field(default_factory=dict, repr=False)
+    provisioners: dict[object, LoadedProvisioner] = field(default_factory=dict, repr=False)
     """Those that were asked for, by name: one connection to a provider serves the whole command."""
     dotenv: Mapping[str, str] = field(default_factory=dict, repr=False)
     """Keys to providers in the project's `.env`."""
@@ -82,11 +82,11 @@ class Context:
     def me(self) -> Identity:
         return myself()
 
-    def provisioner(self, name: str) -> Provisioner:
+    def provisioner(self, name: str) -> LoadedProvisioner:
         """The provisioner of that name, with the first key that is found. Raises UsageError."""
         return self._load(name, name, self.env, self.dotenv)
 
-    def provisioner_of(self, row: ClusterRow) -> Provisioner:
+    def provisioner_of(self, row: ClusterRow) -> LoadedProvisioner:
         """The provisioner of a cluster, with the key that it was rented with, wherever this command is typed: one of
         `.env` is that of the cluster's own project, and goes before what is exported by now. Raises UsageError.
 
@@ -103,7 +103,7 @@ class Context:
         env = with_keys(self.env, keys, insist=source == DOTENV) if ahead else self.env
         return self._load((row.provider, row.folder, source), row.provider, env, keys)
 
-    def from_dotenv(self, name: str) -> Provisioner | None:
+    def from_dotenv(self, name: str) -> LoadedProvisioner | None:
         """The provisioner with the key that the project's `.env` has for it; None where there is none, or where it is
         the first there is anyhow. Raises UsageError."""
         from gpuops.core.models import DOTENV
@@ -118,11 +118,10 @@ class Context:
         """Where the first key for a provider comes from; None where it does not say. Sends no request."""
         from gpuops.core.models import Request
 
-        tell = getattr(self.provisioner(name), "payer", None)
-        payer = tell(Request(name), 0.0) if tell else None
+        payer = self.provisioner(name).payer(Request(name), 0.0)
         return payer.source if payer else None
 
-    def _load(self, key: object, name: str, env: Mapping[str, str], dotenv: Mapping[str, str]) -> Provisioner:
+    def _load(self, key: object, name: str, env: Mapping[str, str], dotenv: Mapping[str, str]) -> LoadedProvisioner:
         if key not in self.provisioners:
             surroundings = provider.Context(self.owner, self.home, env, dotenv, self.clock)
             self.provisioners[key] = self.services.load_provisioner(name, surroundings)

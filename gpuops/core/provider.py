@@ -88,8 +88,9 @@ class Context:
 class Provisioner(Protocol):
     """One provider. Errors are `core.errors.ProviderError` and its children, and UsageError for what makes no sense.
 
-    Where regions are machines of the user's own, a further method `forget(region) -> bool` says that one is gone
-    for good and is asked no more (`gpuops reap --forget`); nobody else has it.
+    What it may have besides stands below, one Protocol for each ability; it has the methods of those that it can serve,
+    under these names, and nothing has to be declared. Callers never ask whether they are there: they are handed a
+    `LoadedProvisioner`.
     """
 
     contract: int
@@ -249,6 +250,50 @@ class KnowsMachines(Protocol):
         """The machines a request speaks of, or all that are known, as they could be reached (`Resource.data`) before
         anything is created on them. Asked after `preflight`, which has said why others cannot be. No side effect.
         """
+
+
+class ForgetsRegions(Protocol):
+    """What a provisioner may have besides where regions are machines of the user's own: `gpuops reap --forget`."""
+
+    def forget(self, region: str) -> bool:
+        """A region is gone for good, and is asked no more. False where it is not known."""
+
+
+class LoadedProvisioner(Provisioner, Protocol):
+    """A provisioner as `Context` hands it out: each optional method is there, and answers for a provider without it.
+
+    `provisioners.checked_provisioner` is the only implementation.
+    """
+
+    def balance(self) -> float | None:
+        """`TellsBalance.balance`; else None."""
+
+    def account(self) -> Mapping[str, float] | None:
+        """`TellsBalance.account`, or what `balance` tells, without what is no finite number; else None."""
+
+    def payer(self, request: Request, patience_s: float = 0.0) -> Payer | None:
+        """`TellsPayer.payer`; else None. Never raises: on an error the payer is empty."""
+
+    def last_words(self, resource: Resource) -> str:
+        """`TellsLogs.last_words`; else empty."""
+
+    def quota(self, request: Request) -> QuotaReport | None:
+        """`TellsQuota.quota`; else None, and the next two are not called."""
+
+    def request_quota(self, quota: Quota, wanted: float) -> QuotaIncrease: ...
+    def requested_quota(self, quota: Quota, id: str) -> QuotaIncrease: ...
+
+    def policy(self, sink: str = "") -> Mapping[str, Any] | None:
+        """`TellsPolicy.policy`; else None."""
+
+    def admit(self, resources: Sequence[Resource]) -> bool:
+        """`AdmitsCaller.admit`; else False."""
+
+    def standing(self, request: Request) -> Sequence[Resource]:
+        """`KnowsMachines.standing`; else none."""
+
+    def forget(self, region: str) -> bool:
+        """`ForgetsRegions.forget`; else False."""
 
 
 def has_capability(provisioner: Provisioner, name: str) -> bool:

@@ -18,7 +18,7 @@ def _open_ledger(home: Path) -> Ledger:
     return Ledger.open(home)
 
 
-def _load_provisioner(name: str, surroundings: provider.Context) -> provider.Provisioner:
+def _load_provisioner(name: str, surroundings: provider.Context) -> provider.LoadedProvisioner:
     from provisioners import registry
 
     return registry.load_provisioner(name, surroundings)

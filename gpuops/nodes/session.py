@@ -176,8 +176,7 @@ def explain_connection_loss(ctx: Context, row: ClusterRow, error: ConnectionLost
 def readmit_this_computer(ctx: Context, row: ClusterRow, resources: Sequence[Resource]) -> bool:
     """Admit this computer's new address where the provider's firewall admits only one. Whether that was needed."""
     try:
-        admit: Callable[[Sequence[Resource]], bool] | None = getattr(ctx.provisioner_of(row), "admit", None)
-        if admit is None or not admit(resources):
+        if not ctx.provisioner_of(row).admit(resources):
             return False
     except GpuopsError:
         return False  # the caller reports that the node does not answer

@@ -22,9 +22,7 @@ PAYER_WAIT_S = 3.0
 
 def find_payer(ctx: Context, request: Request) -> Payer | None:
     """The account that would pay for a request; None where its provider does not say."""
-    tell: Any = getattr(ctx.provisioner(request.provider), "payer", None)
-    payer: Payer | None = tell(request, PAYER_WAIT_S) if tell else None
-    return payer
+    return ctx.provisioner(request.provider).payer(request, PAYER_WAIT_S)
 
 
 def payer_record(payer: Payer | None) -> dict[str, Any]:

@@ -15,6 +15,7 @@ from gpuops.core.errors import Interrupted, RateLimited, Unknown, UsageError
 from gpuops.core.format import span
 from gpuops.core.models import Request
 from gpuops.core.polling import Poller
+from gpuops.core.provider import LoadedProvisioner
 from gpuops.core.quota import Quota, QuotaIncrease, QuotaReport
 from gpuops.core.signals import Signals
 from gpuops.offers.billing_account import refuse_dotenv
@@ -25,7 +26,6 @@ from gpuops.offers.quota_output import (
     describe_start,
     region_name,
 )
-from provisioners.checked_provisioner import CheckedProvisioner
 
 FIRST_WATCH_PAUSE_S = 15.0
 LONGEST_WATCH_PAUSE_S = 120.0
@@ -54,7 +54,7 @@ def read_quotas(ctx: Context, request: Request) -> QuotaReport:
     """Ask the provider for its quotas. Raises ProviderError, UsageError."""
     refuse_dotenv(ctx, request.provider)
     with ctx.progress.during(f"asking {request.provider} for its quotas"):
-        report = _quota_api(ctx, request.provider).quota(request)
+        report = ctx.provisioner(request.provider).quota(request)
     if report is None:
         raise UsageError(
             f"{request.provider} does not report quotas", f"see what it has: gpuops up {request.provider} --dry-run"
@@ -87,7 +87,7 @@ def request_increase(
         return IncreaseResult(quota, [_already_open(name, quota, quota.increases, now)])
     calculation = describe_calculation(quota, total)
     confirm_increase(ctx, f"ask {request.provider} for {amount} of {name}{calculation}: go?")
-    filed = _quota_api(ctx, request.provider).request_quota(quota, total)
+    filed = ctx.provisioner(request.provider).request_quota(quota, total)
     messages = [f"asked for {amount} of {name}: request {filed.id}, {filed.status}"]
     if filed.wanted != total:  # the provider answered with a request that was open before
         messages = [_already_open(name, quota, [filed], now)]
@@ -159,7 +159,7 @@ def watch_increases(ctx: Context, provider: str, increases: Sequence[WatchedIncr
 
 def _poll_until_decided(ctx: Context, provider: str, watched: list[WatchedIncrease]) -> None:
     """Replace the entries of `watched` by their latest states until none is open; a change of one is printed."""
-    api = _quota_api(ctx, provider)
+    api = ctx.provisioner(provider)
     last_error = ""
     poller = Poller(ctx.clock, math.inf, FIRST_WATCH_PAUSE_S, LONGEST_WATCH_PAUSE_S, factor=2.0)
     for number, _ in enumerate(poller):
@@ -170,7 +170,7 @@ def _poll_until_decided(ctx: Context, provider: str, watched: list[WatchedIncrea
         ctx.progress.waits(f"looking again in {span(poller.next_pause_s)}")
 
 
-def _query_open(ctx: Context, api: CheckedProvisioner, watched: list[WatchedIncrease], last_error: str) -> str:
+def _query_open(ctx: Context, api: LoadedProvisioner, watched: list[WatchedIncrease], last_error: str) -> str:
     """Query each open entry of `watched` once. Returns the last error's sentence, which is printed once only."""
     for index, (quota, before) in enumerate(watched):
         if not before.open:
@@ -192,8 +192,3 @@ def _query_open(ctx: Context, api: CheckedProvisioner, watched: list[WatchedIncr
 
 def _any_open(watched: Sequence[WatchedIncrease]) -> bool:
     return any(increase.open for _, increase in watched)
-
-
-def _quota_api(ctx: Context, provider: str) -> CheckedProvisioner:
-    provisioner = ctx.provisioner(provider)
-    return provisioner if isinstance(provisioner, CheckedProvisioner) else CheckedProvisioner(provisioner)

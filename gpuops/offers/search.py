@@ -9,14 +9,14 @@ from __future__ import annotations
 
 import dataclasses
 import threading
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Sequence
 
 from gpuops.core.context import Context
 from gpuops.core.errors import GpuopsError, Interrupted, NoCapacity, ProviderError, QuotaExceeded, RateLimited, Unknown
 from gpuops.core.format import span
 from gpuops.core.models import Lease, Offer, Payer, Request
 from gpuops.core.polling import Poller
-from gpuops.core.provider import Provisioner, is_rented
+from gpuops.core.provider import LoadedProvisioner, is_rented
 from gpuops.ledger.rows import ClusterState
 from gpuops.ledger.store import ClusterRow
 from gpuops.offers import lease_limits as leases
@@ -116,24 +116,23 @@ def _wait_hint(errors: list[NoCapacity]) -> str:
 class AccountQuery:
     """A question to a provider about the account's money, asked in a thread of its own while offers are searched."""
 
-    def __init__(self, ctx: Context, provisioner: Provisioner) -> None:
+    def __init__(self, ctx: Context, provisioner: LoadedProvisioner) -> None:
         self._asked = ctx.clock.now()
         self._funds: Funds | None = None
         self._done = threading.Event()
-        ask: Callable[[], Mapping[str, float] | None] | None = getattr(provisioner, "account", None)
-        if ask is None or not is_rented(provisioner):
-            self._done.set()
+        if is_rented(provisioner):
+            threading.Thread(target=self._ask, args=(provisioner,), daemon=True, name="account").start()
         else:
-            threading.Thread(target=self._ask, args=(ask,), daemon=True, name="account").start()
+            self._done.set()
 
     def answer(self, wait_s: float) -> Funds | None:
         """The account's money, with nothing known where no answer has come within `wait_s`; None where the provider has
         no such account."""
         return self._funds if self._done.wait(wait_s) else Funds(asked=self._asked)
 
-    def _ask(self, ask: Callable[[], Mapping[str, float] | None]) -> None:
+    def _ask(self, provisioner: LoadedProvisioner) -> None:
         try:
-            answer = ask()
+            answer = provisioner.account()
             if answer is not None:
                 known = {name: answer.get(name) for name in ("balance", "spend_per_hr", "spend_limit")}
                 self._funds = Funds(**known, asked=self._asked)

@@ -24,7 +24,6 @@ from gpuops.offers.billing_account import KEY_ORDER, find_payer, refuse_tracked
 from gpuops.transport.connect import connect
 from gpuops.transport.connection import ProcessConnection
 from provisioners import registry
-from provisioners.checked_provisioner import CheckedProvisioner
 
 COMPUTER = "this computer"
 
@@ -71,9 +70,7 @@ def _preflight_finding(problem: Problem) -> Finding:
 
 def _account_finding(ctx: Context, provider: str) -> Finding:
     """The balance of an account without problems."""
-    provisioner = ctx.provisioner(provider)
-    account = provisioner.account() if isinstance(provisioner, CheckedProvisioner) else None
-    balance = (account or {}).get("balance")
+    balance = (ctx.provisioner(provider).account() or {}).get("balance")
     money_left = "its balance is unknown" if balance is None else f"its balance is {money(balance)}"
     return note("account", f"the account answers; {money_left}", f"what there is: gpuops up {provider} --dry-run")
 
@@ -92,8 +89,7 @@ def _payer_findings(ctx: Context, request: Request, *, named: bool) -> list[Find
 
 def _quota_findings(ctx: Context, request: Request) -> list[Finding]:
     """An error where every quota of the account is 0, as for a new account. Raises ProviderError."""
-    provisioner = ctx.provisioner(request.provider)
-    report = provisioner.quota(request) if isinstance(provisioner, CheckedProvisioner) else None
+    report = ctx.provisioner(request.provider).quota(request)
     if report is None or not report.quotas or any(quota.limit != 0 for quota in report.quotas):
         return []
     regions = ", ".join(dict.fromkeys(quota.region.partition("@")[0] for quota in report.quotas))
@@ -146,8 +142,7 @@ def _group_by_machine(machines: Sequence[Resource]) -> list[list[int]]:
 
 
 def _list_hosts(ctx: Context, request: Request) -> list[Resource]:
-    provisioner = ctx.provisioner(request.provider)
-    return list(provisioner.standing(request)) if isinstance(provisioner, CheckedProvisioner) else []
+    return list(ctx.provisioner(request.provider).standing(request))
 
 
 def _host_place(machine: Resource, python: str) -> Place:

@@ -89,7 +89,7 @@ def test_it_is_let_in_and_tried_once_more(world: Context, monkeypatch: pytest.Mo
 
 @pytest.mark.parametrize(
     ("provider", "asked"),
-    [(Door(False), 1), (Door(AuthFailed("expired", "log in")), 1), (SimpleNamespace(capabilities={}), 0)],
+    [(Door(False), 1), (Door(AuthFailed("expired", "log in")), 1)],
 )
 def test_what_nobody_changed_is_not_tried_again(
     world: Context, monkeypatch: pytest.MonkeyPatch, provider: Any, asked: int
@@ -99,13 +99,15 @@ def test_what_nobody_changed_is_not_tried_again(
     with pytest.raises(ConnectionLost, match="does not answer"):
         session.open_session(world, row)
     assert left == [THERE]
-    assert len(getattr(provider, "asked", [])) == asked
+    assert len(provider.asked) == asked
     assert said(world) == ""
 
 
 def test_a_rented_machine_that_is_no_more_is_said_to_be(world: Context, monkeypatch: pytest.MonkeyPatch) -> None:
     landlord = SimpleNamespace(
-        capabilities={"rented": True}, describe=lambda machine: dataclasses.replace(machine, state="ended")
+        capabilities={"rented": True},
+        describe=lambda machine: dataclasses.replace(machine, state="ended"),
+        admit=lambda _: False,
     )
     row = a_cluster(world, landlord)
     answers(monkeypatch, AWAY)
@@ -152,7 +154,9 @@ def test_a_command_that_says_255_is_not_typed_again(world: Context, monkeypatch:
 
 def test_a_shell_on_a_machine_that_is_no_more(world: Context, monkeypatch: pytest.MonkeyPatch) -> None:
     landlord = SimpleNamespace(
-        capabilities={"rented": True}, describe=lambda machine: dataclasses.replace(machine, state="ended")
+        capabilities={"rented": True},
+        describe=lambda machine: dataclasses.replace(machine, state="ended"),
+        admit=lambda _: False,
     )
     logins(monkeypatch, [255], AWAY)
     with pytest.raises(ConnectionLost, match="node0 of lab has ended"):

@@ -114,6 +114,16 @@ def test_a_call_that_never_returns_is_left_behind(there: tuple[Cloud, Context]) 
         Hanging.release.set()
 
 
+def test_what_a_provider_has_not_got_is_answered_all_the_same(there: tuple[Cloud, Context]) -> None:
+    """Nobody who is handed a provisioner asks which of its optional methods are there."""
+    _, world = there
+    bare = CheckedProvisioner(Scripted(contract.Context(OWNER, world.home, world.env)))
+    request = Request("scripted")
+    assert (bare.balance(), bare.account(), bare.payer(request), bare.quota(request), bare.policy()) == (None,) * 5
+    assert (bare.admit([]), bare.forget("moon"), bare.standing(request)) == (False, False, [])
+    assert bare.last_words(MACHINE) == ""
+
+
 def test_who_pays_is_never_a_reason_to_fail(there: tuple[Cloud, Context], monkeypatch: pytest.MonkeyPatch) -> None:
     """A provisioner that was written before it could be asked has nobody named."""
     _, world = there
