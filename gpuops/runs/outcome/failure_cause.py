@@ -13,6 +13,7 @@ from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass, replace
 from typing import Any
 
+from gpuops.agent.run_documents import Outcome
 from gpuops.runs.outcome import suggested_fixes
 from gpuops.runs.outcome.node_report import NodeReport, RankReport, ReasonKind
 
@@ -82,10 +83,10 @@ class Death:
 
 def find_deaths(kind: str, report: NodeReport, several: bool) -> list[Death]:
     """Every death on one node, in the order of its ranks. `several`: the run has other nodes."""
-    if kind == "command" and report.outcome == "failed":
+    if kind == "command" and report.outcome is Outcome.FAILED:
         return [_command_death(report, several)]
     deaths = [_rank_death(report, rank) for rank in _complete_ranks(report) if rank.code or rank.signal]
-    if report.outcome == "failed" and not any(death.weight < OURS for death in deaths):
+    if report.outcome is Outcome.FAILED and not any(death.weight < OURS for death in deaths):
         deaths.append(_launcher_death("torchrun", report, several))
     return deaths
 
@@ -191,7 +192,7 @@ def _weigh(report: NodeReport, rank: RankReport, output: str) -> int:
     if rank.oom:
         return OWN
     ended_by_others = rank.signal in (SIGTERM, SIGKILL) or rank.code == 128 + SIGTERM
-    headless = report.outcome == "lost" or report.kind == ReasonKind.LAUNCHER
+    headless = report.outcome is Outcome.LOST or report.kind == ReasonKind.LAUNCHER
     if ended_by_others and headless and rank.rank != _root_cause(report)[0]:
         return OURS  # what was left of a run whose agent or launcher had died
     if rank.signal == SIGTERM and _TRACEBACK in output:

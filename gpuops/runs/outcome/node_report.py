@@ -8,7 +8,9 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from enum import Enum, StrEnum
-from typing import Any, Literal, Self
+from typing import Any, Self
+
+from gpuops.agent.run_documents import Outcome
 
 
 class ReasonKind(StrEnum):
@@ -105,7 +107,7 @@ class NodeReport:
     """How a run ended on one node. Times are UTC seconds by its node's clock, until `shifted`."""
 
     node: int
-    outcome: Literal["done", "failed", "stopped", "lost"]
+    outcome: Outcome
     reason: Reason
     started: float | None
     ended: float | None
@@ -143,7 +145,7 @@ def parse_report(node: int, document: Mapping[str, Any]) -> NodeReport:
     launcher = document.get("launcher") or {}
     return NodeReport(
         node=node,
-        outcome=document["outcome"],
+        outcome=Outcome(document["outcome"]),
         reason=_reason(document.get("reason") or {}, launcher.get("signal")),
         started=document.get("started"),
         ended=document.get("ended"),
@@ -195,7 +197,7 @@ def lost_report(node: int, say: str, kind: ReasonKind, ending: Mapping[str, Any]
     """
     document = {
         "node": node,
-        "outcome": "lost",
+        "outcome": Outcome.LOST.value,
         "reason": {"kind": kind.value, "say": say, **(ending or {})},
         "started": None,
         "ended": None,

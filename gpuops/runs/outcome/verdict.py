@@ -10,6 +10,7 @@ from __future__ import annotations
 import time
 from collections.abc import Iterable, Mapping, Sequence
 
+from gpuops.agent.run_documents import Outcome
 from gpuops.core.run_models import RunRequest, Verdict, VerdictOutcome
 from gpuops.runs.outcome import suggested_fixes
 from gpuops.runs.outcome.failure_cause import (
@@ -91,7 +92,7 @@ def is_port_clash(reports: Iterable[NodeReport]) -> bool:
     known = list(reports)
     started = any(rank.started for report in known for rank in report.ranks)
     return not started and any(
-        report.outcome == "failed" and suggested_fixes.is_port_taken(report.tail) for report in known
+        report.outcome is Outcome.FAILED and suggested_fixes.is_port_taken(report.tail) for report in known
     )
 
 
@@ -107,7 +108,7 @@ def _ended_from_outside(reports: Sequence[NodeReport], again: str) -> tuple[Node
         return preemption, _preempted_verdict(preemption, reports, again)
     # A node that heard of the loss by the gang link is a witness only: the lost one itself speaks first.
     for report in sorted(by_end, key=lambda report: report.kind == ReasonKind.GANG):
-        if report.outcome == "lost":
+        if report.outcome is Outcome.LOST:
             return report, _lost_verdict(report, again)
     for report in by_end:
         if report.kind == ReasonKind.END:  # not by a stop, which would have been reported as one
@@ -115,10 +116,10 @@ def _ended_from_outside(reports: Sequence[NodeReport], again: str) -> tuple[Node
                 VerdictOutcome.LOST, NODE_FAILED, f"node{report.node} was ended under the run", again, node=report.node
             )
     for report in by_end:
-        if report.outcome == "stopped" and report.kind != ReasonKind.GANG:
+        if report.outcome is Outcome.STOPPED and report.kind != ReasonKind.GANG:
             return report, Verdict(VerdictOutcome.STOPPED, STOPPED, "the run was stopped before its end", again)
     for report in by_end:
-        if report.kind == ReasonKind.GANG and all(other.outcome != "failed" for other in reports):
+        if report.kind == ReasonKind.GANG and all(other.outcome is not Outcome.FAILED for other in reports):
             return report, _lost_verdict(report, again)
     return None
 
@@ -152,7 +153,7 @@ def _lost_verdict(report: NodeReport, again: str) -> Verdict:
 
 def _precedes(report: NodeReport, death: Death) -> bool:
     """Whether a lost node explains a death elsewhere that has its own words (a caught error)."""
-    if report.outcome != "lost" or death.oom:
+    if report.outcome is not Outcome.LOST or death.oom:
         return False
     if report.kind in (ReasonKind.UNREACHABLE, ReasonKind.ENDED):
         return True  # it vanished and can say nothing; what its peers say then, they say of that
