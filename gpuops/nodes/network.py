@@ -12,6 +12,7 @@ from contextlib import contextmanager
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
+from gpuops.agent.network.probe import ReachState
 from gpuops.core.context import Context
 from gpuops.core.errors import GpuopsError, MalformedAnswer
 from gpuops.core.parallel import on_each
@@ -141,6 +142,11 @@ def _release(client: AgentClient, token: str) -> None:
         pass  # its listeners time out by themselves, and the next request reports that it is unreachable
 
 
+def _reach_state(word: str) -> ReachState:
+    """FAILED for a word that this gpuops does not know, which an agent of another version may say."""
+    return ReachState(word) if word in [*ReachState] else ReachState.FAILED
+
+
 def _probe_paths(clients: Sequence[AgentClient], token: str, peers: Sequence[Peer]) -> dict[NetworkPath, ProbeResult]:
     """All nodes try to reach all others, at the same time."""
 
@@ -151,7 +157,9 @@ def _probe_paths(clients: Sequence[AgentClient], token: str, peers: Sequence[Pee
             if end != start
         ]
         return {
-            (start, tried.node, tried.address, tried.port): ProbeResult(tried.state, tried.why, tried.source)
+            (start, tried.node, tried.address, tried.port): ProbeResult(
+                _reach_state(tried.state), tried.why, tried.source
+            )
             for tried in _call_reach(clients[start], start, token, targets, burst=False)
         }
 

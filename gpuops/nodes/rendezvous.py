@@ -12,6 +12,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
+from gpuops.agent.network.probe import ReachState
 from gpuops.core.errors import NodeError
 
 if TYPE_CHECKING:
@@ -47,7 +48,7 @@ class Peer:
 class ProbeResult:
     """The result of one node's attempt to reach an address and port of another (`reach` in docs/protocol.md)."""
 
-    state: str
+    state: ReachState
     why: str = ""
     source: str = ""
     """The address that the attempt came from."""
@@ -56,7 +57,8 @@ class ProbeResult:
 NetworkPath = tuple[int, int, str, int]
 """(from node, to node, address, port)."""
 PathResults = Mapping[NetworkPath, ProbeResult]
-NO_RESPONSE = ProbeResult("timed-out")
+OTHER_MACHINE = "another machine has this address"
+NO_RESPONSE = ProbeResult(ReachState.TIMED_OUT)
 
 
 @dataclass(frozen=True)
@@ -156,7 +158,7 @@ def _failed_ports(
     results: PathResults, start: int, end: int, address: str, ports: Sequence[int]
 ) -> dict[int, ProbeResult]:
     tried = {port: results.get((start, end, address, port), NO_RESPONSE) for port in ports}
-    return {port: result for port, result in tried.items() if result.state != "ok"}
+    return {port: result for port, result in tried.items() if result.state is not ReachState.OK}
 
 
 def _unreachable_error(peers: Sequence[Peer], results: PathResults, missing: Sequence[int]) -> NodeError:
@@ -186,7 +188,7 @@ def _failure_rank(peers: Sequence[Peer], results: PathResults, node: int, addres
     cut = _nodes_cut_off(peers, results, node, address)
     ports = peers[node].ports
     foreign = sum(
-        failure.state in ("other", "no-route")
+        failure.state in (ReachState.OTHER, ReachState.NO_ROUTE)
         for other in cut
         for failure in _failed_ports(results, other, node, address, ports).values()
     )
@@ -202,10 +204,10 @@ def _explain_failure(
     source = first.source or "its address"
     what = f"node{start} cannot reach node{end} at {address} port {port}"
     known = {
-        "timed-out": "no answer, as where a firewall drops it",
-        "refused": f"refused, though node{end} listens: a firewall rejects it, or another machine has this address",
-        "no-route": f"{first.why or 'no route'}: a firewall rejects it, or no network leads there",
-        "other": "something else answers there: another machine has this address, or something stands in between",
+        ReachState.TIMED_OUT: "no answer, as where a firewall drops it",
+        ReachState.REFUSED: f"refused, though node{end} listens: a firewall rejects it, or {OTHER_MACHINE}",
+        ReachState.NO_ROUTE: f"{first.why or 'no route'}: a firewall rejects it, or no network leads there",
+        ReachState.OTHER: f"something else answers there: {OTHER_MACHINE}, or something stands in between",
     }
     say = f"{what} ({known.get(first.state, first.why or 'it fails')})"
     if through := sorted(set(peers[end].ports) - set(failures)):
@@ -216,7 +218,7 @@ def _explain_failure(
                 return f"{say}, only at {other.address}, which gloo and NCCL cannot use", VPN_HINT
             say = f"{say}, only at {other.address}"
             break
-    if first.state == "other":
+    if first.state is ReachState.OTHER:
         return say, f"give node{end} an address of its own, or {VPN_HINT}"
     return say, f"allow TCP to {address} (node{end}) from {source} (node{start}), all ports"
 

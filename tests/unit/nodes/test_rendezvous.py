@@ -7,6 +7,7 @@ from typing import Any
 
 import pytest
 
+from gpuops.agent.network.probe import ReachState
 from gpuops.core.errors import NodeError
 from gpuops.nodes.rendezvous import (
     Candidate,
@@ -70,7 +71,7 @@ class World:
             for index, names in enumerate(nodes)
         ]
         self.ways: dict[NetworkPath, ProbeResult] = {
-            (start, end, one.address, port): ProbeResult("ok")
+            (start, end, one.address, port): ProbeResult(ReachState.OK)
             for end, party in enumerate(self.parties)
             for start in range(len(nodes))
             if start != end
@@ -83,7 +84,7 @@ class World:
     ) -> World:
         for way in self.ways:
             if way[:3] == (start, end, address) and port in (None, way[3]):
-                self.ways[way] = ProbeResult(state, why, f"10.0.0.{start}")
+                self.ways[way] = ProbeResult(ReachState(state), why, f"10.0.0.{start}")
         return self
 
     def spots(self) -> list[Endpoint]:
