@@ -19,10 +19,10 @@ from gpuops.ledger.rows import RunState
 from gpuops.ledger.store import ClusterRow
 from gpuops.nodes import bootstrap, gpu_shares
 from gpuops.nodes.gpu_shares import MOST_NODES
-from gpuops.nodes.session import ClusterSession, contact_node, machines_of
+from gpuops.nodes.session import ClusterSession, contact_node, machines_of, node_paths
 from gpuops.sync.pull_edits import save_node_edits
 from gpuops.transport.connect import connect
-from gpuops.transport.rpc import NodePaths, UnreachableAgent
+from gpuops.transport.rpc import UnreachableAgent
 
 
 def add_virtual_nodes(ctx: Context, live: ClusterSession, request: RunRequest) -> None:
@@ -65,7 +65,7 @@ def _create_nodes(ctx: Context, live: ClusterSession, wanted: list[Resource], mi
 
 
 def _init_node(ctx: Context, row: ClusterRow, machine: Resource, index: int) -> None:
-    paths = _node_paths(row, machine, index)
+    paths = node_paths(row.name, machine, index)
     connection = connect(machine, index)
     try:
         bootstrap.init(connection, paths.python, paths.agent, paths.node, init_document(ctx, row, machine, index))
@@ -96,7 +96,7 @@ def init_document(ctx: Context, row: ClusterRow, machine: Resource, index: int) 
 
 def find_virtual_nodes(row: ClusterRow, machine: Resource, index: int) -> Resource:
     """A machine as the ledger should know it, told by the folders there. Raises NodeRefused, ConnectionLost."""
-    paths = _node_paths(row, machine, index)
+    paths = node_paths(row.name, machine, index)
     connection = connect(machine, index)
     try:
         there = bootstrap.call_agent_mode(connection, [paths.python, "-I", paths.agent, "nodes", "--root", paths.root])
@@ -120,13 +120,9 @@ def _remove_ended_node(ctx: Context, row: ClusterRow, machine: Resource, index: 
         )
     if said := save_node_edits(ctx, row, machine, index, ctx.progress):
         ctx.out.say(said)
-    paths = _node_paths(row, machine, index)
+    paths = node_paths(row.name, machine, index)
     connection = connect(machine, index)
     try:
         bootstrap.call_agent_mode(connection, paths.argv("end", "--remove"))
     finally:
         connection.close()
-
-
-def _node_paths(row: ClusterRow, machine: Resource, index: int) -> NodePaths:
-    return NodePaths(machine, row.name, index, str(machine.data.get("artefact", "")))

@@ -101,7 +101,7 @@ def contact_cluster(
             return contact_node(row, machines[index], index)
         except NodeError as error:
             failed[index] = error
-            return UnreachableAgent(f"node{index}", _paths(row.name, machines[index], index), error), None, 0.0
+            return UnreachableAgent(f"node{index}", node_paths(row.name, machines[index], index), error), None, 0.0
         finally:
             display.waits("", f"node{index}")
 
@@ -117,7 +117,7 @@ def contact_cluster(
 
 def contact_node(row: ClusterRow, machine: Resource, index: int) -> NodeContact:
     """A conversation with one node. Raises ConnectionLost, NodeRefused."""
-    client = _open_client(_paths(row.name, machine, index), machine, index)
+    client = _open_client(node_paths(row.name, machine, index), machine, index)
     try:
         return client, *_read_hello(row.name, client)
     except BaseException:
@@ -211,7 +211,7 @@ def _with_cluster_hint(row: ClusterRow, error: NodeError) -> NodeError:
 def absent_session(row: ClusterRow, machines: Sequence[Resource], error: NodeError) -> ClusterSession:
     """A session with a cluster none of whose nodes answers: every request raises `error`."""
     nodes = [
-        UnreachableAgent(f"node{index}", _paths(row.name, machine, index), error)
+        UnreachableAgent(f"node{index}", node_paths(row.name, machine, index), error)
         for index, machine in enumerate(machines)
     ]
     return ClusterSession(row, list(machines), [*nodes], [None for _ in nodes], [0.0 for _ in nodes])
@@ -219,10 +219,11 @@ def absent_session(row: ClusterRow, machines: Sequence[Resource], error: NodeErr
 
 def open_programs(row: ClusterRow, machine: Resource, index: int) -> Programs:
     """The agent's bulk programs on one node, whether its agent lives or not. Close its `connection` at the end."""
-    return Programs(connect(machine, index), _paths(row.name, machine, index))
+    return Programs(connect(machine, index), node_paths(row.name, machine, index))
 
 
-def _paths(cluster: str, machine: Resource, index: int) -> NodePaths:
+def node_paths(cluster: str, machine: Resource, index: int) -> NodePaths:
+    """Where the agent of one node lies. Raises NodeError where the provisioner left out how the machine is reached."""
     return NodePaths(machine, cluster, index, str(machine.data.get("artefact", "")))
 
 
