@@ -9,7 +9,6 @@ from __future__ import annotations
 
 import hashlib
 import json
-import os
 import time
 from collections.abc import Iterable, Mapping
 from contextlib import suppress
@@ -18,6 +17,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from gpuops.core.errors import AuthFailed
+from gpuops.core.files import write_atomic
 from gpuops.core.processes import Identity, myself
 from gpuops.core.settings import ACCOUNTS, KEYS
 
@@ -150,11 +150,8 @@ def _refusal_path(home: Path, cluster: int) -> Path:
 
 
 def _write(path: Path, document: Mapping[str, object]) -> None:
-    draft = path.with_name(f"{path.name}.{os.getpid()}.tmp")
     with suppress(OSError):
-        with open(os.open(draft, os.O_WRONLY | os.O_CREAT | os.O_TRUNC, 0o600), "w", encoding="utf-8") as file:
-            json.dump(document, file)
-        draft.replace(path)
+        write_atomic(path, json.dumps(document).encode())
 
 
 def _read(path: Path) -> dict[str, Any]:
