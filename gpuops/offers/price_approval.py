@@ -93,9 +93,14 @@ class PriceApproval:
 
 def confirm_price(ctx: Context, question: str) -> None:
     """Ask a person before money is spent. Raises UsageError without a terminal, or where the answer is no."""
+    confirm_or_refuse(ctx, question, "nothing was created")
+
+
+def confirm_or_refuse(ctx: Context, question: str, kept: str) -> None:
+    """Ask a person. Raises UsageError without a terminal, or where the answer is no, which leaves it at `kept`."""
     require_person(ctx)
     if not ctx.out.confirm(f"{question}: go?"):
-        raise UsageError("not confirmed: nothing was created", "--yes skips the question")
+        raise UsageError(f"not confirmed: {kept}", "--yes skips the question")
 
 
 def require_person(ctx: Context) -> None:

@@ -19,6 +19,7 @@ from gpuops.core.provider import LoadedProvisioner
 from gpuops.core.quota import Quota, QuotaIncrease, QuotaReport
 from gpuops.core.signals import Signals
 from gpuops.offers.billing_account import refuse_dotenv
+from gpuops.offers.price_approval import confirm_or_refuse
 from gpuops.offers.quota_output import (
     describe_calculation,
     describe_increase,
@@ -86,7 +87,8 @@ def request_increase(
     if quota.increases:
         return IncreaseResult(quota, [_already_open(name, quota, quota.increases, now)])
     calculation = describe_calculation(quota, total)
-    confirm_increase(ctx, f"ask {request.provider} for {amount} of {name}{calculation}: go?")
+    if not ctx.yes:
+        confirm_or_refuse(ctx, f"ask {request.provider} for {amount} of {name}{calculation}", "no request was filed")
     filed = ctx.provisioner(request.provider).request_quota(quota, total)
     messages = [f"asked for {amount} of {name}: request {filed.id}, {filed.status}"]
     if filed.wanted != total:  # the provider answered with a request that was open before
@@ -99,16 +101,6 @@ def request_increase(
 def _already_open(name: str, quota: Quota, increases: Sequence[QuotaIncrease], now: float) -> str:
     requests = ", ".join(describe_increase(quota, increase, now) for increase in increases)
     return f"a request for more of {name} is open already: {requests}; no new one was filed"
-
-
-def confirm_increase(ctx: Context, question: str) -> None:
-    """Ask a person before a request is filed. Raises UsageError where no terminal can ask, or the answer is no."""
-    if ctx.yes:
-        return
-    if not ctx.out.interactive:
-        raise UsageError("cannot ask for confirmation: no terminal", "add --yes")
-    if not ctx.out.confirm(question):
-        raise UsageError("not confirmed: no request was filed", "--yes skips the question")
 
 
 def select_quota(report: QuotaReport, request: Request, total: float, code: str | None, market_given: bool) -> Quota:
