@@ -10,11 +10,12 @@ import os
 from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 
+from gpuops import ledger
+
 RUNS_MAX = 50
 """Runs that are offered."""
 LEDGER_TIMEOUT_S = 0.2
 """Seconds to wait for a ledger that another command writes: longer would be felt at the keyboard."""
-LEDGER = "ledger.db"
 
 
 def typed(env: Mapping[str, str], commands: Sequence[str]) -> str | None:
@@ -68,7 +69,7 @@ def _ask(query: str, *values: int) -> list[Sequence[str]]:
 
     home = Path(os.environ.get("GPUOPS_HOME") or Path.home() / ".gpuops")
     try:
-        db = sqlite3.connect(f"{(home / LEDGER).as_uri()}?mode=ro", uri=True, timeout=LEDGER_TIMEOUT_S)
+        db = sqlite3.connect(f"{(home / ledger.FILE).as_uri()}?mode=ro", uri=True, timeout=LEDGER_TIMEOUT_S)
         try:
             return db.execute(query, values).fetchall()
         finally:

@@ -6,6 +6,7 @@ import os
 from collections.abc import Callable, Iterable
 from pathlib import Path
 
+from gpuops import ledger
 from gpuops.cli.terminal.output import Output
 from gpuops.cli.terminal.progress import progress_on
 from gpuops.core.context import Context
@@ -76,7 +77,7 @@ def report_news(ctx: Context, *, orphans: bool = True) -> None:
     A full disk or a ledger that another command holds is printed as a note; the command goes on. `orphans`: whether
     to look for clusters that the ledger does not know. Raises LedgerTooNew.
     """
-    if not (ctx.home / "ledger.db").exists():  # no cluster was ever created, or the ledger was deleted
+    if not (ctx.home / ledger.FILE).exists():  # no cluster was ever created, or the ledger was deleted
         return _report_orphans(ctx, lambda: ()) if orphans else None
     from gpuops.ledger.store import LedgerUnwritable
 

@@ -6,6 +6,7 @@ from pathlib import Path
 
 import typer
 
+from gpuops import ledger
 from gpuops.cli.context import make_context, report_news
 from gpuops.cli.flags import Json
 from gpuops.cli.help import example_help
@@ -25,7 +26,7 @@ def runs(as_json: Json = False) -> None:
 
     ctx, _ = make_context(as_json=as_json)
     report_news(ctx)
-    rows = ctx.ledger.runs() if (ctx.home / "ledger.db").exists() else []
+    rows = ctx.ledger.runs() if (ctx.home / ledger.FILE).exists() else []
     documents = [
         {
             "run": row.name,

@@ -7,6 +7,7 @@ from typing import Annotated
 
 import typer
 
+from gpuops import ledger
 from gpuops.cli.context import make_context, report_news
 from gpuops.cli.flags import Json
 from gpuops.cli.help import example_help
@@ -36,7 +37,7 @@ def status(
             raise typer.Exit(StillBilling.exit_code)
         return
     report_news(ctx)
-    if not (ctx.home / "ledger.db").exists():  # nothing was ever brought up: no need to open anything
+    if not (ctx.home / ledger.FILE).exists():  # nothing was ever brought up: no need to open anything
         ctx.out.result("status", {"clusters": [], "guard_refused": {}}, ["nothing is up"])
         return
     from gpuops.commands.status import cluster_lines, describe_clusters

@@ -8,3 +8,6 @@ database   transactions, and rows read as objects
 rows       a cluster, a run and its facts as objects, and as columns
 schema     the file: opened, made, checked, set aside where it is damaged
 """
+
+FILE = "ledger.db"
+"""In gpuops' own folder. Where it is missing nothing was ever brought up, and nothing need be opened to know that."""

@@ -13,9 +13,9 @@ from functools import partial
 from pathlib import Path
 
 from gpuops.core.errors import LocalDisk, UsageError
+from gpuops.ledger import FILE as FILE
 
 SCHEMA = 1
-FILE = "ledger.db"
 BUSY_S = 30.0
 """How long another command's change is waited for."""
 

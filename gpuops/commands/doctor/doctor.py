@@ -7,6 +7,7 @@ import sys
 from collections.abc import Sequence
 from pathlib import Path
 
+from gpuops import ledger
 from gpuops.clusters.selection import refuse_unfinished
 from gpuops.commands.doctor.checks_computer import computer_findings
 from gpuops.commands.doctor.examine import Place, examine_places, locate
@@ -99,7 +100,7 @@ def _quota_findings(ctx: Context, request: Request) -> list[Finding]:
 
 def find_live_cluster(ctx: Context, name: str) -> ClusterRow:
     """The live cluster of that name. Raises UsageError."""
-    rows = ctx.ledger.clusters() if (ctx.home / "ledger.db").exists() else []
+    rows = ctx.ledger.clusters() if (ctx.home / ledger.FILE).exists() else []
     for row in rows:
         if row.name == name:
             return row
