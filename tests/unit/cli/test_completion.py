@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from gpuops.cli import completion
-from gpuops.ledger import store
 
 
 def test_only_the_command_that_was_typed_is_loaded() -> None:
@@ -13,4 +12,3 @@ def test_only_the_command_that_was_typed_is_loaded() -> None:
     assert [completion.typed({"COMP_WORDS": line}, known) for line in ("gpuops", "gpuops logs", "gpuops x y")] == [
         None
     ] * 3
-    assert store.FILE == completion.LEDGER
