@@ -20,7 +20,7 @@ from gpuops.runs.launch_spec import request_of
 from gpuops.runs.logs.home_tail import Filter, HomeTail, LogTimes, last_output_time
 from gpuops.runs.logs.lines import LineMerger
 from gpuops.runs.monitor import close_at_first_line, follow_with_remarks, show_waiting
-from gpuops.sync.download import mirror
+from gpuops.sync.log_mirror import mirror
 from gpuops.sync.run_folder import RunHome
 
 POLL_INTERVAL_S = 0.2

@@ -20,7 +20,7 @@ from gpuops.runs.launch_spec import request_of
 from gpuops.runs.outcome.node_report import NodeReport, parse_report
 from gpuops.runs.results.collect import Agents, fetch_bucket, fetch_now
 from gpuops.sync import archive
-from gpuops.sync.download import mirror
+from gpuops.sync.log_mirror import mirror
 from gpuops.sync.pull_edits import PulledEdit, pull_edits
 from gpuops.sync.push_record import PushRecord
 from gpuops.sync.restore_snapshots import list_outputs

@@ -22,7 +22,7 @@ from gpuops.ledger.store import ClusterRow, RunRow
 from gpuops.nodes.session import ClusterSession, end_reason, node_has_ended, readmit_this_computer
 from gpuops.runs.launch_spec import request_of
 from gpuops.runs.outcome.node_report import NodeReport, ReasonKind, lost_report, parse_report
-from gpuops.sync.download import STREAM_SILENCE_S, mirror
+from gpuops.sync.log_mirror import STREAM_SILENCE_S, mirror
 from gpuops.sync.run_folder import RunHome
 
 OnBytes = Callable[[int, str, int, bytes], None]

@@ -9,7 +9,8 @@ pull_edits             files that were edited or made on a node come back into t
 restore_snapshots      an earlier run's snapshots go back onto every node (`--resume`)
 run_folder             `runs/<run>/` on this computer
 run_record             what `run.json` holds
-download               mirrors logs, fetches and verifies results
+log_mirror             copies logs while they grow
+download               fetches and verifies results
 download_plan          which file of which node travels, and in which order
 merged_outputs         `out/`: all nodes' files merged into one tree, never over a person's work
 merged_outputs_record  what `out/` holds, from which node

@@ -1,6 +1,6 @@
-"""Download of a run's logs and results: `mirror` copies logs while they grow, `fetch` brings files and verifies them.
+"""Download of a run's results: `fetch` brings files and verifies them.
 
-A fetch lists each node's outputs, decides what must travel (`download_plan`), receives it into a staging folder and
+It lists each node's outputs, decides what must travel (`download_plan`), receives it into a staging folder and
 publishes it in `out/` (`merged_outputs`). A final fetch compares checksums of everything. The files of the other nodes
 are fetched even where one node is lost.
 """
@@ -13,7 +13,7 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, TypeVar
 
-from gpuops.core.errors import ConnectionLost, LocalDisk, MalformedAnswer, NodeError
+from gpuops.core.errors import LocalDisk, MalformedAnswer, NodeError
 from gpuops.core.format import amount, first_few, plural
 from gpuops.core.parallel import on_each
 from gpuops.core.safe_folder import SafeFolder, local_errors, may_come
@@ -27,6 +27,7 @@ from gpuops.sync.download_plan import (
     possible_duplicates,
     split_by_room,
 )
+from gpuops.sync.log_mirror import STREAM_SILENCE_S
 from gpuops.sync.merged_outputs import OutFolder
 from gpuops.sync.merged_outputs_record import Arrival, Stamp
 from gpuops.sync.project_files import printable_path
@@ -36,7 +37,7 @@ from gpuops.transport.rpc import AgentClient
 
 if TYPE_CHECKING:
     from gpuops.core.reporting import Progress
-    from gpuops.transport.schemas import Checksum, LogEnd, LogPiece, OutputListing, ResultDocument
+    from gpuops.transport.schemas import Checksum, OutputListing
 
 
 Received = dict[tuple[int, str], Arrival]
@@ -56,16 +57,12 @@ DEFAULT_OUTS = (
     "**/events.out.tfevents*",
 )
 """Patterns of results without `--out`: what PyTorch, its libraries and Lightning write by default."""
-STREAM_SILENCE_S = 30.0
-"""`tail` and `sums` send something every 5 s: a longer silence is a lost connection."""
 LIST_TIMEOUT_S = 600.0
 """How long a node may take to list its tree."""
 MIN_READ_BYTES_PER_S = 20_000_000
 """Every node reads faster from its disk: checksums that take longer are given up."""
 MAX_SHOWN_CHARS = 200
 """A node's file name is cut to this length in messages."""
-MAX_STREAMS = 10_000
-"""No node has more logs than this; each is a file here."""
 T = TypeVar("T")
 
 
@@ -97,41 +94,6 @@ def receive_files(client: AgentClient, run: str, node: int, files: Mapping[str, 
                     sha256 = folder.create(temp, content, member.size, mtime_ns=stamp[1], on_bytes=on_bytes)
                 reception.received[node, member.name] = Arrival(node, member.name, stamp, sha256, temp)
         finish(channel, client.label)
-
-
-OnBytes = Callable[[int, str, int, bytes], None]
-"""Called with node, stream, offset and data."""
-
-
-def mirror(
-    client: AgentClient, run: str, node: int, home: RunHome, follow: bool, on_bytes: OnBytes
-) -> ResultDocument | None:
-    """Copy a node's logs, each from the offset where it ends here. Returns the node's result, None while it runs.
-
-    Bytes are written at their own offset, so that two mirrors at once write the same bytes to the same place.
-    `on_bytes` is called after each write. Raises ConnectionLost, after which the caller
-    reconnects; NodeRefused, MalformedAnswer; and LocalDisk, which a reconnection does not cure.
-    """
-    offsets = home.offsets(node)
-    stream = client.stream("tail", timeout=STREAM_SILENCE_S, run=run, offsets=dict(offsets), follow=follow)
-    piece: LogPiece
-    for piece in stream:
-        name, offset, data = piece.stream, piece.offset, piece.data
-        if name not in offsets and len(offsets) >= MAX_STREAMS:
-            raise MalformedAnswer(client.label, "to 'tail': more logs than ranks can have")
-        if offset != offsets.get(name, 0):
-            raise MalformedAnswer(client.label, f"{name} from {offset} on, where {offsets.get(name, 0)} was asked for")
-        _write_at(home, home.log_name(node, name), offset, data, client.label)
-        on_bytes(node, name, offset, data)
-        offsets[name] = offset + len(data)
-    last: LogEnd = stream.answer
-    return last.result
-
-
-def _write_at(home: RunHome, log: str, offset: int, data: bytes, label: str) -> None:
-    with local_errors(home.path / log):
-        if not home.folder.write_at(log, offset, data):
-            raise ConnectionLost(f"{log} of {label} became shorter on this computer", "following it again")
 
 
 @dataclass(frozen=True)

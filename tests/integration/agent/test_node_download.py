@@ -10,7 +10,8 @@ import pytest
 
 from gpuops.core.errors import ConnectionLost
 from gpuops.core.reporting import Silent
-from gpuops.sync.download import DEFAULT_OUTS, fetch, mirror
+from gpuops.sync.download import DEFAULT_OUTS, fetch
+from gpuops.sync.log_mirror import mirror
 from gpuops.sync.run_folder import RunHome
 from gpuops.transport.rpc import AgentClient
 

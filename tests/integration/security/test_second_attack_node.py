@@ -21,7 +21,7 @@ from gpuops.commands.doctor.examine import read_document
 from gpuops.core.errors import ConnectionLost, MalformedAnswer
 from gpuops.core.safe_folder import may_come
 from gpuops.nodes import bootstrap
-from gpuops.sync.download import mirror
+from gpuops.sync.log_mirror import mirror
 from gpuops.sync.merged_outputs import OutFolder
 from gpuops.sync.merged_outputs_record import Arrival
 from gpuops.sync.run_folder import RunHome
@@ -215,7 +215,7 @@ def test_a_node_has_so_many_logs(tmp_path: Path, monkeypatch: pytest.MonkeyPatch
         def stream(self, _verb: str, **_args: Any) -> Any:
             return iter(schemas.LogPiece(f"rank{index}.out", 0, b"x") for index in itertools.count())
 
-    monkeypatch.setattr("gpuops.sync.download.MAX_STREAMS", 30)
+    monkeypatch.setattr("gpuops.sync.log_mirror.MAX_STREAMS", 30)
     home, client = RunHome(tmp_path / "runs" / "r1"), cast(AgentClient, Client())
     with pytest.raises(MalformedAnswer, match="more logs than ranks"):
         mirror(client, "r1", 0, home, True, lambda *_: None)

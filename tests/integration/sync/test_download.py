@@ -26,7 +26,8 @@ from gpuops.agent.node import Node, Refusal, write_json
 from gpuops.core.errors import ConnectionLost, GpuopsError, LocalDisk, MalformedAnswer, NodeError, NodeRefused
 from gpuops.core.safe_folder import DISK_RESERVE_BYTES, SafeFolder
 from gpuops.sync import download_plan as outplan
-from gpuops.sync.download import DEFAULT_OUTS, FetchReport, fetch, mirror
+from gpuops.sync.download import DEFAULT_OUTS, FetchReport, fetch
+from gpuops.sync.log_mirror import mirror
 from gpuops.sync.merged_outputs import MEMORY_FILE, OutFolder
 from gpuops.sync.merged_outputs_record import Arrival, Memory, choose_places
 from gpuops.sync.run_folder import RunHome
