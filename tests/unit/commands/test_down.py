@@ -183,7 +183,7 @@ def test_an_interruption_stays_one_where_the_guard_cannot_take_over(
     monkeypatch.setattr("gpuops.commands.down.tear_down", interrupt)
     with pytest.raises(Interrupted) as found:
         down(world, clusters(world), Silent(), force=False)
-    assert "one may still be there, and is not handed to the guard: " in found.value.say
+    assert "one may still be there, and is not handed to the guard: " in found.value.message
     assert guarded == ([] if is_full else ["two"])
     assert found.value.hint == ("gpuops down one two" if is_full else "gpuops down one")
-    assert ("the guard goes on ending two" in found.value.say) is not is_full
+    assert ("the guard goes on ending two" in found.value.message) is not is_full
