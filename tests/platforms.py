@@ -25,6 +25,8 @@ LEFT_OUT: Mapping[str, Mapping[str, str]] = {
         "tests/integration/sync/test_unmatched_files.py": AGENT,
         "tests/integration/sync/test_upload.py": AGENT,
         "tests/integration/sync/test_download.py": AGENT,
+        "tests/integration/sync/test_log_mirror.py": AGENT,
+        "tests/integration/sync/test_run_folder.py": AGENT,
         "tests/unit/security/test_any_input.py": AGENT,
         "tests/integration/transport/test_rpc.py": SHELL,
         "tests/integration/transport/test_bulk_transfer.py": SHELL,

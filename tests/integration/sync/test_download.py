@@ -1,329 +1,29 @@
-"""Results on their way home: real files, the agent's own verbs and its real `send` as a process.
-
-The client here is a stand-in only for the wire: verbs are called in this process, `send` is started
-as a program, and `tail` serves real files and can be cut at a chosen byte.
-"""
+"""Results on their way home: real files, the agent's own verbs and its real `send` as a process."""
 
 from __future__ import annotations
 
-import base64
 import json
 import os
-import random
 import shutil
 import subprocess
 import sys
 import threading
-from collections.abc import Callable, Iterator
 from pathlib import Path
-from types import SimpleNamespace
 from typing import Any
 
 import pytest
 
 from gpuops.agent.files import output_files
-from gpuops.agent.node import Node, Refusal, write_json
-from gpuops.core.errors import ConnectionLost, GpuopsError, LocalDisk, MalformedAnswer, NodeError, NodeRefused
-from gpuops.core.safe_folder import DISK_RESERVE_BYTES, SafeFolder
-from gpuops.sync import download_plan as outplan
-from gpuops.sync.download import DEFAULT_OUTS, FetchReport, fetch
-from gpuops.sync.log_mirror import mirror
+from gpuops.core.errors import ConnectionLost, GpuopsError, MalformedAnswer, NodeError
+from gpuops.core.safe_folder import SafeFolder
+from gpuops.sync.download import FetchReport
 from gpuops.sync.merged_outputs import MEMORY_FILE, OutFolder
-from gpuops.sync.merged_outputs_record import Arrival, Memory, choose_places
+from gpuops.sync.merged_outputs_record import Arrival, Memory
 from gpuops.sync.run_folder import RunHome
-from gpuops.sync.run_record import RunRecord
 from gpuops.transport.connection import ProcessChannel
-from gpuops.transport.rpc import Items, Stream
-from tests.fakes.inprocess import heard
+from tests.integration.sync.node_here import REPOSITORY, Scene
 
-RUN = "digits-1"
 A_PT_NEW = ("out/a.pt.new lies beside a file that was changed here",)
-REPOSITORY = Path(__file__).parents[3]
-SEND = "import sys, gpuops.agent.__main__ as agent; sys.exit(agent.main(sys.argv))"
-
-
-class NodeHere:
-    """A node's folder in tmp_path and the client that talks to it."""
-
-    def __init__(self, folder: Path, index: int) -> None:
-        self.label = f"node{index}"
-        self.node = Node(str(folder / f"n{index}"))
-        self.tree = Path(self.node.tree("project"))
-        self.run = Path(self.node.run(RUN))
-        self.tree.mkdir(parents=True)
-        (self.run / "ranks").mkdir(parents=True)
-        write_json(str(self.run / "spec.json"), {"tree": "project"})
-        write_json(str(self.run / "inventory.json"), {})
-        self.sent: list[list[str]] = []
-        self.before: dict[str, Callable[[], None]] = {}
-        """Something that happens on the node when a verb (or `send`) is asked for, once."""
-        self.cut_after: int | None = None
-        self.result: dict[str, Any] | None = None
-
-    def put(self, path: str, data: bytes, mtime_ns: int | None = None) -> Path:
-        file = self.tree / path
-        file.parent.mkdir(parents=True, exist_ok=True)
-        file.write_bytes(data)
-        if mtime_ns is not None:
-            os.utime(file, ns=(mtime_ns, mtime_ns))
-        return file
-
-    def call(self, verb: str, timeout: float = 60.0, **args: Any) -> Any:
-        stream = self.stream(verb, timeout, **args)
-        for _ in stream:
-            pass
-        return stream.answer
-
-    def stream(self, verb: str, timeout: float | None = None, within: float = 0.0, **args: Any) -> Stream:
-        assert (within > 0) is (verb == "sums"), "what may say for long that it is busy has an end"
-        return Stream(self._items(verb, timeout, args))
-
-    def _items(self, verb: str, timeout: float | None, args: dict[str, Any]) -> Items:
-        self.before.pop(verb, lambda: None)()
-        if verb == "tail":
-            assert timeout
-            assert (args["run"], args["follow"]) == (RUN, True)
-            for piece in self._tail(args["offsets"]):
-                yield heard(self.label, verb, "item", piece)
-            return heard(self.label, verb, "ok", {"result": self.result})
-        items: list[dict[str, Any]] = []
-        try:
-            answer: dict[str, Any] = {"outs": output_files.outs, "sums": output_files.sums}[verb](
-                self.node, args, items.append
-            )
-        except Refusal as refusal:
-            raise NodeRefused(refusal.say, refusal.hint, refusal.kind) from None
-        for item in items:
-            yield heard(self.label, verb, "item", item)
-        return heard(self.label, verb, "ok", answer)
-
-    def _tail(self, offsets: dict[str, int]) -> Iterator[dict[str, Any]]:
-        """Streams in slices of odd sizes, from the client's offsets, until the cut."""
-        left = self.cut_after
-        for stream in sorted(path.name for path in (self.run / "ranks").iterdir()):
-            data = (self.run / "ranks" / stream).read_bytes()
-            offset = offsets.get(stream, 0)
-            while offset < len(data):
-                piece = data[offset : offset + 37]
-                if left is not None and len(piece) > left:
-                    raise ConnectionLost(f"the connection to {self.label} ended")
-                left = None if left is None else left - len(piece)
-                yield {"s": stream, "o": offset, "b64": base64.b64encode(piece).decode()}
-                offset += len(piece)
-
-    def bulk(self, mode: str, *arguments: str) -> ProcessChannel:
-        self.before.pop(mode, lambda: None)()
-        assert mode == "send"
-        channel = ProcessChannel(self.send_argv(*arguments))
-        wrapped = channel.stdin.write
-        channel.stdin.write = lambda data: self._note(data, wrapped)  # type: ignore[method-assign]
-        return channel
-
-    def send_argv(self, *arguments: str) -> list[str]:
-        return [
-            "env",
-            f"PYTHONPATH={REPOSITORY}",
-            sys.executable,
-            "-c",
-            SEND,
-            "send",
-            "--node",
-            self.node.dir,
-            *arguments,
-        ]
-
-    def _note(self, data: Any, write: Callable[[Any], int]) -> int:
-        self.sent.append(json.loads(bytes(data)))
-        return write(data)
-
-
-class Words:
-    """A Progress that remembers."""
-
-    def __init__(self) -> None:
-        self.phases: list[str] = []
-        self.done = 0
-
-    def phase(self, text: str) -> None:
-        self.phases.append(text)
-
-    def advance(self, done_bytes: int, total_bytes: int, label: str) -> None:
-        assert 0 < done_bytes <= total_bytes
-        assert label
-        self.done = done_bytes
-
-    def say(self, text: str) -> None:
-        assert text
-
-    def close(self) -> None:
-        pass
-
-
-class Scene:
-    """Two nodes and a home."""
-
-    def __init__(self, tmp_path: Path) -> None:
-        self.nodes = [NodeHere(tmp_path, 0), NodeHere(tmp_path, 1)]
-        self.home = RunHome(tmp_path / "laptop" / "runs" / RUN)
-        self.words = Words()
-
-    def fetch(self, *, final: bool = False, patterns: tuple[str, ...] = DEFAULT_OUTS) -> FetchReport:
-        clients: Any = dict(enumerate(self.nodes))
-        return fetch(clients, RUN, "project", patterns, self.home, final=final, progress=self.words)
-
-    def out(self) -> dict[str, bytes]:
-        """Every file in out/ but our memory, and incoming/ may not be left."""
-        assert not self.home.incoming.exists()
-        files = [path for path in self.home.out.rglob("*") if path.is_file() and path.name != MEMORY_FILE]
-        return {path.relative_to(self.home.out).as_posix(): path.read_bytes() for path in files}
-
-
-@pytest.fixture
-def scene(tmp_path: Path) -> Scene:
-    return Scene(tmp_path)
-
-
-# --- the folder ------------------------------------------------------------------------------
-
-
-def test_home_is_kept_from_git_and_a_users_gitignore_stays(tmp_path: Path) -> None:
-    home = RunHome(tmp_path / "runs" / RUN)
-    home.create()
-    assert (tmp_path / "runs/.gitignore").read_text() == "*\n"
-    (tmp_path / "runs/.gitignore").write_text("mine\n")
-    home.create()
-    assert (tmp_path / "runs/.gitignore").read_text() == "mine\n"
-    assert home.path == tmp_path / "runs" / RUN
-
-
-def test_the_record_is_replaced_whole(tmp_path: Path) -> None:
-    home = RunHome(tmp_path / "runs" / RUN)
-    home.write_record(RunRecord(run=RUN, kept="x" * 100_000))
-    home.write_record(RunRecord(run=RUN))
-    assert home.read_record() == RunRecord(run=RUN)
-    assert [path.name for path in home.path.iterdir()] == ["run.json"]
-
-
-@pytest.mark.parametrize("stream", ["../../.bashrc", "/etc/passwd", "", "a/b", "..", ".hidden", "rank0.out\n"])
-def test_a_stream_cannot_name_a_file_elsewhere(tmp_path: Path, stream: str) -> None:
-    with pytest.raises(NodeError, match="node0 sent a log named"):
-        RunHome(tmp_path / "runs" / RUN).log(0, stream)
-
-
-# --- logs ------------------------------------------------------------------------------------
-
-
-def write_logs(node: NodeHere, size: int) -> dict[str, bytes]:
-    streams = {name: random.Random(name).randbytes(size) for name in ("rank0.out", "rank0.err", "rank1.out")}
-    streams["events.jsonl"] = b""
-    for name, data in streams.items():
-        (node.run / "ranks" / name).write_bytes(data)
-    return streams
-
-
-def home_logs(home: RunHome, node: int) -> dict[str, bytes]:
-    return {path.name: path.read_bytes() for path in (home.path / "logs" / f"node{node}").iterdir()}
-
-
-def ignore(*_: Any) -> None:
-    pass
-
-
-def follow(node: Any, home: RunHome, on_bytes: Any = ignore) -> dict[str, Any] | None:
-    return mirror(node, RUN, 1, home, True, on_bytes)
-
-
-def test_a_mirror_is_the_same_bytes_and_gives_the_result(scene: Scene) -> None:
-    node = scene.nodes[1]
-    logs = write_logs(node, 1000)
-    del logs["events.jsonl"]  # not a byte was written to it
-    node.result = {"outcome": "done", "reason": {"kind": "launcher"}, "ranks": []}
-    heard: dict[str, bytes] = {}
-
-    def on_bytes(index: int, stream: str, offset: int, data: bytes) -> None:
-        assert index == 1
-        assert offset == len(heard.get(stream, b""))
-        heard[stream] = heard.get(stream, b"") + data
-
-    assert follow(node, scene.home, on_bytes) == node.result
-    assert home_logs(scene.home, 1) == heard == logs
-
-
-def test_a_run_that_lives_has_no_result(scene: Scene) -> None:
-    assert follow(scene.nodes[1], scene.home) is None
-
-
-def test_cut_at_any_byte_and_resumed_nothing_is_lost_or_doubled(scene: Scene) -> None:
-    node = scene.nodes[1]
-    logs = write_logs(node, 2000)
-    del logs["events.jsonl"]
-    heard: list[tuple[str, int, int]] = []
-    chance, cuts = random.Random(7), 0
-    while True:
-        node.cut_after = chance.randrange(400)
-        try:
-            follow(node, scene.home, lambda _n, s, o, d: heard.append((s, o, o + len(d))))
-            break
-        except ConnectionLost:
-            cuts += 1
-    assert cuts > 10
-    assert home_logs(scene.home, 1) == logs
-    for stream in logs:
-        spans = [(start, end) for name, start, end in heard if name == stream]
-        assert [start for start, _ in spans] == [0, *(end for _, end in spans[:-1])]
-
-
-def test_mirrors_at_once_write_the_same_file(scene: Scene) -> None:
-    node = scene.nodes[1]
-    logs = write_logs(node, 20_000)
-    del logs["events.jsonl"]
-    errors: list[BaseException] = []
-
-    def one(seed: int) -> None:
-        mine, chance = NodeHereAgain(node), random.Random(seed)
-        for _ in range(5000):
-            mine.cut_after = chance.randrange(3000)
-            try:
-                follow(mine, scene.home)
-                return
-            except ConnectionLost:
-                pass
-            except BaseException as error:
-                errors.append(error)
-                return
-
-    threads = [threading.Thread(target=one, args=(seed,)) for seed in range(4)]
-    for thread in threads:
-        thread.start()
-    for thread in threads:
-        thread.join(600)
-    assert errors == []
-    assert home_logs(scene.home, 1) == logs
-
-
-class NodeHereAgain(NodeHere):
-    """A second client of the same node."""
-
-    def __init__(self, other: NodeHere) -> None:
-        self.__dict__.update(other.__dict__)
-
-
-def test_a_log_that_became_shorter_at_home_gets_no_hole(scene: Scene) -> None:
-    node = scene.nodes[1]
-    logs = write_logs(node, 1000)
-    log = scene.home.log(1, "rank0.out")
-
-    def truncate(_node: int, stream: str, offset: int, _data: bytes) -> None:
-        if stream == "rank0.out" and offset == 370:
-            os.truncate(log, 5)
-
-    with pytest.raises(ConnectionLost, match=r"rank0\.out of node1 became shorter"):
-        follow(node, scene.home, truncate)
-    follow(node, scene.home)
-    assert log.read_bytes() == logs["rank0.out"]
-
-
-# --- what the run made -----------------------------------------------------------------------
 
 
 def test_new_files_come_home_with_their_time_and_only_once(scene: Scene) -> None:
@@ -692,30 +392,12 @@ def test_a_backslash_is_part_of_a_name(scene: Scene, name: str) -> None:
     assert scene.out() == {name: b"weights", "other.pt": b"more"}
 
 
-@pytest.mark.parametrize("name", ["runs", f"runs/{RUN}", f"runs/{RUN}/out"])
-def test_a_file_where_the_home_should_be_is_one_sentence(tmp_path: Path, name: str) -> None:
-    home = RunHome(tmp_path / "runs" / RUN)
-    (tmp_path / name).parent.mkdir(parents=True, exist_ok=True)
-    (tmp_path / name).write_text("in the way")
-    with pytest.raises(GpuopsError, match="cannot write to"):
-        home.create()
-
-
 def test_a_disk_that_cannot_be_written_is_one_sentence(scene: Scene) -> None:
     scene.nodes[0].put("a.pt", b"x")
     scene.home.create()
     scene.home.incoming.write_text("in the way")
     with pytest.raises(GpuopsError, match=r"cannot write to .*incoming"):
         scene.fetch()
-
-
-def test_a_full_disk_here_is_said_and_no_nodes_failure(scene: Scene, monkeypatch: pytest.MonkeyPatch) -> None:
-    write_logs(scene.nodes[1], 100)
-    monkeypatch.setattr("shutil.disk_usage", lambda _: SimpleNamespace(free=DISK_RESERVE_BYTES + 30))
-    with pytest.raises(LocalDisk, match="this computer's disk is full: cannot write to") as caught:
-        follow(scene.nodes[1], scene.home)
-    assert not isinstance(caught.value, NodeError)
-    assert caught.value.exit_code == 4
 
 
 def test_fetches_at_once_leave_each_file_once(scene: Scene) -> None:
@@ -784,37 +466,6 @@ def test_killed_between_any_two_renames_nothing_looks_like_a_persons(scene: Scen
         scene.nodes[0].put(name, b"third")
     assert scene.fetch(final=True).conflicts == ()
     assert scene.out() == {"a.pt": b"third", "b.pt": b"third"}
-
-
-# --- what is decided without a disk -----------------------------------------------------------
-
-
-@pytest.mark.parametrize(
-    ("sums", "expected"),
-    [
-        ({0: "A"}, {"A": "p"}),
-        ({2: "A"}, {"A": "p"}),
-        ({0: "A", 1: "A", 2: "A"}, {"A": "p"}),
-        ({0: "A", 1: "B"}, {"A": "p", "B": "node1/p"}),
-        ({1: "B", 2: "B", 0: "A"}, {"A": "p", "B": "node1/p"}),
-        ({0: "A", 1: "B", 2: "A", 3: "C"}, {"A": "p", "B": "node1/p", "C": "node3/p"}),
-    ],
-)
-def test_which_bytes_have_which_place(sums: dict[int, str], expected: dict[str, str]) -> None:
-    assert choose_places("p", sums) == expected
-
-
-def test_batches_are_bounded_and_keep_a_path_together(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(outplan, "MAX_BATCH_BYTES", 10)
-    todo: outplan.Todo = {"a": {0: (6, 1), 1: (6, 1)}, "b": {0: (4, 1)}, "c": {0: (4, 1)}, "d": {0: (4, 1)}}
-    assert [sorted(batch) for batch in outplan.batches(todo)] == [["a"], ["b", "c"], ["d"]]
-    monkeypatch.setattr(outplan, "MAX_BATCH_FILES", 1)
-    assert [sorted(batch) for batch in outplan.batches(todo)] == [["a"], ["b"], ["c"], ["d"]]
-
-
-def test_only_what_may_be_equal_is_summed_on_the_node() -> None:
-    batch: outplan.Todo = {"alone": {0: (5, 1)}, "other": {0: (5, 1), 1: (6, 1)}, "same": {0: (5, 1), 1: (5, 2)}}
-    assert outplan.possible_duplicates(batch, Memory()) == {0: ["same"], 1: ["same"]}
 
 
 def test_memory_survives_its_file(scene: Scene) -> None:
