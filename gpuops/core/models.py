@@ -168,6 +168,16 @@ class Problem:
 
 
 @dataclass(frozen=True)
+class MachineEnd:
+    """What a provider says of a machine's end."""
+
+    say: str = ""
+    preempted: bool = False
+    by: str = ""
+    """The provider as people call it; empty where it gives no name."""
+
+
+@dataclass(frozen=True)
 class Resource:
     """Anything of ours at a provider. A machine is a resource of kind `machine`.
 
@@ -247,6 +257,13 @@ class Resource:
         """Why a machine ended, in its provider's words; empty where it does not say."""
         default = "its provider took it back" if self.status is MachineStatus.PREEMPTED else ""
         return str(self.data.get("why_ended") or default)
+
+    @property
+    def end(self) -> MachineEnd | None:
+        """What its provider says of a machine's end; None where it says nothing."""
+        if self.status is MachineStatus.PREEMPTED:
+            return MachineEnd(self.why_ended, preempted=True, by=str(self.data.get("by") or ""))
+        return MachineEnd(self.why_ended) if self.why_ended else None
 
 
 @dataclass(frozen=True)

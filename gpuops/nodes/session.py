@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any, TypeVar, cast
 from gpuops.agent.wire_format import PROTOCOL
 from gpuops.core.context import Context
 from gpuops.core.errors import ConnectionLost, GpuopsError, MalformedAnswer, NodeError, NodeRefused
-from gpuops.core.models import Lease, MachineStatus, Resource
+from gpuops.core.models import Lease, Resource
 from gpuops.core.parallel import on_each
 from gpuops.core.provider import Provisioner, is_rented
 from gpuops.core.reporting import Progress, Silent
@@ -285,15 +285,6 @@ def rented_machine_ended(ctx: Context, row: ClusterRow, machine: Resource) -> bo
         return is_rented(provider) and provider.describe(machine).status.has_ended
     except GpuopsError:
         return False
-
-
-def end_reason(machine: Resource) -> dict[str, Any]:
-    """What its provider says of a machine's end, as it goes into the reason of a lost run: `say`, and `reclaimed` with
-    `by`, its provider's name where it gives one; {} where it says nothing."""
-    if machine.status is MachineStatus.PREEMPTED:
-        by = {"by": str(machine.data["by"])} if machine.data.get("by") else {}
-        return {"reclaimed": True, **by, "say": machine.why_ended}
-    return {"say": machine.why_ended} if machine.why_ended else {}
 
 
 def watchdogs_ended(ctx: Context, row: ClusterRow) -> bool:

@@ -9,17 +9,16 @@ from __future__ import annotations
 
 import threading
 from collections import Counter
-from collections.abc import Callable, Mapping, Sequence
-from typing import Any
+from collections.abc import Callable, Sequence
 
 from gpuops.core.context import Context
 from gpuops.core.errors import ConnectionLost, GpuopsError, MalformedAnswer, NodeError, NodeRefused
 from gpuops.core.format import span
-from gpuops.core.models import Resource
+from gpuops.core.models import MachineEnd, Resource
 from gpuops.core.polling import Clock
 from gpuops.core.provider import Provisioner
 from gpuops.ledger.store import ClusterRow, RunRow
-from gpuops.nodes.session import ClusterSession, end_reason, node_has_ended, readmit_this_computer
+from gpuops.nodes.session import ClusterSession, node_has_ended, readmit_this_computer
 from gpuops.runs.launch_spec import request_of
 from gpuops.runs.outcome.node_report import NodeReport, ReasonKind, lost_report, parse_report
 from gpuops.sync.log_mirror import STREAM_SILENCE_S, mirror
@@ -56,7 +55,7 @@ class Follower:
 
     `node_count` is how many of the cluster's nodes the run uses. `machine_has_ended(i)` is called when node i is
     unreachable: True means that its provider reports the machine as ended; `termination_details(i)` then returns what
-    else the provider reports (`say`, `reclaimed`). `admit_this_computer` is called when a node stays unreachable: this
+    else the provider reports. `admit_this_computer` is called when a node stays unreachable: this
     computer may have a new address, which the provider's firewall does not know. No method raises.
     """
 
@@ -71,7 +70,7 @@ class Follower:
         say: Callable[[str], None],
         clock: Clock,
         machine_has_ended: Callable[[int], bool],
-        termination_details: Callable[[int], Mapping[str, Any]] = lambda _: {},
+        termination_details: Callable[[int], MachineEnd | None] = lambda _: None,
         admit_this_computer: Callable[[], object] = lambda: None,
     ) -> None:
         self.session = session
@@ -219,7 +218,7 @@ class Follower:
         at once."""
         details = self._termination_details(index)
         if details:
-            self._say(f"node{index} is gone: {details['say']}")
+            self._say(f"node{index} is gone: {details.say}")
         return lost_report(index, say, ReasonKind.ENDED, details)
 
     def _reconnect(self, index: int, since: float, error: GpuopsError) -> NodeReport | None:
@@ -295,11 +294,11 @@ def make_follower(
     )
 
 
-def _termination_details(provider: Provisioner, machine: Resource) -> Mapping[str, Any]:
+def _termination_details(provider: Provisioner, machine: Resource) -> MachineEnd | None:
     try:
-        return end_reason(provider.describe(machine))
+        return provider.describe(machine).end
     except GpuopsError:
-        return {}
+        return None
 
 
 class _Admission:

@@ -7,7 +7,7 @@ from dataclasses import asdict, dataclass, field, fields, replace
 from typing import Any
 
 from gpuops.core.format import SCHEMA
-from gpuops.core.models import Payer
+from gpuops.core.models import MachineEnd, Payer
 from gpuops.core.run_models import Verdict
 from gpuops.ledger.rows import RunFacts
 
@@ -116,10 +116,11 @@ class RunRecord:
         """The same with what is known of the preemptions before it."""
         return replace(self, facts=RunFacts({**self.facts, "retries": losses}))
 
-    def end_reason(self, node: int) -> Mapping[str, Any]:
-        """Why the run ended on a node, in the protocol's keys."""
+    def machine_end(self, node: int) -> MachineEnd:
+        """Whether a node was preempted, as the first judgement knew it; its provider cannot be asked any more."""
         reason = self.nodes_ended.get(str(node), {}).get("reason")
-        return reason if isinstance(reason, Mapping) else {}
+        known = reason if isinstance(reason, Mapping) else {}
+        return MachineEnd(preempted=bool(known.get("reclaimed")), by=str(known.get("by") or ""))
 
 
 KEYS = {"schema", "rented", *(one.name for one in fields(RunRecord))} - {"is_rented", "facts"}

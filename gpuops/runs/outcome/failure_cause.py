@@ -9,9 +9,8 @@ torch 2.13 with gloo on two nodes; NCCL's are those of its source.
 from __future__ import annotations
 
 import re
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Iterable, Iterator
 from dataclasses import dataclass, replace
-from typing import Any
 
 from gpuops.agent.run_documents import Outcome
 from gpuops.runs.outcome import suggested_fixes
@@ -154,7 +153,7 @@ def extract_exception(tail: str) -> str:
 
 def last_output(rank: RankReport) -> str:
     """The last lines of a rank's stderr, or the message that `@record` kept, or what it printed last."""
-    return rank.tail.rstrip() or _recorded_traceback(rank.error) or rank.out.rstrip()
+    return rank.tail.rstrip() or rank.traceback or rank.out.rstrip()
 
 
 def drop_repeated_tracebacks(text: str) -> str:
@@ -266,15 +265,6 @@ def _root_cause(report: NodeReport) -> tuple[int | None, int]:
     """The rank that failed first and its exit code (negative: a signal), from torchrun's own report."""
     match = _ROOT_CAUSE.search(report.tail)
     return (int(match[1]), int(match[2])) if match else (None, 0)
-
-
-def _recorded_traceback(error: Mapping[str, Any] | None) -> str:
-    match error:
-        case {"message": {"extraInfo": {"py_callstack": str(trace)}}} if trace:
-            return trace.rstrip()
-        case {"message": {"message": str(words)}} | {"message": str(words)}:
-            return words.rstrip()
-    return ""
 
 
 def _end_time(death: Death) -> float:

@@ -11,6 +11,7 @@ from enum import Enum, StrEnum
 from typing import Any, Self
 
 from gpuops.agent.run_documents import Outcome
+from gpuops.core.models import MachineEnd
 
 
 class ReasonKind(StrEnum):
@@ -96,8 +97,8 @@ class RankReport:
     """It ended after the node had begun to stop the run."""
     tail: str = ""
     """The last lines of its stderr."""
-    error: Mapping[str, Any] | None = None
-    """torch's error.json, when the script uses `@record`."""
+    traceback: str = ""
+    """By torch's error.json, when the script uses `@record`."""
     out: str = ""
     """The last lines of its stdout, fewer of them."""
 
@@ -173,7 +174,6 @@ def _reason(document: Mapping[str, Any], launcher_signal: int | None) -> Reason:
 
 
 def _rank_report(node: int, document: Mapping[str, Any]) -> RankReport:
-    error = document.get("error")
     return RankReport(
         rank=document["rank"],
         node=node,
@@ -186,19 +186,32 @@ def _rank_report(node: int, document: Mapping[str, Any]) -> RankReport:
         oom=bool(document.get("oom")),
         after_stop=bool(document.get("after_stop")),
         tail=document.get("tail") or "",
-        error=error if isinstance(error, Mapping) else None,
+        traceback=_recorded_traceback(document.get("error")),
         out=document.get("out") or "",
     )
 
 
-def lost_report(node: int, say: str, kind: ReasonKind, ending: Mapping[str, Any] | None = None) -> NodeReport:
-    """The report of a node that cannot give its own. `ending`: what its provider says of its end, in the protocol's
-    keys (`say`, `reclaimed`, `by`); its sentence replaces `say`.
+def _recorded_traceback(error: object) -> str:
+    """The traceback, or what else was said, of torch's error.json."""
+    match error:
+        case {"message": {"extraInfo": {"py_callstack": str(trace)}}} if trace:
+            return trace.rstrip()
+        case {"message": {"message": str(words)}} | {"message": str(words)}:
+            return words.rstrip()
+    return ""
+
+
+def lost_report(node: int, say: str, kind: ReasonKind, end: MachineEnd | None = None) -> NodeReport:
+    """The report of a node that cannot give its own. `end`: what its provider says of its machine's end; its
+    sentence replaces `say`.
     """
+    end = end or MachineEnd()
+    preempted = {"reclaimed": True} if end.preempted else {}
+    by = {"by": end.by} if end.by else {}
     document = {
         "node": node,
         "outcome": Outcome.LOST.value,
-        "reason": {"kind": kind.value, "say": say, **(ending or {})},
+        "reason": {"kind": kind.value, "say": end.say or say, **preempted, **by},
         "started": None,
         "ended": None,
         "launcher": {"code": None, "signal": None},

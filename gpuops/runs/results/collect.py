@@ -13,18 +13,18 @@ import threading
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 from gpuops.core.context import Context
 from gpuops.core.errors import GpuopsError, Interrupted, MalformedAnswer, NodeError
 from gpuops.core.format import amount
-from gpuops.core.models import Resource
+from gpuops.core.models import MachineEnd, Resource
 from gpuops.core.parallel import on_each
 from gpuops.core.polling import Poller
 from gpuops.core.reporting import Progress
 from gpuops.core.sink import BucketSink, SinkProgress, SinkStatus
 from gpuops.ledger.store import ClusterRow, RunRow
-from gpuops.nodes.session import ClusterSession, absent_session, end_reason, node_has_ended, nodes_of
+from gpuops.nodes.session import ClusterSession, absent_session, node_has_ended, nodes_of
 from gpuops.runs.launch_spec import request_of
 from gpuops.runs.outcome.node_report import NodeReport, ReasonKind, lost_report, parse_report
 from gpuops.runs.outcome.run_outcome import BucketFetch, Evidence, FinalFetch, classify_nodes, join_sentences
@@ -131,7 +131,7 @@ class EarlierReports:
         reports = {
             index: parse_report(index, documents[index])
             if index in documents
-            else lost_report(index, f"node{index} kept nothing", ReasonKind.ENDED, _earlier_preemption(record, index))
+            else lost_report(index, f"node{index} kept nothing", ReasonKind.ENDED, record.machine_end(index))
             for index in range(request_of(row).nodes)
         }
         sink_states = {
@@ -142,13 +142,6 @@ class EarlierReports:
 
     def release(self, row: RunRow) -> None:
         """No agent is there to be released."""
-
-
-def _earlier_preemption(record: RunRecord, index: int) -> dict[str, Any]:
-    """That a node was preempted, as the first judgement knew it ; its provider cannot be asked any
-    more."""
-    reason = record.end_reason(index)
-    return {name: reason[name] for name in ("reclaimed", "by") if name in reason}
 
 
 Source = Agents | Disks | EarlierReports
@@ -195,10 +188,10 @@ def release(live: ClusterSession, row: RunRow) -> None:
 
 
 def unreachable_reports(
-    row: RunRow, error: NodeError, *, ended: bool, endings: Mapping[int, Mapping[str, Any]]
+    row: RunRow, error: NodeError, *, ended: bool, endings: Mapping[int, MachineEnd | None]
 ) -> dict[int, NodeReport]:
     """Reports for a run none of whose nodes answers. `ended`: their provider says that the machines have;
-    `endings`: and how (`nodes.session.end_reason`)."""
+    `endings`: and how."""
     nonsense = isinstance(error, MalformedAnswer)
     kind = ReasonKind.ENDED if ended else ReasonKind.NONSENSE if nonsense else ReasonKind.UNREACHABLE
     return {
@@ -206,11 +199,11 @@ def unreachable_reports(
     }
 
 
-def _describe_endings(ctx: Context, row: ClusterRow, machines: Sequence[Resource]) -> dict[int, dict[str, Any]]:
+def _describe_endings(ctx: Context, row: ClusterRow, machines: Sequence[Resource]) -> dict[int, MachineEnd | None]:
     """What their provider says of how machines ended; empty where it does not answer."""
     with suppress(GpuopsError):
         provider = ctx.provisioner_of(row)
-        return {index: end_reason(provider.describe(machine)) for index, machine in enumerate(machines)}
+        return {index: provider.describe(machine).end for index, machine in enumerate(machines)}
     return {}
 
 

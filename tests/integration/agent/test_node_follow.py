@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING, Any, cast
 import pytest
 
 from gpuops.core.errors import ConnectionLost, NodeRefused
+from gpuops.core.models import MachineEnd
 from gpuops.core.polling import Clock
 from gpuops.runs import follow
 from gpuops.runs.follow import Follower
@@ -176,11 +177,11 @@ def test_what_its_provider_says_of_its_end_comes_first(node: RealNode, make: Cal
     node.python("r-1", COUNT)
     live, said = Ended(node), list[str]()
     live.clients[0].close()
-    told = {"reclaimed": True, "say": "AWS took it back"}
+    told = MachineEnd("AWS took it back", preempted=True)
     result = ended(
         make(live=live, machine_has_ended=lambda _: True, termination_details=lambda _: told, say=said.append)
     )
-    assert result["reason"] == {"kind": "gone", **told}
+    assert result["reason"] == {"kind": "gone", "say": told.say, "reclaimed": True}
     assert said == ["node0 is gone: AWS took it back"]
     node.result("r-1")
 

@@ -13,7 +13,7 @@ import pytest
 
 from gpuops.core.context import Context
 from gpuops.core.errors import AuthFailed, ConnectionLost, MalformedAnswer, NodeRefused, UsageError
-from gpuops.core.models import Lease, Resource
+from gpuops.core.models import Lease, MachineEnd, Resource
 from gpuops.core.polling import Clock
 from gpuops.core.processes import Identity
 from gpuops.core.reporting import Silent
@@ -336,7 +336,7 @@ def test_a_node_that_was_taken_back_and_kept_nothing_is_remembered_so(
     monkeypatch.setattr("gpuops.sync.archive.fetch_archives", lambda *_: ({}, []))
     live, row, results = a_run_that_lost_a_node(world)
     taken = lost_report(
-        0, "node0 ended without a word", ReasonKind.ENDED, {"reclaimed": True, "by": "AWS", "say": "AWS took it back"}
+        0, "node0 ended without a word", ReasonKind.ENDED, MachineEnd("AWS took it back", preempted=True, by="AWS")
     )
     end = conclude(world, live, row, {**results, 0: taken})
     assert end.verdict.outcome == "reclaimed"
@@ -383,7 +383,7 @@ def test_without_what_is_in_the_bucket_nothing_is_begun_anew(
         world.ledger.set_run(row.id, request={**row.request, "nodes": 2})
         row = world.ledger.run(row.id)
     taken = lost_report(
-        0, "node0 ended without a word", ReasonKind.ENDED, {"reclaimed": True, "by": "AWS", "say": "AWS took it back"}
+        0, "node0 ended without a word", ReasonKind.ENDED, MachineEnd("AWS took it back", preempted=True, by="AWS")
     )
     results = {0: taken, 1: {**said, "node": 1}} if talks else {0: taken}
     end = conclude(world, ClusterSession(cluster, [], cast("Any", [Keeping("safe")] * 2)), row, results)

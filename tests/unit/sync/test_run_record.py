@@ -8,7 +8,7 @@ from typing import Any
 
 import pytest
 
-from gpuops.core.models import Payer
+from gpuops.core.models import MachineEnd, Payer
 from gpuops.core.run_models import Verdict, VerdictOutcome
 from gpuops.ledger.rows import RunFacts
 from gpuops.sync.run_record import RunRecord
@@ -29,7 +29,7 @@ WHOLE = RunRecord(
     home="/p/runs/toy-1",
     missing="",
     facts=RunFacts(provider="aws", nodes=2),
-    nodes_ended={"1": {"outcome": "lost", "reason": {"kind": "reclaim", "reclaimed": True}}},
+    nodes_ended={"1": {"outcome": "lost", "reason": {"kind": "reclaim", "reclaimed": True, "by": "AWS"}}},
     kept="safe in s3://b/toy-1",
     left_behind="big.bin",
     progress={"step": 7, "saved": 5},
@@ -65,7 +65,6 @@ def test_what_is_damaged_counts_as_not_known(key: str, value: Any, field: str) -
     assert record == dataclasses.replace(WHOLE, **{field: getattr(RunRecord(), field)})
 
 
-def test_why_a_run_ended_on_a_node() -> None:
-    assert WHOLE.end_reason(1)["reclaimed"] is True
-    assert dict(WHOLE.end_reason(0)) == {}
-    assert dict(RunRecord(nodes_ended={"1": {"reason": "lost"}}).end_reason(1)) == {}
+def test_who_took_a_machine_back() -> None:
+    assert WHOLE.machine_end(1) == MachineEnd(preempted=True, by="AWS")
+    assert WHOLE.machine_end(0) == RunRecord(nodes_ended={"1": {"reason": "lost"}}).machine_end(1) == MachineEnd()
