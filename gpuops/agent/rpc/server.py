@@ -84,7 +84,11 @@ class Server:
         """Accept until the process ends."""
         while True:
             connection = accept_connection(self._socket)
-            threading.Thread(target=Conversation(self._node, connection).listen, daemon=True).start()
+            try:
+                threading.Thread(target=Conversation(self._node, connection).listen, daemon=True).start()
+            except RuntimeError as error:
+                log(f"no client can be served: {error}")  # no more threads; the next client may find one
+                connection.close()
 
 
 def accept_connection(listener: socket.socket, sleep: Callable[[float], None] = time.sleep) -> socket.socket:
