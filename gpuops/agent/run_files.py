@@ -18,22 +18,22 @@ from gpuops.agent.node import Node, Refusal, log, open_append, read_json, remove
 from gpuops.agent.processes import Marker
 from gpuops.agent.run_documents import LaunchSpec, RankRecord, Reason
 
-TAIL_LINES = 40
-TAIL_BYTES = 8192
+MAX_TAIL_LINES = 40
+MAX_TAIL_BYTES = 8192
 COMMAND_TAIL_FACTOR = 4
 """How much longer the tail of a plain command is: everything it starts writes there, and a launcher of its own
 (torchrun) writes more after the important words than one rank does."""
-RESULT = "result.json"
-PROGRESS = "progress.json"
-PROGRESS_BYTES = 4096
-SNAPSHOT = "snapshot"
+RESULT_FILE = "result.json"
+PROGRESS_FILE = "progress.json"
+MAX_PROGRESS_BYTES = 4096
+SNAPSHOT_FILE = "snapshot"
 """Appears, or gets another mtime, when a snapshot is requested (run.snapshot_request)."""
-TIMES = "times.jsonl"
+TIMES_FILE = "times.jsonl"
 MIN_TIMES_INTERVAL_S = 1.0
 TIMES_PER_AGE = 3600.0
 """The interval grows to this fraction of the run's age, so that the file of a day's run stays below some MB."""
-_OF_THE_RUN = ("launcher.out", "launcher.err", "events.jsonl", TIMES)
-_NOT_OUTPUT = ("events.jsonl", TIMES)
+_OF_THE_RUN = ("launcher.out", "launcher.err", "events.jsonl", TIMES_FILE)
+_NOT_OUTPUT = ("events.jsonl", TIMES_FILE)
 _RANK_FILE = re.compile(r"([0-9]+)\.(out|err)")
 _unwritten_results: dict[str, dict[str, Any]] = {}
 """Results that could not be written, by the run's folder: this machine's disk may be full."""
@@ -64,7 +64,7 @@ def run_markers(node: Node) -> list[Marker]:
 def write_result(folder: str, document: dict[str, Any]) -> None:
     """Write how the run ended; in memory where the disk is full."""
     try:
-        write_json(os.path.join(folder, RESULT), document)
+        write_json(os.path.join(folder, RESULT_FILE), document)
         _unwritten_results.pop(folder, None)
     except OSError as error:
         _unwritten_results[folder] = document
@@ -73,14 +73,14 @@ def write_result(folder: str, document: dict[str, Any]) -> None:
 
 def read_result(folder: str) -> dict[str, Any] | None:
     """How the run ended; None while it has not ended."""
-    document: dict[str, Any] | None = _unwritten_results.get(folder) or read_json(os.path.join(folder, RESULT))
+    document: dict[str, Any] | None = _unwritten_results.get(folder) or read_json(os.path.join(folder, RESULT_FILE))
     return document
 
 
 def remove_result(folder: str) -> None:
     """Remove the result of an earlier attempt."""
     _unwritten_results.pop(folder, None)
-    remove_file(os.path.join(folder, RESULT))
+    remove_file(os.path.join(folder, RESULT_FILE))
 
 
 def read_end_reason(folder: str) -> Reason | None:
@@ -130,9 +130,9 @@ def list_streams(folder: str) -> dict[str, str]:
 
 def read_progress(folder: str) -> dict[str, float] | None:
     """The numbers, by name, in the document that the run's program last wrote to `$GPUOPS_PROGRESS`; None without."""
-    path = os.path.join(folder, PROGRESS)
+    path = os.path.join(folder, PROGRESS_FILE)
     try:
-        if os.path.getsize(path) > PROGRESS_BYTES:
+        if os.path.getsize(path) > MAX_PROGRESS_BYTES:
             return None
     except OSError:
         return None
@@ -154,11 +154,11 @@ def read_last_lines(path: str, factor: int = 1) -> str:
     """The last 40 lines of a file, at most 8 KiB; both limits times `factor`."""
     try:
         with open(path, "rb") as file:
-            file.seek(max(0, os.fstat(file.fileno()).st_size - factor * TAIL_BYTES))
+            file.seek(max(0, os.fstat(file.fileno()).st_size - factor * MAX_TAIL_BYTES))
             text = file.read().decode("utf-8", errors="replace")
     except OSError:
         return ""
-    return "".join(text.splitlines(keepends=True)[-factor * TAIL_LINES :])
+    return "".join(text.splitlines(keepends=True)[-factor * MAX_TAIL_LINES :])
 
 
 def record_event(folder: str, kind: str, **data: Any) -> None:
@@ -195,6 +195,6 @@ class OutputTimes:
         self._sizes.update(grown)
         try:
             if grown:
-                append_line(os.path.join(self._folder, TIMES), json.dumps({"at": round(now, 2), "sizes": grown}))
+                append_line(os.path.join(self._folder, TIMES_FILE), json.dumps({"at": round(now, 2), "sizes": grown}))
         except OSError:
             pass  # a full disk: the output itself matters more

@@ -7,26 +7,32 @@ from typing import Any, Sequence
 
 from gpuops.agent.checkup.site import ProgramResult, Site
 
-BASIC = ("index", "name", "memory.total", "driver_version")
-USEFUL = (*BASIC, "compute_cap", "memory.used", "ecc.errors.uncorrected.volatile.total", "mig.mode.current")
+BASIC_COLUMNS = ("index", "name", "memory.total", "driver_version")
+ALL_COLUMNS = (
+    *BASIC_COLUMNS,
+    "compute_cap",
+    "memory.used",
+    "ecc.errors.uncorrected.volatile.total",
+    "mig.mode.current",
+)
 """An nvidia-smi that does not know one of these columns prints none of them."""
 PCI_VENDOR_NVIDIA = "0x10de"
 PCI_CLASS_DISPLAY = "0x03"
-MESSAGE_CHARACTERS = 2000
+MAX_MESSAGE_CHARACTERS = 2000
 """How much of a failing program's output is kept."""
 
 
 def describe_nvidia(site: Site) -> dict[str, Any]:
     """What nvidia-smi prints (`smi`: None where it is not installed), and what can be seen without it."""
     program = site.which("nvidia-smi")
-    ran = _query(site, program, USEFUL) if program else None
-    columns: Sequence[str] = USEFUL
+    ran = _query(site, program, ALL_COLUMNS) if program else None
+    columns: Sequence[str] = ALL_COLUMNS
     if program and ran and ran.code and "is not a valid field" in ran.out + ran.err:
-        ran, columns = _query(site, program, BASIC), BASIC
+        ran, columns = _query(site, program, BASIC_COLUMNS), BASIC_COLUMNS
     return {
         "smi": None
         if ran is None
-        else {"code": ran.code, "said": (ran.err or ran.out)[-MESSAGE_CHARACTERS:], "slow": ran.slow},
+        else {"code": ran.code, "said": (ran.err or ran.out)[-MAX_MESSAGE_CHARACTERS:], "slow": ran.slow},
         "gpus": parse_rows(ran.out, columns) if ran is not None and ran.code == 0 else [],
         "files": [name for name in site.names("/dev") if re.fullmatch(r"nvidia\d+", name)],
         "wsl": "dxg" in site.names("/dev"),

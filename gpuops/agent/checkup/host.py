@@ -28,13 +28,15 @@ from gpuops.agent.python.interpreters import (
 DF_LIMIT_S = 10.0
 SHELL_LIMIT_S = 10.0
 """Time that a login shell may take to start and end."""
-GREETING_CHARACTERS = 200
+MAX_GREETING_CHARACTERS = 200
 """How much of what the start-up files print is kept."""
-SCHEDULERS = ("sinfo", "squeue", "qstat", "bsub")
-JOBS = ("SLURM_JOB_ID", "PBS_JOBID", "LSB_JOBID", "JOB_ID")
+SCHEDULER_PROGRAMS = ("sinfo", "squeue", "qstat", "bsub")
+JOB_VARIABLES = ("SLURM_JOB_ID", "PBS_JOBID", "LSB_JOBID", "JOB_ID")
 """Variables that a scheduler sets inside a job."""
-OF_TORCHRUN = re.compile(r"PET_\w+|MASTER_(ADDR|PORT)|TORCHELASTIC_\w+|((LOCAL|NODE|GROUP|ROLE)_)?(RANK|WORLD_SIZE)")
-LOGIND = ("/etc", "/run", "/usr/local/lib", "/usr/lib", "/lib")
+TORCHRUN_VARIABLES = re.compile(
+    r"PET_\w+|MASTER_(ADDR|PORT)|TORCHELASTIC_\w+|((LOCAL|NODE|GROUP|ROLE)_)?(RANK|WORLD_SIZE)"
+)
+LOGIND_FOLDERS = ("/etc", "/run", "/usr/local/lib", "/usr/lib", "/lib")
 """Where systemd looks for logind's configuration, in order of precedence (logind.conf(5))."""
 
 
@@ -169,8 +171,8 @@ def resolve_own_name() -> dict[str, Any]:
 
 def find_scheduler(site: Site) -> dict[str, Any]:
     return {
-        "programs": [program for program in SCHEDULERS if site.which(program)],
-        "job": next((variable for variable in JOBS if site.environ.get(variable)), None),
+        "programs": [program for program in SCHEDULER_PROGRAMS if site.which(program)],
+        "job": next((variable for variable in JOB_VARIABLES if site.environ.get(variable)), None),
     }
 
 
@@ -189,9 +191,9 @@ def describe_logind(site: Site) -> dict[str, Any]:
 
 def _read_logind_settings(site: Site) -> dict[str, str]:
     """The settings in force: of the first main file, then of the drop-ins by name, where the first of a name counts."""
-    texts = [text for folder in LOGIND if (text := site.read(f"{folder}/systemd/logind.conf"))][:1]
+    texts = [text for folder in LOGIND_FOLDERS if (text := site.read(f"{folder}/systemd/logind.conf"))][:1]
     drop_ins: dict[str, str] = {}
-    for folder in reversed(LOGIND):
+    for folder in reversed(LOGIND_FOLDERS):
         path = f"{folder}/systemd/logind.conf.d"
         drop_ins.update({file: site.read(f"{path}/{file}") for file in site.names(path) if file.endswith(".conf")})
     texts += [drop_ins[file] for file in sorted(drop_ins)]
@@ -209,13 +211,13 @@ def probe_login_shell(site: Site) -> dict[str, Any]:
     environ = {name: value for name, value in site.environ.items() if name != "SHLVL"}
     with ours, its:
         ran = site.run([shell, "-c", "exit 0"], SHELL_LIMIT_S, stdin=its, env={**environ, "SSH_CLIENT": "::1 1 22"})
-    return {"shell": shell, "said": (ran.out + ran.err)[:GREETING_CHARACTERS], "slow": ran.slow}
+    return {"shell": shell, "said": (ran.out + ran.err)[:MAX_GREETING_CHARACTERS], "slow": ran.slow}
 
 
 def describe_variables(environ: Mapping[str, str]) -> dict[str, Any]:
     """Variables that torchrun and CUDA obey, and that an image may have set."""
     return {
-        "torchrun": sorted(variable for variable in environ if OF_TORCHRUN.fullmatch(variable)),
+        "torchrun": sorted(variable for variable in environ if TORCHRUN_VARIABLES.fullmatch(variable)),
         "visible": environ.get("CUDA_VISIBLE_DEVICES"),
     }
 

@@ -11,7 +11,7 @@ from gpuops.agent.node import read_text
 
 PROGRAM_LIMIT_S = 20.0
 """Time limit of one program: a GPU driver that wakes up is slow."""
-FILE_LIMIT = 1 << 20
+MAX_FILE_CHARACTERS = 1 << 20
 """Characters read of a file."""
 EXTRA_PATH = "/usr/local/sbin:/usr/sbin:/sbin:/usr/local/cuda/bin"
 """Folders searched for programs after those of PATH."""
@@ -40,7 +40,7 @@ class Site:
 
     def read(self, path: str) -> str:
         """A file's text; empty where it cannot be read."""
-        return read_text(self.path(path), FILE_LIMIT)
+        return read_text(self.path(path), MAX_FILE_CHARACTERS)
 
     def names(self, path: str) -> list[str]:
         """Names in a folder, sorted; none where it cannot be read."""

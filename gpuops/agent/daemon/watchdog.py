@@ -29,7 +29,7 @@ LEAVE_LIMIT_S = 90.0
 """Time that the agent may take for the last snapshot before everything is ended."""
 LEAVE_MARGIN_S = 5.0
 """How much sooner the agent should have answered."""
-FAREWELL_S = 60.0
+FAREWELL_LIMIT_S = 60.0
 """Time after that in which connected clients may download the results of a run that the lease ended."""
 HEALTHY_AGENT_S = 10.0
 """An agent that lived this long is restarted at once; for others the pause doubles."""
@@ -219,7 +219,7 @@ class Watchdog:
 
     def _end_node(self, why: str) -> None:
         log(f"ending this node: {why}")
-        self._end_processes("lease", why, "graceful", FAREWELL_S)
+        self._end_processes("lease", why, "graceful", FAREWELL_LIMIT_S)
         self._note_end(why)
         argv = self._node.settings().end
         if argv:

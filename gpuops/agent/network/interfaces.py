@@ -21,7 +21,7 @@ from gpuops.agent.machine_resources import boot_id
 from gpuops.agent.node import Emit, Node, Refusal, read_text
 
 LOWEST_PORT = 20000
-PORT_TRIES = 200
+MAX_PORT_ATTEMPTS = 200
 DEFAULT_EPHEMERAL_START = 49152
 """Of a system that does not show it: that of IANA, which macOS uses."""
 LINUX_EPHEMERAL_START = 32768
@@ -113,7 +113,7 @@ def port(_node: Node, args: dict[str, Any], _emit: Emit) -> dict[str, Any]:
 
 def port_candidates() -> list[int]:
     """Random ports for a launch to listen on, below the ephemeral ones."""
-    return random.SystemRandom().sample(range(LOWEST_PORT, ephemeral_start()), PORT_TRIES)
+    return random.SystemRandom().sample(range(LOWEST_PORT, ephemeral_start()), MAX_PORT_ATTEMPTS)
 
 
 def ephemeral_start() -> int:
@@ -121,19 +121,19 @@ def ephemeral_start() -> int:
     limits = read_text("/proc/sys/net/ipv4/ip_local_port_range").split()
     first = int(limits[0]) if limits and limits[0].isdigit() else DEFAULT_EPHEMERAL_START
     # Some machines use nearly all ports for that; then no port is safer than another.
-    return first if first >= LOWEST_PORT + PORT_TRIES else LINUX_EPHEMERAL_START
+    return first if first >= LOWEST_PORT + MAX_PORT_ATTEMPTS else LINUX_EPHEMERAL_START
 
 
 RTM_NEWADDR, RTM_GETADDR = 20, 22
 NLM_F_REQUEST_DUMP = 0x301
 IFA_ADDRESS, IFA_LOCAL, IFA_LABEL, IFA_FLAGS = 1, 2, 3, 8
-UNUSABLE = 0x01 | 0x08 | 0x20 | 0x40
+UNUSABLE_FLAGS = 0x01 | 0x08 | 0x20 | 0x40
 """Flags IFA_F_TEMPORARY, DADFAILED, DEPRECATED, TENTATIVE: addresses that do not work, or not for long."""
 SCOPE_LINK = 253
 TUNNEL_TYPES = ("65534", "512")
 """ARPHRD_NONE and ARPHRD_PPP: WireGuard, Tailscale, OpenVPN."""
 FAMILIES = {int(socket.AF_INET): "ipv4", int(socket.AF_INET6): "ipv6"}
-UNASSIGNED = ((socket.AF_INET, "192.0.2.1"), (socket.AF_INET6, "2001:db8::1"))
+UNASSIGNED_ADDRESSES = ((socket.AF_INET, "192.0.2.1"), (socket.AF_INET6, "2001:db8::1"))
 """Addresses for documentation: the kernel's route towards them is this node's default route."""
 
 
@@ -194,7 +194,7 @@ def parse_address(message: bytes) -> list[Address]:
         (flags,) = struct.unpack("=I", values[IFA_FLAGS])
     # On a point-to-point link IFA_ADDRESS is the peer's.
     packed = values.get(IFA_LOCAL) or values.get(IFA_ADDRESS)
-    if family not in FAMILIES or packed is None or flags & UNUSABLE or scope >= SCOPE_LINK:
+    if family not in FAMILIES or packed is None or flags & UNUSABLE_FLAGS or scope >= SCOPE_LINK:
         return []
     label = values.get(IFA_LABEL, b"").rstrip(b"\0").decode(errors="replace")
     return [Address(family, socket.inet_ntop(family, packed), prefix_len, index, label)]
@@ -239,7 +239,7 @@ def _read_attribute(name: str, attribute: str) -> str:
 
 def _default_routes() -> Iterator[dict[str, Any]]:
     """The addresses that the kernel uses towards the internet, for systems that do not list all addresses."""
-    for family, target in UNASSIGNED:
+    for family, target in UNASSIGNED_ADDRESSES:
         try:
             source, name = source_address(family, (target, DISCARD_PORT)), find_interface(family, target)
         except OSError:

@@ -18,7 +18,13 @@ from enum import Enum
 from typing import Any, NamedTuple, Sequence
 
 from gpuops.agent.network.interfaces import DISCARD_PORT, port_candidates, source_address
-from gpuops.agent.network.unauthenticated_connections import ACCEPT_PAUSE_S, BACKLOG, Strangers, proof, read_line
+from gpuops.agent.network.unauthenticated_connections import (
+    ACCEPT_PAUSE_S,
+    MAX_WAITING_CONNECTIONS,
+    Strangers,
+    proof,
+    read_line,
+)
 from gpuops.agent.node import Emit, Node, Refusal
 
 HELLO = b"gpuops-probe"
@@ -31,7 +37,7 @@ CHUNK_BYTES = 1 << 18
 MAX_LISTEN_S = 60.0
 """Listeners close after this time, whatever was requested."""
 REACH_POLL_INTERVAL_S = 0.01
-NO_ROUTE = (errno.ENETUNREACH, errno.EHOSTUNREACH, errno.EADDRNOTAVAIL, errno.ENETDOWN)
+NO_ROUTE_ERRORS = (errno.ENETUNREACH, errno.EHOSTUNREACH, errno.EADDRNOTAVAIL, errno.ENETDOWN)
 
 MIN_CONNECT_TIMEOUT_S = 0.01
 
@@ -80,7 +86,7 @@ class Listeners:
         listener = _bind_all_addresses(port)
         self._sockets.append(listener)
         listener.setblocking(False)  # a caller that has vanished must not block `accept`
-        listener.listen(BACKLOG)
+        listener.listen(MAX_WAITING_CONNECTIONS)
         return int(listener.getsockname()[1])
 
     def open_fresh(self) -> int:
@@ -342,6 +348,6 @@ class Attempt:
 def _state_of(error: OSError) -> ReachState:
     if isinstance(error, ConnectionRefusedError):
         return ReachState.REFUSED
-    if error.errno in NO_ROUTE:
+    if error.errno in NO_ROUTE_ERRORS:
         return ReachState.NO_ROUTE
     return ReachState.TIMED_OUT if error.errno == errno.ETIMEDOUT else ReachState.FAILED

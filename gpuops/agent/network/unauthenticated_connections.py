@@ -18,11 +18,11 @@ MAX_STRANGERS = 128
 """Few enough for a process that may open 256 files (macOS)."""
 MAX_LINE_BYTES = 512
 """The longest of our lines has about 200."""
-BACKLOG = 1024
+MAX_WAITING_CONNECTIONS = 1024
 """Connections that may wait to be accepted, where the system allows so many."""
 ACCEPT_PAUSE_S = 0.1
 """After an accept that failed: a shortage of the machine is over soon."""
-SHORTAGE = (errno.EMFILE, errno.ENFILE, errno.ENOBUFS, errno.ENOMEM)
+SHORTAGE_ERRORS = (errno.EMFILE, errno.ENFILE, errno.ENOBUFS, errno.ENOMEM)
 
 
 def proof(secret: str, role: str, node: int, nonce: str) -> str:
@@ -69,7 +69,7 @@ class Strangers:
         try:
             connection, _ = listener.accept()
         except OSError as error:
-            if error.errno in SHORTAGE:
+            if error.errno in SHORTAGE_ERRORS:
                 self._disconnect_oldest(len(self._present) // 2)
             return False
         with self._lock:

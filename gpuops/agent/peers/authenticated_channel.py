@@ -22,7 +22,7 @@ from gpuops.agent.network.unauthenticated_connections import close, proof
 HEAD = struct.Struct(">IB32s")
 COUNTED = struct.Struct(">QIB")
 MESSAGE, BYTES = 0, 1
-FRAME_LIMIT = 1 << 20
+MAX_FRAME_BYTES = 1 << 20
 """Bytes of content in one frame."""
 MIN_SILENCE_LIMIT_S = 0.1
 READ_BYTES = 4096
@@ -78,7 +78,7 @@ class Channel:
             return False
 
     def write(self, data: bytes) -> None:
-        """Send bytes of a file, FRAME_LIMIT at most; no bytes mark its end. Raises OSError."""
+        """Send bytes of a file, MAX_FRAME_BYTES at most; no bytes mark its end. Raises OSError."""
         self._send(BYTES, data)
 
     def _send(self, kind: int, content: bytes) -> None:
@@ -119,7 +119,7 @@ class Channel:
         if not self._has(HEAD.size):
             return None
         length, kind, mac = HEAD.unpack_from(self._buffer)
-        if length > FRAME_LIMIT or not self._has(HEAD.size + length):
+        if length > MAX_FRAME_BYTES or not self._has(HEAD.size + length):
             return None
         content = bytes(self._buffer[HEAD.size : HEAD.size + length])
         del self._buffer[: HEAD.size + length]

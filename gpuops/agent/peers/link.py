@@ -19,7 +19,14 @@ import traceback
 from abc import ABC, abstractmethod
 from typing import Any, Callable, Mapping, NamedTuple
 
-from gpuops.agent.network.unauthenticated_connections import ACCEPT_PAUSE_S, BACKLOG, Strangers, close, proof, read_line
+from gpuops.agent.network.unauthenticated_connections import (
+    ACCEPT_PAUSE_S,
+    MAX_WAITING_CONNECTIONS,
+    Strangers,
+    close,
+    proof,
+    read_line,
+)
 from gpuops.agent.node import log
 from gpuops.agent.peers.authenticated_channel import Channel, session_keys
 from gpuops.agent.peers.events import RunEnded
@@ -126,7 +133,7 @@ class Head(Link):
         try:
             self._listener.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
             self._listener.bind((endpoint[0].strip("[]"), endpoint[1]))
-            self._listener.listen(BACKLOG)
+            self._listener.listen(MAX_WAITING_CONNECTIONS)
         except OSError:
             self._listener.close()
             raise

@@ -23,7 +23,7 @@ from gpuops.agent.files import output_files
 from gpuops.agent.files.folder import TreeFolder, checked_path, free_bytes, path_bytes
 from gpuops.agent.files.push_decision import ABSENT, FILE
 from gpuops.agent.node import Node, Refusal, log, read_json, remove_file, write_json
-from gpuops.agent.peers.authenticated_channel import FRAME_LIMIT, Channel
+from gpuops.agent.peers.authenticated_channel import MAX_FRAME_BYTES, Channel
 from gpuops.agent.peers.link import GIVE, TAKE, Link
 from gpuops.agent.result_storage import end_after_upload, sink, wait_for_download
 from gpuops.agent.run_documents import LaunchSpec, SinkPhase
@@ -32,7 +32,7 @@ LATEST_START_S = 30.0
 """While a client is connected, which may download the results, a handover starts this long before the machine ends."""
 SAFETY_CHECK_INTERVAL_S = 0.2
 SILENCE_LIMIT_S = 15.0
-MAX_BYTES = 50_000_000_000
+MAX_HANDOVER_BYTES = 50_000_000_000
 """Of one handover."""
 RESERVED_DISK_BYTES = 1_000_000_000
 """Stay free on the node that takes."""
@@ -168,7 +168,7 @@ class Handover:
                     continue  # removed meanwhile, or not readable: the other files go on
                 with open(fd, "rb") as file:
                     length = os.fstat(file.fileno()).st_size
-                    if size + length > MAX_BYTES:
+                    if size + length > MAX_HANDOVER_BYTES:
                         continue
                     _send(channel, Offer(path, length, mtime_ns)._asdict())
                     if not _receive(channel).get("want"):
@@ -195,7 +195,7 @@ class Handover:
         while left:
             if time.monotonic() > self._preempted[self._me]:
                 raise TooLate("the machine was about to go")
-            block = file.read(min(FRAME_LIMIT, left))
+            block = file.read(min(MAX_FRAME_BYTES, left))
             if not block:
                 raise OSError(None, "a file became shorter while it was handed over")
             channel.write(block)

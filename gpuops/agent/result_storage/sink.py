@@ -35,7 +35,7 @@ ALIVE = "run.json"
 ALIVE_INTERVAL_S = 60.0
 PROGRESS_INTERVAL_S = 2.0
 """Time between two records of a copy's progress, which are signs of use, too."""
-FULL = (errno.ENOSPC, errno.EDQUOT)
+FULL_DISK_ERRORS = (errno.ENOSPC, errno.EDQUOT)
 
 _LOCK = threading.Lock()
 """Held while a run's results are stored: the next run may change the files."""
@@ -272,7 +272,7 @@ class _Copy:
                 copied = copy_verified(item.source, os.path.join(self._target, path_bytes(item.name)), progress)
             except OSError as error:
                 failed.append(error)
-                if error.errno in FULL:
+                if error.errno in FULL_DISK_ERRORS:
                     break
                 continue
             if copied is not None:

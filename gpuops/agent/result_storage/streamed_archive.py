@@ -12,9 +12,9 @@ import stat
 import tarfile
 from typing import Iterator, NamedTuple, Sequence
 
-BLOCK = 512
+BLOCK_BYTES = 512
 READ_BYTES = 1 << 20
-END_OF_ARCHIVE = bytes(2 * BLOCK)
+END_OF_ARCHIVE = bytes(2 * BLOCK_BYTES)
 """Closes an archive."""
 
 
@@ -36,7 +36,7 @@ def member_header(name: str, size: int, mtime_ns: int) -> bytes:
 
 def member_bytes(name: str, content: bytes, mtime_ns: int) -> bytes:
     """A member with all its bytes."""
-    return member_header(name, len(content), mtime_ns) + content + bytes(-len(content) % BLOCK)
+    return member_header(name, len(content), mtime_ns) + content + bytes(-len(content) % BLOCK_BYTES)
 
 
 class Archive:
@@ -51,7 +51,7 @@ class Archive:
         """Where each member ends, including its padding: an archive may be cut between members."""
         end = 0
         for item, head in zip(self.items, self._headers):
-            end += len(head) + item.size + -item.size % BLOCK
+            end += len(head) + item.size + -item.size % BLOCK_BYTES
             self.ends.append(end)
         self.size = end
 

@@ -11,7 +11,7 @@ from typing import BinaryIO, Callable
 from gpuops.agent.wire_format import Whole
 
 BLOCK_BYTES = 1 << 20
-NO_FILE = (errno.ENOENT, errno.ENOTDIR, errno.ENXIO, errno.ELOOP, errno.EACCES)
+MISSING_FILE_ERRORS = (errno.ENOENT, errno.ENOTDIR, errno.ENXIO, errno.ELOOP, errno.EACCES)
 PART = b".gpuops-part"
 """A file's name until it is whole. One name is enough, since one file at a time is copied into a folder."""
 
@@ -25,7 +25,7 @@ def copy_verified(source: bytes, target: bytes, progress: Callable[[int], None])
     try:
         fd = os.open(source, os.O_RDONLY | os.O_NONBLOCK)  # without waiting for the writer of a pipe
     except OSError as error:
-        if error.errno in NO_FILE:
+        if error.errno in MISSING_FILE_ERRORS:
             return None
         raise
     try:

@@ -51,7 +51,7 @@ VERBS = {
 """Module and function of each verb, imported with its first request."""
 ACTIVITY = frozenset({"python", "setup", "plan", "commit", "start", "home"})
 """Verbs that are a sign of use, at their start and with every item."""
-BACKLOG = 64
+MAX_WAITING_CONNECTIONS = 64
 """Connections that may wait to be accepted."""
 ACCEPT_RETRY_INTERVAL_S = 0.2
 """Pause after a failed accept: the connection still waits, and would be tried again at once."""
@@ -78,7 +78,7 @@ class Server:
         self._socket = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
         self._socket.bind(SOCKET)
         os.chmod(SOCKET, 0o600)
-        self._socket.listen(BACKLOG)
+        self._socket.listen(MAX_WAITING_CONNECTIONS)
 
     def serve(self) -> None:
         """Accept until the process ends."""

@@ -15,13 +15,13 @@ from gpuops.agent.sockets import ESTABLISHED, LISTEN, TIME_WAIT, Connection, lis
 SAMPLE_INTERVAL_S = 0.025
 """A script that only says hello keeps its world for less than a tenth of a second."""
 LATE_SAMPLE_INTERVAL_S = 2.0
-FORMING_S = 60.0
+FORMING_LIMIT_S = 60.0
 """How long ranks that have not joined are sampled at the short interval."""
 PAUSE_PER_COST = 20
 """A pause lasts this many times the CPU time of a sample: a table of many connections must not take a core."""
 MIN_SAMPLED_S = 1.0
 """A rank that was sampled for this long without a connection did not join."""
-STATES = (ESTABLISHED, TIME_WAIT, LISTEN)
+STORE_STATES = (ESTABLISHED, TIME_WAIT, LISTEN)
 
 
 class Sampler:
@@ -63,7 +63,7 @@ class Sampler:
             now, cost_s = self._clock(), time.thread_time()
             self.sample(self._living)
             cost_s = time.thread_time() - cost_s  # CPU time: on a busy machine a sample takes long, but costs no more
-            interval_s = SAMPLE_INTERVAL_S if now - began < FORMING_S else LATE_SAMPLE_INTERVAL_S
+            interval_s = SAMPLE_INTERVAL_S if now - began < FORMING_LIMIT_S else LATE_SAMPLE_INTERVAL_S
             pause_s = max(interval_s, PAUSE_PER_COST * cost_s)
 
     def sample(self, pids: Mapping[int, int]) -> None:
@@ -109,7 +109,7 @@ class Sampler:
 
 def of_store(table: Iterable[Connection], port: int) -> list[Connection]:
     """Connections to the store at `port`, open or just closed, both ends of each, and its listener."""
-    return [row for row in table if port in (row.port, row.remote_port) and row.state in STATES]
+    return [row for row in table if port in (row.port, row.remote_port) and row.state in STORE_STATES]
 
 
 def with_children(pid: int) -> list[int]:

@@ -18,8 +18,8 @@ from gpuops.agent.run_documents import Reason
 POLL_INTERVAL_S = 5.0
 """AWS advises this interval (it gives two minutes of notice)."""
 ANSWER_LIMIT_S = 2.0
-ANSWER_BYTES = 65536
-NOTICE_S = 120.0
+MAX_ANSWER_BYTES = 65536
+DEFAULT_NOTICE_S = 120.0
 """Time between a notice and the machine's end, where the notice does not say."""
 UPLOAD_RESERVE_S = 40.0
 """How much of that time is reserved for storing results elsewhere."""
@@ -101,7 +101,7 @@ class Ec2:
         try:
             connection.request(method, path, headers=dict(headers))
             answer = connection.getresponse()
-            return answer.status, answer.read(ANSWER_BYTES)
+            return answer.status, answer.read(MAX_ANSWER_BYTES)
         except http.client.HTTPException as error:
             raise ValueError(f"{type(error).__name__}: {error}") from error
         finally:
@@ -131,8 +131,8 @@ def notice_reason(notice: Notice, node: int) -> Reason:
 
 
 def remaining_s(at: float | None, now: float) -> float:
-    """Seconds until the machine ends (UTC seconds both), 0 to NOTICE_S: the machine's clock may be wrong."""
-    return NOTICE_S - POLL_INTERVAL_S if at is None else min(NOTICE_S, max(0.0, at - now))
+    """Seconds until the machine ends (UTC seconds both), 0 to DEFAULT_NOTICE_S: the machine's clock may be wrong."""
+    return DEFAULT_NOTICE_S - POLL_INTERVAL_S if at is None else min(DEFAULT_NOTICE_S, max(0.0, at - now))
 
 
 def stop_within_s(at: float | None, now: float) -> float:

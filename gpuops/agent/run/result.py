@@ -19,8 +19,8 @@ from gpuops.agent.node import Node, log, read_json
 from gpuops.agent.run.stopping import StopRequest
 from gpuops.agent.run_documents import LaunchSpec, Outcome, RankRecord, Reason, RunKind
 
-OUT_LINES = 10
-OUT_CHARACTERS = 1024
+MAX_OUT_LINES = 10
+MAX_OUT_CHARACTERS = 1024
 """Limits of each stdout's part of a result: a run has many ranks."""
 
 
@@ -151,7 +151,7 @@ def rank_document(folder: str, record: RankRecord, stopped_at: float, joined: bo
 
 def read_last_output(path: str) -> str:
     """The end of a stdout: of use where nothing went wrong, or where a program prints its errors there."""
-    return "".join(run_files.read_last_lines(path).splitlines(keepends=True)[-OUT_LINES:])[-OUT_CHARACTERS:]
+    return "".join(run_files.read_last_lines(path).splitlines(keepends=True)[-MAX_OUT_LINES:])[-MAX_OUT_CHARACTERS:]
 
 
 def settle_lost_runs(node: Node) -> None:

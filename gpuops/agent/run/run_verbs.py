@@ -17,8 +17,8 @@ from gpuops.agent.run.supervisor import Supervisor
 from gpuops.agent.run_documents import LaunchSpec, Outcome, Reason, StopMode
 
 FAREWELL_POLL_INTERVAL_S = 0.2
-OF_AN_ATTEMPT = (
-    "home.json", sink.STATE, "stop", "agent_error.json", run_files.PROGRESS, run_files.SNAPSHOT,
+ATTEMPT_FILES = (
+    "home.json", sink.STATE, "stop", "agent_error.json", run_files.PROGRESS_FILE, run_files.SNAPSHOT_FILE,
     result_handover.STATE,
 )  # fmt: skip
 """Files of an earlier attempt that are removed before the next, beside its result and the ranks' records."""
@@ -141,7 +141,7 @@ def _clear_attempt(node: Node, folder: str, spec: LaunchSpec) -> None:
     if run_files.read_result(folder) is None or (before.attempt if before else 1) >= spec.attempt:
         raise Refusal("run-exists", f"a run '{spec.run}' was started on this node before", "choose another name")
     run_files.remove_result(folder)
-    for path in (*(os.path.join(folder, name) for name in OF_AN_ATTEMPT), *run_files.list_record_files(folder)):
+    for path in (*(os.path.join(folder, name) for name in ATTEMPT_FILES), *run_files.list_record_files(folder)):
         remove_file(path)
 
 

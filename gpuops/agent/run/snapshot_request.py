@@ -17,7 +17,7 @@ from gpuops.agent.node import Node, log, write_json
 from gpuops.agent.peers.events import SnapshotRequested
 from gpuops.agent.run_documents import LaunchSpec, Reason
 
-LEAD_S = 600.0
+REQUEST_LEAD_S = 600.0
 """Time between the request and the node's end; half of what is left where that is shorter."""
 SAME_END_S = 30.0
 """Ends that differ by less are the same: a client that renews a lease with the same end is never further off."""
@@ -41,7 +41,7 @@ def plan_request(before: RequestPlan | None, left_s: float | None, now: float) -
     end = now + left_s
     if before is not None and abs(end - before.end) <= SAME_END_S:
         return before
-    return RequestPlan(end, end - min(LEAD_S, left_s / 2))
+    return RequestPlan(end, end - min(REQUEST_LEAD_S, left_s / 2))
 
 
 class SnapshotRequests:
@@ -52,7 +52,7 @@ class SnapshotRequests:
     ) -> None:
         self._node = node
         self._index = spec.node
-        self._file = os.path.join(node.run(spec.run), run_files.SNAPSHOT)
+        self._file = os.path.join(node.run(spec.run), run_files.SNAPSHOT_FILE)
         self._event = event
         self._clocks = clocks
         self._lock = threading.Lock()

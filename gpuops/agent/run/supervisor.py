@@ -142,8 +142,8 @@ class Supervisor:
         marker = {
             "GPUOPS_RUN": self._marker.run,
             "GPUOPS_STOP_FILE": self._marker.stop_file,
-            "GPUOPS_SNAPSHOT_FILE": os.path.join(self.folder, run_files.SNAPSHOT),
-            "GPUOPS_PROGRESS": os.path.join(self.folder, run_files.PROGRESS),
+            "GPUOPS_SNAPSHOT_FILE": os.path.join(self.folder, run_files.SNAPSHOT_FILE),
+            "GPUOPS_PROGRESS": os.path.join(self.folder, run_files.PROGRESS_FILE),
             "GPUOPS_NODE": str(self.node_index),
         }
         with self._open_run_file("launcher.out") as out, self._open_run_file("launcher.err") as errors:

@@ -218,7 +218,9 @@ def test_a_reserve_is_kept_for_the_results(left: float, within: float) -> None:
     assert preemption_notices.stop_within_s(AT, AT - left) == within
     assert (
         preemption_notices.stop_within_s(None, AT)
-        == preemption_notices.NOTICE_S - preemption_notices.POLL_INTERVAL_S - preemption_notices.UPLOAD_RESERVE_S
+        == preemption_notices.DEFAULT_NOTICE_S
+        - preemption_notices.POLL_INTERVAL_S
+        - preemption_notices.UPLOAD_RESERVE_S
     )
 
 

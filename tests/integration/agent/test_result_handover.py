@@ -103,7 +103,7 @@ def pair(tmp_path: Path) -> Iterator[Pair]:
 @pytest.mark.parametrize("going", [0, 1])
 def test_what_goes_lies_where_somebody_stays(pair: Pair, going: int) -> None:
     giver, taker = pair.sides(going)
-    large = os.urandom(3 * result_handover.FRAME_LIMIT + 17)
+    large = os.urandom(3 * result_handover.MAX_FRAME_BYTES + 17)
     giver.file("snapshots/toy/step-00000120.pt", large)
     giver.file("snapshots/toy/last", b"step-00000120.pt\n")
     giver.file("empty.pt", b"")

@@ -23,12 +23,18 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 from gpuops.agent.network import probe
-from gpuops.agent.network.unauthenticated_connections import MAX_LINE_BYTES, MAX_STRANGERS, SHORTAGE, Strangers, proof
+from gpuops.agent.network.unauthenticated_connections import (
+    MAX_LINE_BYTES,
+    MAX_STRANGERS,
+    SHORTAGE_ERRORS,
+    Strangers,
+    proof,
+)
 from gpuops.agent.node import Node
 from gpuops.agent.peers.authenticated_channel import (
     BYTES,
-    FRAME_LIMIT,
     HEAD,
+    MAX_FRAME_BYTES,
     MESSAGE,
     Channel,
     Keys,
@@ -236,7 +242,7 @@ class Failing:
 
 
 def test_an_accept_that_fails_is_not_the_last(ends: Ends) -> None:
-    numbers = (*SHORTAGE, errno.ECONNABORTED, errno.EPROTO, errno.ENETDOWN, errno.EPERM, errno.EINTR)
+    numbers = (*SHORTAGE_ERRORS, errno.ECONNABORTED, errno.EPROTO, errno.ENETDOWN, errno.EPERM, errno.EINTR)
     head = Head(0, 3, ends.place, SECRET, lambda _event: None, TIMES)
     head._listener = Failing(head._listener, *(OSError(number, "no") for number in numbers))  # type: ignore[assignment]
     ends._begun(head)
@@ -651,7 +657,7 @@ def test_a_file_that_is_handed_over_arrives_as_it_is_or_not_at_all(tmp_path: Pat
         # The giver's member link is the first to pass: the handover's is another, and is what is meddled with.
         until(lambda: relay.passed, "the link stands")
         relay._meddles = tuple([lambda *args: args[-1]] * len(relay.passed) + [meddle] * 50)
-        content = giver.file("a.pt", os.urandom(2 * FRAME_LIMIT + 17)).read_bytes()
+        content = giver.file("a.pt", os.urandom(2 * MAX_FRAME_BYTES + 17)).read_bytes()
         for side in (head, giver):
             side.handover.note(1, 60.0)
             side.done.set()

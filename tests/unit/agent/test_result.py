@@ -11,7 +11,7 @@ from gpuops.agent import run_files
 from gpuops.agent.node import Node
 from gpuops.agent.run import result
 from gpuops.agent.run.result import (
-    OUT_CHARACTERS,
+    MAX_OUT_CHARACTERS,
     RunEnd,
     decide_outcome,
     rank_document,
@@ -36,7 +36,7 @@ def lines(count: int) -> str:
         ("hello\n", "hello\n"),
         (lines(30), lines(30)[-30:]),
         ("no end", "no end"),
-        ("x" * 5000, "x" * OUT_CHARACTERS),
+        ("x" * 5000, "x" * MAX_OUT_CHARACTERS),
         ("", ""),
     ],
 )
@@ -76,7 +76,7 @@ def test_a_run_is_told_with_the_room_that_is_left(tmp_path: Path) -> None:
         ('{"step": 1' + "0" * 400 + "}", None),
         ("120", None),
         ("{}", None),
-        (f'{{"step": 1, "x": "{"x" * run_files.PROGRESS_BYTES}"}}', None),
+        (f'{{"step": 1, "x": "{"x" * run_files.MAX_PROGRESS_BYTES}"}}', None),
         ("", None),
     ],
 )

@@ -111,7 +111,7 @@ def test_what_is_not_all_there_is_not_safe(
     assert (noted["state"], noted["why"]) == ("failed", why)
 
 
-@pytest.mark.parametrize("farewell_s", [0.0, watchdog.FAREWELL_S])
+@pytest.mark.parametrize("farewell_s", [0.0, watchdog.FAREWELL_LIMIT_S])
 def test_who_ends_a_node_says_how_long_it_is_waited_for(monkeypatch: pytest.MonkeyPatch, farewell_s: float) -> None:
     asked: dict[str, Any] = {}
     monkeypatch.setattr(watchdog, "ask", lambda verb, wish, limit_s: asked.update(wish, verb=verb, limit_s=limit_s))

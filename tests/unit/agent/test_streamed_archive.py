@@ -14,7 +14,7 @@ from hypothesis import strategies as st
 
 from gpuops.agent.result_storage.stored_files import newest_first
 from gpuops.agent.result_storage.streamed_archive import (
-    BLOCK,
+    BLOCK_BYTES,
     END_OF_ARCHIVE,
     Archive,
     Item,
@@ -30,7 +30,7 @@ NAMES = st.lists(
     max_size=5,
     unique=True,
 )
-SIZES = st.sampled_from([0, 1, BLOCK - 1, BLOCK, BLOCK + 1, 3000])
+SIZES = st.sampled_from([0, 1, BLOCK_BYTES - 1, BLOCK_BYTES, BLOCK_BYTES + 1, 3000])
 
 
 def item(folder: Path, number: int, name: str, content: bytes) -> Item:
