@@ -64,17 +64,6 @@ class Image:
     note: str = ""
     """What the user should read before accepting."""
 
-    @property
-    def data(self) -> dict[str, object]:
-        """What an offer keeps of it."""
-        return {
-            "ami": self.id,
-            "ami_name": self.name,
-            "user": self.user,
-            "root_device": self.root_device,
-            "devices": list(self.devices),
-        }
-
 
 @dataclass(frozen=True)
 class ImageDescription:

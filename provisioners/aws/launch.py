@@ -33,7 +33,7 @@ VCPU_QUOTA_CODES = ("MaxSpotInstanceCountExceeded", "VcpuLimitExceeded")
 
 @dataclass(frozen=True)
 class LaunchSpec:
-    """The machines that an offer stands for: what `offers` has put into `Offer.data`, as a type."""
+    """The machines that an offer stands for; `Offer.data` holds its document, and the offer itself the rest."""
 
     region: str
     zone: str
@@ -69,8 +69,30 @@ class LaunchSpec:
         """For people: `start 2 x g5.12xlarge in us-east-1b`."""
         return f"start {self.nodes} x {self.type} in {self.zone or split_region(self.region)[0]}"
 
+    def document(self) -> Document:
+        """The JSON form, without what the offer itself says."""
+        return {
+            "zone": self.zone,
+            "type": self.type,
+            "market": self.market,
+            "vcpus": self.vcpus,
+            "ami": self.ami,
+            "user": self.user,
+            "root_device": self.root_device,
+            "devices": list(self.other_devices),
+            "ami_ours": self.is_default_image,
+            "disk": self.disk_gb,
+            "subnet": self.subnet,
+            "vpc": self.vpc,
+            "public": self.has_public_address,
+            "security_group": self.security_group,
+            "launch": self.more_parameters,
+            "ssh_from": self.ssh_from,
+        }
+
 
 def parse_offer(offer: Offer) -> LaunchSpec:
+    """The machines of an offer of ours. Raises KeyError, TypeError, ValueError for another."""
     data = offer.data
     return LaunchSpec(
         region=offer.region,

@@ -71,15 +71,13 @@ def rank_offers(offers: Sequence[Offer]) -> list[Offer]:
     """In the order in which they are tried: by the cheapest of the region, the cheapest of the type, the zone's."""
     cheapest: dict[tuple[str, ...], float] = {}
     for offer in offers:
-        for key in ((offer.region,), (offer.region, offer.data["type"])):
+        for key in ((offer.region,), (offer.region, launch.parse_offer(offer).type)):
             cheapest[key] = min(offer.per_hour, cheapest.get(key, offer.per_hour))
 
-    def order(offer: Offer) -> tuple[float, str, float, int, str, float, str]:
-        type_, region = str(offer.data["type"]), offer.region
-        vcpus = int(offer.data.get("vcpus") or 0)
-        return (
-            cheapest[region,], region, cheapest[region, type_], vcpus, type_, offer.per_hour, str(offer.data["zone"])
-        )  # fmt: skip
+    def order(offer: Offer) -> tuple[float, str, float, float, str, float, str]:
+        spec, region = launch.parse_offer(offer), offer.region
+        cheapest_of_type = cheapest[region, spec.type]
+        return cheapest[region,], region, cheapest_of_type, spec.vcpus, spec.type, offer.per_hour, spec.zone
 
     return sorted(offers, key=order)
 
@@ -139,9 +137,9 @@ def _read_in_full(account: Account, place: RegionSurvey, demand: Demand) -> Regi
 def _build_offer(stock: RegionStock, priced: PricedType, wishes: Wishes) -> Offer:
     kind, zone, price = priced.kind, priced.zone, priced.per_hour
     base, nodes = stock.base, wishes.nodes
-    market = reservations.BLOCK if is_prepaid(wishes) else build_demand(wishes).market
+    market = _market(wishes)
     net = base.subnets[zone]
-    disk = max(wishes.disk, base.image.root_gb)
+    disk = _disk_gb(stock, wishes)
     candidate = _as_alternative(stock, kind, wishes)
     costs = [
         Price(f"{nodes} x {kind.type}, {market}{stock.unpriced and ', at most'}", round(price * nodes, 6)),
@@ -174,26 +172,50 @@ def _build_offer(stock: RegionStock, priced: PricedType, wishes: Wishes) -> Offe
                 "$/H": f"${per_hour:.2f}",
             },
             "region": base.region,
-            "zone": zone,
             "place": zone,
-            "type": kind.type,
-            "market": SPOT if wishes.spot else market,
             "gpus": kind.gpus,
-            "vcpus": kind.vcpus,
             "quota": f"{base.region}/{candidate.counted.code}" if candidate.counted.code else "",
             "price": price,
-            **base.image.data,
-            "ami_ours": not wishes.ami,
-            "disk": disk,
-            "subnet": net.subnet,
-            "vpc": net.vpc,
-            "public": net.public,
-            "security_group": wishes.security_group,
-            "launch": launch.optional_parameters(wishes),
+            "ami_name": base.image.name,
             "ends": wishes.reserved.ends if wishes.reserved else None,
-            "ssh_from": wishes.ssh_from,
+            **_launch_spec(stock, priced, wishes, per_hour / nodes).document(),
         },
     )
+
+
+def _launch_spec(stock: RegionStock, priced: PricedType, wishes: Wishes, per_hour: float) -> launch.LaunchSpec:
+    """`per_hour`: $/h of one machine."""
+    kind, zone, image, net = priced.kind, priced.zone, stock.base.image, stock.base.subnets[priced.zone]
+    return launch.LaunchSpec(
+        region=stock.base.region,
+        zone=zone,
+        nodes=wishes.nodes,
+        gpus=kind.gpus,
+        type=kind.type,
+        vcpus=kind.vcpus,
+        market=SPOT if wishes.spot else _market(wishes),
+        per_hour=per_hour,
+        ami=image.id,
+        is_default_image=not wishes.ami,
+        user=image.user,
+        root_device=image.root_device,
+        other_devices=image.devices,
+        disk_gb=_disk_gb(stock, wishes),
+        subnet=net.subnet,
+        vpc=net.vpc,
+        has_public_address=net.public,
+        security_group=wishes.security_group,
+        ssh_from=wishes.ssh_from,
+        more_parameters=launch.optional_parameters(wishes),
+    )
+
+
+def _market(wishes: Wishes) -> str:
+    return reservations.BLOCK if is_prepaid(wishes) else build_demand(wishes).market
+
+
+def _disk_gb(stock: RegionStock, wishes: Wishes) -> int:
+    return max(wishes.disk, stock.base.image.root_gb)
 
 
 def _build_notes(candidate: Alternative, image: images.Image) -> list[str]:

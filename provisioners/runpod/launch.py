@@ -18,7 +18,7 @@ MOUNT = "/workspace"
 
 @dataclass(frozen=True)
 class PodSpec:
-    """The pods that an offer stands for: what `offers` has put into `Offer.data`, as a type."""
+    """The pods that an offer stands for; `Offer.data` holds its document."""
 
     nodes: int
     gpu: str
@@ -45,25 +45,44 @@ class PodSpec:
     def say(self) -> str:
         return f"{self.count} x {self.gpu_name}"
 
+    def document(self) -> dict[str, Any]:
+        """The JSON form."""
+        return {
+            "gpu": self.gpu,
+            "gpu_name": self.gpu_name,
+            "nodes": self.nodes,
+            "count": self.count,
+            "cloud": self.cloud,
+            "centers": list(self.centers),
+            "disk": self.disk_gb,
+            "image": self.image,
+            "template": self.template,
+            "registry": self.registry,
+            "ports": list(self.ports),
+            "cuda": self.cuda,
+            "volume": self.volume,
+            "volume_name": self.volume_name,
+        }
 
-def parse_offer(data: Mapping[str, Any]) -> PodSpec:
-    """The pods of an `Offer.data` of ours."""
-    return PodSpec(
-        nodes=int(data["nodes"]),
-        gpu=str(data["gpu"]),
-        gpu_name=str(data.get("gpu_name") or data["gpu"]),
-        count=int(data["count"]),
-        cloud=str(data["cloud"]),
-        centers=tuple(data["centers"]),
-        disk_gb=int(data["disk"]),
-        image=str(data.get("image") or ""),
-        template=str(data.get("template") or ""),
-        registry=str(data.get("registry") or ""),
-        ports=tuple(data.get("ports") or ()),
-        cuda=str(data["cuda"]),
-        volume=str(data["volume"]),
-        volume_name=str(data.get("volume_name") or ""),
-    )
+    @classmethod
+    def parse(cls, document: Document) -> PodSpec:
+        """The pods of a JSON form; more may stand in it. Raises KeyError, TypeError, ValueError for what is none."""
+        return cls(
+            nodes=int(document["nodes"]),
+            gpu=str(document["gpu"]),
+            gpu_name=str(document.get("gpu_name") or document["gpu"]),
+            count=int(document["count"]),
+            cloud=str(document["cloud"]),
+            centers=tuple(document["centers"]),
+            disk_gb=int(document["disk"]),
+            image=str(document.get("image") or ""),
+            template=str(document.get("template") or ""),
+            registry=str(document.get("registry") or ""),
+            ports=tuple(document.get("ports") or ()),
+            cuda=str(document["cuda"]),
+            volume=str(document["volume"]),
+            volume_name=str(document.get("volume_name") or ""),
+        )
 
 
 def pod_environment(intent: Intent, token: str, host: KeyPair, public: str, api: str) -> dict[str, str]:

@@ -8,6 +8,7 @@ from collections.abc import Sequence
 from gpuops.core.errors import NoCapacity, UsageError
 from gpuops.core.models import Offer, Price
 from provisioners.runpod.catalog import Gpu, Volume, level_rank
+from provisioners.runpod.launch import PodSpec
 from provisioners.runpod.options import CLUSTER_IMAGE, IMAGE, Wishes
 from provisioners.runpod.regions import REGION
 
@@ -97,22 +98,28 @@ def _offer(gpu: Gpu, wishes: Wishes, centers: Sequence[str], volume: Volume | No
         notes=tuple(_notes(gpu, sum(price.per_hour for price in prices), wishes, volume)),
         data={
             "columns": columns,
-            "gpu": gpu.id,
-            "gpu_name": gpu.name,
             "memory": gpu.memory,
-            "nodes": nodes,
-            "count": wishes.gpus,
-            "cloud": wishes.cloud,
-            "centers": list(centers),
-            "disk": wishes.disk,
-            "image": wishes.image,
-            "template": wishes.template,
-            "registry": wishes.registry,
-            "ports": list(wishes.ports),
-            "cuda": wishes.cuda if gpu.maker != "AMD" else "",
-            "volume": volume.id if volume else "",
-            "volume_name": volume.name if volume else "",
+            **_pod_spec(gpu, wishes, centers, volume).document(),
         },
+    )
+
+
+def _pod_spec(gpu: Gpu, wishes: Wishes, centers: Sequence[str], volume: Volume | None) -> PodSpec:
+    return PodSpec(
+        nodes=wishes.nodes,
+        gpu=gpu.id,
+        gpu_name=gpu.name,
+        count=wishes.gpus,
+        cloud=wishes.cloud,
+        centers=centers,
+        disk_gb=wishes.disk,
+        image=wishes.image,
+        template=wishes.template,
+        registry=wishes.registry,
+        ports=wishes.ports,
+        cuda=wishes.cuda if gpu.maker != "AMD" else "",
+        volume=volume.id if volume else "",
+        volume_name=volume.name if volume else "",
     )
 
 

@@ -101,7 +101,7 @@ class RunpodProvisioner:
 
     def create(self, offer: Offer, intent: Intent, journal: Journal) -> Sequence[Resource]:
         """A pod, or a cluster of them. Their environment holds all that adopting them takes when no answer comes."""
-        spec = launch.parse_offer(offer.data)
+        spec = launch.PodSpec.parse(offer.data)
         if offer.nodes > 1:
             return self._create_cluster(spec, offer.per_hour, intent, journal)
         name, token = intent.mark(0), f"{intent.token}-0"

@@ -47,7 +47,7 @@ def offered(image: str) -> dict[str, Any]:
 
 
 def made(lab: Lab, fake: FakeRunPod, image: str, lives_s: float = 3600.0) -> Pod:
-    spec = launch.parse_offer(offered(image))
+    spec = launch.PodSpec.parse(offered(image))
     body = dict(launch.pod_body("gpuops-0a1b2c3d-lab-0", spec, told(lab, fake, lives_s)))
     return fake.add_pod(body.pop("name"), **body)
 
@@ -98,7 +98,7 @@ def test_a_node_ends_its_pod(lab: Lab, fake: FakeRunPod, image: str, tmp_path: P
 
 def test_members_of_a_cluster_are_logged_in_to(lab: Lab, fake: FakeRunPod, tmp_path: Path) -> None:
     env = {**told(lab, fake, 3600.0), pods.MARK: "gpuops-0a1b2c3d-lab-"}
-    spec = launch.parse_offer({**offered(IMAGES[0]), "gpu": "NVIDIA H100 80GB HBM3"})
+    spec = launch.PodSpec.parse({**offered(IMAGES[0]), "gpu": "NVIDIA H100 80GB HBM3"})
     body = dict(launch.cluster_body("gpuops-0a1b2c3d-lab-cluster", spec, env))
     members = fake.add_cluster(body.pop("name"), **body).members
     for pod in members:

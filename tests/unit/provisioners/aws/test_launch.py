@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -218,3 +219,9 @@ def test_what_is_started_in_words() -> None:
 def test_pauses_differ() -> None:
     assert len({launch.backoff_s(3) for _ in range(20)}) > 1
     assert all(0 < launch.backoff_s(attempt) <= 16 for attempt in range(20))
+
+
+def test_what_an_offer_keeps_of_its_machines_is_read_again() -> None:
+    data = {**DATA, "vcpus": 48, "ami_ours": True, "security_group": "sg-2", "ssh_from": "10.0.0.0/8",
+            "launch": {"Placement": {"GroupName": "near"}}, "public": False}  # fmt: skip
+    assert launch.parse_offer(dataclasses.replace(OFFER, data=data)).document() == data
