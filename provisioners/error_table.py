@@ -50,12 +50,6 @@ def find(
     return row.error(row.say.format(**values), row.hint.format(**values))
 
 
-def one_line(words: str) -> str:
-    """A provider's words as one printable line of at most MAX_WORDS_CHARS."""
-    line = " ".join("".join(char if char.isprintable() else " " for char in words).split())
-    return line if len(line) <= MAX_WORDS_CHARS else line[: MAX_WORDS_CHARS - 1] + "…"
-
-
 def because(words: str) -> str:
     """What is appended to a sentence: `: no balance`; empty where no words are known."""
     return f": {words}" if words else ""

@@ -38,6 +38,12 @@ def cut(text: str, length: int) -> str:
     return text if len(text) <= length else text[: length - 1] + "…"
 
 
+def one_line(text: str, length: int | None = None) -> str:
+    """Foreign text as one line, of at most `length` characters, with control characters replaced by `?`."""
+    line = calm(" ".join(text.split()))
+    return line if length is None else cut(line, length)
+
+
 def table(
     rows: list[list[str]], width: int | None = None, gives: int | None = None, spare: Sequence[str] = ()
 ) -> list[str]:

@@ -24,7 +24,7 @@ from typing import Any
 
 from gpuops.agent.wire_format import MAGIC, Whole
 from gpuops.core.errors import ConnectionLost, MalformedAnswer, NodeError, NodeRefused
-from gpuops.core.format import span
+from gpuops.core.format import one_line, span
 from gpuops.core.models import Resource
 from gpuops.transport.connection import WORDS_S, Channel, Connection
 
@@ -168,7 +168,7 @@ class AgentClient(Programs):
         complaint = (self._channel.errors().strip() or seen.decode(errors="replace").strip()).splitlines()
         last = complaint[-1] if complaint else "nothing was said"
         return validation.parse_refusal_line(self.label, last) or ConnectionLost(
-            f"the agent on {self.label} does not answer ({_printable(last)})",
+            f"the agent on {self.label} does not answer ({one_line(last, MAX_SHOWN_CHARS)})",
             "see `gpuops status`; `gpuops down` cleans up",
         )
 
@@ -366,9 +366,3 @@ class UnreachableAgent(AgentClient):
 
     def close(self) -> None:
         """Nothing is open."""
-
-
-def _printable(text: str) -> str:
-    """Foreign text as one short line without control characters."""
-    clean = "".join(char if char.isprintable() else "?" for char in text)
-    return clean if len(clean) <= MAX_SHOWN_CHARS else clean[:MAX_SHOWN_CHARS] + "…"

@@ -18,6 +18,7 @@ import msgspec
 
 from gpuops.agent.wire_format import PROTOCOL
 from gpuops.core.errors import MalformedAnswer, NodeRefused
+from gpuops.core.format import one_line
 from gpuops.transport.schemas import (
     VERB_SHAPES,
     Address,
@@ -160,7 +161,4 @@ def report_malformed(label: str, subject: str) -> Iterator[None]:
     try:
         yield
     except ValueError as error:
-        reason = "".join(char if char.isprintable() else "?" for char in f"{subject}: {error}")
-        raise MalformedAnswer(
-            label, reason if len(reason) <= MAX_REASON_CHARS else reason[:MAX_REASON_CHARS] + "…"
-        ) from None
+        raise MalformedAnswer(label, one_line(f"{subject}: {error}", MAX_REASON_CHARS)) from None

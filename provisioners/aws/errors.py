@@ -17,8 +17,9 @@ from gpuops.core.errors import (
     Rejected,
     Unknown,
 )
+from gpuops.core.format import one_line
 from provisioners import error_table
-from provisioners.error_table import ANY, Row, because, one_line
+from provisioners.error_table import ANY, MAX_WORDS_CHARS, Row, because
 
 LATER = "try again later, let it be tried for you (--wait 2h), or allow more: other types, --region A,B"
 SPOT_QUOTA = "see what is missing, and request more: gpuops quota aws --spot"
@@ -247,4 +248,4 @@ def _unanswered(error: BaseException, doing: str, *, creating: bool) -> Provider
 
 def _line(said: Any) -> str:
     """AWS's words as one line, without what only AWS can decode, and without a full stop."""
-    return one_line(ENCODED.sub("", said) if isinstance(said, str) else "").rstrip(".")
+    return one_line(ENCODED.sub("", said) if isinstance(said, str) else "", MAX_WORDS_CHARS).rstrip(".")

@@ -12,8 +12,9 @@ from collections.abc import Mapping
 from typing import Any
 
 from gpuops.core.errors import AuthFailed, NoCapacity, ProviderError, QuotaExceeded, RateLimited, Rejected, Unknown
+from gpuops.core.format import one_line
 from provisioners import error_table
-from provisioners.error_table import ANY, Row, because, one_line
+from provisioners.error_table import ANY, MAX_WORDS_CHARS, Row, because
 from provisioners.runpod.credentials import API, BILLING, CONSOLE
 
 LATER = "try again later, let it be tried for you (--wait 2h), or allow more kinds of machine"
@@ -140,7 +141,7 @@ def _detail(document: Any, text: str) -> str:
 
 
 def _line(said: Any) -> str:
-    return one_line(said if isinstance(said, str) else json.dumps(said) if said else "")
+    return one_line(said if isinstance(said, str) else json.dumps(said) if said else "", MAX_WORDS_CHARS)
 
 
 def retry_after_s(headers: Mapping[str, str]) -> float | None:

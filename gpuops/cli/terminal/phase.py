@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass, field
 
-from gpuops.core.format import amount, calm, cut, first_few, span
+from gpuops.core.format import amount, cut, first_few, one_line, span
 
 LINE_INTERVALS_S = ((60.0, 15.0), (600.0, 30.0), (float("inf"), 60.0))
 """(how long a phase has lasted, seconds between its plain lines): the longer it lasts, the rarer the lines."""
@@ -53,7 +53,9 @@ class Phase:
         groups: dict[str, list[str]] = {}
         for node, reason in self.reasons.items():
             groups.setdefault(reason, []).append(node)
-        return "; ".join(f"{_format_nodes(nodes)}{_shorten(reason)}" for reason, nodes in groups.items())
+        return "; ".join(
+            f"{_format_nodes(nodes)}{one_line(reason, REASON_CHARS_MAX)}" for reason, nodes in groups.items()
+        )
 
     def first_line(self) -> str:
         limit = f" (at most {span(self.limit_s)})" if self.limit_s else ""
@@ -85,11 +87,6 @@ def _format_nodes(nodes: list[str]) -> str:
     """`node0, node1: `; empty where the whole phase waits."""
     named = [node for node in nodes if node]
     return f"{first_few(named, NODES_NAMED_MAX)}: " if named else ""
-
-
-def _shorten(text: str) -> str:
-    one_line = " ".join(calm(text).split())
-    return cut(one_line, REASON_CHARS_MAX)
 
 
 def describe_rate(done: int, total: int, seconds: float) -> str:

@@ -18,6 +18,7 @@ from gpuops.commands.doctor.facts import Checkup, parse_facts
 from gpuops.commands.doctor.report import Finding, error, summarize
 from gpuops.core.context import Context
 from gpuops.core.errors import ConnectionLost, MalformedAnswer, NodeError
+from gpuops.core.format import one_line
 from gpuops.core.parallel import on_each
 from gpuops.core.polling import Clock
 from gpuops.nodes import bootstrap
@@ -153,8 +154,6 @@ def judge_safely(where: str, judge: Callable[[], Iterator[Finding]]) -> list[Fin
 def locate(where: str, findings: Iterable[Finding]) -> list[Finding]:
     """Findings with their place and without line breaks, since they may quote a host."""
     return [
-        dataclasses.replace(
-            finding, say=" ".join(finding.say.split()), hint=" ".join(finding.hint.split()), where=where
-        )
+        dataclasses.replace(finding, say=one_line(finding.say), hint=one_line(finding.hint), where=where)
         for finding in findings
     ]

@@ -15,11 +15,13 @@ import socket
 from collections.abc import Sequence
 
 from gpuops.core.errors import ConnectionLost, NodeError
+from gpuops.core.format import one_line
 from gpuops.transport.ssh.host_keys import fingerprint
 from gpuops.transport.ssh.target import Target
 
 AGAIN = "check that the host is up and that its SSH server listens there"
-SHOWN = 200
+MAX_SHOWN_CHARS = 200
+"""What a server or a library says is cut to this length in messages."""
 
 
 class Refused(ConnectionLost):
@@ -32,13 +34,6 @@ class Denied(NodeError):
 
 class HostKeyChanged(NodeError):
     """The host presents a key that is not the pinned one."""
-
-
-def shown(text: str) -> str:
-    """A stranger's words, fit for a message: one line, no control characters, not too long."""
-    clean = "".join(char if char.isprintable() else " " for char in text)
-    clean = " ".join(clean.split())
-    return clean if len(clean) <= SHOWN else clean[:SHOWN] + "…"
 
 
 def again(error: NodeError) -> NodeError:
@@ -56,7 +51,9 @@ def unreachable(where: str, error: OSError) -> ConnectionLost:
         return ConnectionLost(f"{where} refuses connections on this port", AGAIN)
     if isinstance(error, ConnectionResetError | BrokenPipeError):
         return Refused(f"{where} closed the connection before the login", AGAIN)
-    return ConnectionLost(f"{where} cannot be reached: {shown(error.strerror or str(error))}", AGAIN)
+    return ConnectionLost(
+        f"{where} cannot be reached: {one_line(error.strerror or str(error), MAX_SHOWN_CHARS)}", AGAIN
+    )
 
 
 def unpinned(target: Target) -> NodeError:
@@ -82,7 +79,7 @@ def _fingerprints(host_keys: Sequence[str]) -> list[str]:
         try:
             found.append(fingerprint(key))
         except NodeError:
-            found.append(shown(key))
+            found.append(one_line(key, MAX_SHOWN_CHARS))
     return found
 
 
@@ -113,7 +110,10 @@ def crowded(where: str) -> ConnectionLost:
 
 def noise(where: str, seen: bytes, errors: str, why: str) -> ConnectionLost:
     """A program's own output never began."""
-    words = shown(errors.strip() or seen[-4 * SHOWN :].decode(errors="replace")) or "nothing was said"
+    words = (
+        one_line(errors.strip() or seen[-4 * MAX_SHOWN_CHARS :].decode(errors="replace"), MAX_SHOWN_CHARS)
+        or "nothing was said"
+    )
     return ConnectionLost(
         f"{where} {why} ({words})",
         "check that this user may run commands there, and what the start-up files of its shell do",
@@ -140,7 +140,7 @@ def from_openssh(target: Target, words: str, locked: Sequence[str] = ()) -> Node
         return changed(target, found[0] if found else "")
     if "Permission denied (" in words or "Too many authentication failures" in words:
         return denied(target, target.identities, locked, () if target.identities_only else ("and those of the agent",))
-    last = shown(words.strip().splitlines()[-1] if words.strip() else "ssh said nothing")
+    last = one_line(words.strip().splitlines()[-1] if words.strip() else "ssh said nothing", MAX_SHOWN_CHARS)
     if "Could not resolve hostname" in words:
         return unreachable(target.where, socket.gaierror())
     if "Connection refused" in words:

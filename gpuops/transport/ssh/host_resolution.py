@@ -16,6 +16,7 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 
 from gpuops.core.errors import UsageError
+from gpuops.core.format import one_line
 from gpuops.core.platform import HERE, NULL_FILE, System
 from gpuops.transport.ssh import errors, known_hosts_files, private_keys
 from gpuops.transport.ssh.target import HOST, USER, Target
@@ -177,10 +178,8 @@ def _read_ssh_config(program: str, arguments: Sequence[str]) -> SshConfig:
         ) from error
     if process.returncode != 0:
         lines = process.stderr.decode(errors="replace").strip().splitlines()
-        raise UsageError(
-            f"your SSH configuration cannot be read: {errors.shown(lines[-1] if lines else 'ssh does not say why')}",
-            "check ~/.ssh/config",
-        )
+        why = one_line(lines[-1], errors.MAX_SHOWN_CHARS) if lines else "ssh does not say why"
+        raise UsageError(f"your SSH configuration cannot be read: {why}", "check ~/.ssh/config")
     ssh_config: dict[str, list[str]] = {}
     for line in process.stdout.decode(errors="replace").splitlines():
         name, _, value = line.partition(" ")

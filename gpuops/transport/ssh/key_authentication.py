@@ -7,6 +7,7 @@ from collections.abc import Iterator
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING
 
+from gpuops.core.format import one_line
 from gpuops.transport.ssh import errors, private_keys
 from gpuops.transport.ssh.target import Target
 
@@ -72,7 +73,7 @@ def _connect_key_agent(attempts: KeyAttempts) -> paramiko.Agent | None:
         try:
             agents.append(paramiko.Agent())
         except (paramiko.SSHException, OSError, EOFError) as error:
-            attempts.notes.append(f"the key agent failed: {errors.shown(str(error))}")
+            attempts.notes.append(f"the key agent failed: {one_line(str(error), errors.MAX_SHOWN_CHARS)}")
 
     connect_thread = threading.Thread(target=connect, daemon=True, name="key agent")
     connect_thread.start()
@@ -122,5 +123,5 @@ def _load_key(path: str, attempts: KeyAttempts) -> paramiko.PKey | None:
     except OSError as error:
         attempts.notes.append(f"{path} cannot be read: {error.strerror}")
     except Exception as error:  # two libraries read key files, and neither says what it may raise
-        attempts.notes.append(f"{path} is no key that can be used: {errors.shown(str(error))}")
+        attempts.notes.append(f"{path} is no key that can be used: {one_line(str(error), errors.MAX_SHOWN_CHARS)}")
     return None

@@ -15,6 +15,7 @@ from collections.abc import Sequence
 from typing import TYPE_CHECKING
 
 from gpuops.core.errors import ConnectionLost, NodeError
+from gpuops.core.format import one_line
 from gpuops.transport.ssh import errors, proxy
 from gpuops.transport.ssh.host_keys import fingerprint, host_key_kind
 from gpuops.transport.ssh.key_authentication import authenticate
@@ -198,7 +199,7 @@ def _explain_failed_handshake(target: Target, error: Exception, has_received: bo
     where = target.where
     if isinstance(error, paramiko.ssh_exception.IncompatiblePeer):
         return ConnectionLost(
-            f"{where} and paramiko have no algorithm in common ({errors.shown(str(error))})",
+            f"{where} and paramiko have no algorithm in common ({one_line(str(error), errors.MAX_SHOWN_CHARS)})",
             "upgrade the SSH server on the host",
         )
     if "Indecipherable" in str(error):

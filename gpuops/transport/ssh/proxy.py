@@ -9,6 +9,7 @@ import threading
 from typing import IO, Any
 
 from gpuops.core.errors import ConnectionLost, NodeError
+from gpuops.core.format import one_line
 from gpuops.core.platform import HERE
 from gpuops.transport.ssh import errors
 from gpuops.transport.ssh.target import Target
@@ -81,7 +82,7 @@ class ProxyWire(Wire):
     def complaint(self) -> ConnectionLost | None:
         if not self._said:
             return None
-        last = errors.shown(self._said.splitlines()[-1])
+        last = one_line(self._said.splitlines()[-1], errors.MAX_SHOWN_CHARS)
         return ConnectionLost(f"the way to {self._where} is closed: {last}", "check the jump host or proxy")
 
     def close(self) -> None:
