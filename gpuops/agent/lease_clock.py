@@ -71,13 +71,18 @@ def renewed_lease(now: ClockReading, ends_in: float | None, idle_s: float | None
 
 
 def next_end(
-    lease: Lease, now: ClockReading, quiet_s: float, live: bool, hold_s: float | None = None, over: str = ""
+    lease: Lease,
+    now: ClockReading,
+    quiet_s: float,
+    has_live_run: bool,
+    hold_s: float | None = None,
+    early_end_reason: str = "",
 ) -> End | None:
     """The end that comes first; None: there is none.
 
-    `quiet_s`: seconds since the last sign of use; `live`: a run is on; `hold_s`: how long results that were not
-    downloaded are held, None where there are none. It replaces the idle time; without an idle end results have no end
-    either. `over`: why the node may end early, in words; empty where it may not.
+    `quiet_s`: seconds since the last sign of use; `hold_s`: how long results that were not downloaded are held, None
+    where there are none. It replaces the idle time; without an idle end results have no end either.
+    `early_end_reason`: why the node may end early, in words; empty where it may not.
     """
     ends = []
     hard_s = hard_end_s(lease, now)
@@ -85,12 +90,12 @@ def next_end(
         ends.append(End(hard_s, "its lease ended"))
     if lease.boot_wall is not None:
         ends.append(End(lease.boot_wall - now.wall, "no client took it over in time after it started"))
-    limit_s = idle_limit_s(lease, live, hold_s)
+    limit_s = idle_limit_s(lease, has_live_run, hold_s)
     if limit_s is not None:
         what = "nothing was run on it" if hold_s is None else "no client downloaded the results of its run"
         ends.append(End(limit_s - quiet_s, f"{what} for {format_duration(limit_s)}"))
-    if over and not live:
-        ends.append(End(0.0, over))
+    if early_end_reason and not has_live_run:
+        ends.append(End(0.0, early_end_reason))
     return min(ends, default=None)
 
 
@@ -104,9 +109,9 @@ def hard_end_s(lease: Lease, now: ClockReading) -> float | None:
     return min(left, default=None)
 
 
-def idle_limit_s(lease: Lease, live: bool, hold_s: float | None) -> float | None:
+def idle_limit_s(lease: Lease, has_live_run: bool, hold_s: float | None) -> float | None:
     """After how many seconds without a sign of use the node ends; None: it does not end for that."""
-    if live or lease.idle_s is None:
+    if has_live_run or lease.idle_s is None:
         return None
     return lease.idle_s if hold_s is None else hold_s
 

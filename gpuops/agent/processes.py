@@ -82,14 +82,14 @@ def descendants(living: Mapping[int, Process], roots: Iterable[int]) -> set[int]
     children = defaultdict(list)
     for process in living.values():
         children[process.parent].append(process.pid)
-    found: set[int] = set()
+    members: set[int] = set()
     queue = list(roots)
     while queue:
         for child in children.get(queue.pop(), ()):
-            if child not in found:
-                found.add(child)
+            if child not in members:
+                members.add(child)
                 queue.append(child)
-    return found
+    return members
 
 
 def find_marked(pids: Iterable[int], markers: Iterable[Marker]) -> set[int]:
@@ -334,9 +334,7 @@ def end_all(
         send_signal(find_remaining() - recorders(), signal.SIGTERM)
     while True:
         reap_orphans()
-        left = (
-            find_remaining() or find_remaining()
-        )  # twice: a process forked during the first scan may be missing in it
+        left = find_remaining() or find_remaining()  # a process forked during the first scan may be missing in it
         waited_s = time.monotonic() - started_at
         if not left or waited_s > limit_s:
             return len(left)

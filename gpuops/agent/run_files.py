@@ -49,16 +49,16 @@ def run_markers(node: Node) -> list[Marker]:
     The watchdog and mode `end` end processes by them: of a spec they need three fields, and no other field of a spec,
     which another version may have written, may keep them from it.
     """
-    found = []
+    markers = []
     for name in node.runs():
         document = read_json(os.path.join(node.run(name), "spec.json"))
         if document is None:
             continue  # it was never started
         try:
-            found.append(run_marker(node, name, document["cluster"], document["node"]))
+            markers.append(run_marker(node, name, document["cluster"], document["node"]))
         except (KeyError, TypeError):
             log(f"the spec of run {name} names no cluster and node: its processes are found by descent only")
-    return found
+    return markers
 
 
 def write_result(folder: str, document: dict[str, Any]) -> None:

@@ -234,5 +234,5 @@ def find_misspelt_key_files(home: str) -> list[str]:
 
 def find_live_run(node: Node | None) -> str | None:
     """The name of the run that is on; None without one."""
-    live = read_json(node.path("live.json")) if node else None
-    return str(live["run"]) if isinstance(live, dict) and live.get("run") else None
+    document = read_json(node.path("live.json")) if node else None
+    return str(document["run"]) if isinstance(document, dict) and document.get("run") else None

@@ -51,19 +51,19 @@ def end_node(node: Node) -> dict[str, int]:
             write_json(node.path("ended.json"), {"at": time.time(), "why": "it was ended"})
         except OSError:
             pass  # a full disk must not keep a node alive
-    everyone = dict(_node_processes(node))
+    node_processes = dict(_find_processes(node))
     watchdog = _living_pid(node, "watchdog.json")
     if watchdog is not None:
         processes.send_signal([watchdog], signal.SIGTERM)
         _wait_for_watchdog(node)
 
-    def left() -> set[int]:
-        everyone.update(_node_processes(node))
-        seen = list_processes()
-        return {pid for pid, start in everyone.items() if pid in seen and seen[pid].start == start}
+    def remaining() -> set[int]:
+        node_processes.update(_find_processes(node))
+        living = list_processes()
+        return {pid for pid, start in node_processes.items() if pid in living and living[pid].start == start}
 
-    count = processes.end_all(left, term_grace_s=0.0)
-    return {"ended": len(everyone) - count, "left": count}
+    count = processes.end_all(remaining, term_grace_s=0.0)
+    return {"ended": len(node_processes) - count, "left": count}
 
 
 def _wait_for_watchdog(node: Node) -> None:
@@ -78,12 +78,12 @@ def _living_pid(node: Node, name: str) -> int | None:
     return record["pid"] if record and is_living(record["pid"], record["start"]) else None
 
 
-def _node_processes(node: Node) -> list[tuple[int, str]]:
+def _find_processes(node: Node) -> list[tuple[int, str]]:
     """(pid, start) of watchdog and agent, of their descendants, and of processes with the marker of a run."""
-    seen = list_processes()
-    heads = {pid for pid in (_living_pid(node, "watchdog.json"), _living_pid(node, "agent.json")) if pid is not None}
-    pids = heads | descendants(seen, heads) | find_marked(seen, run_markers(node))
-    return [(pid, seen[pid].start) for pid in pids - {os.getpid()} if pid in seen]
+    living = list_processes()
+    daemons = {pid for pid in (_living_pid(node, "watchdog.json"), _living_pid(node, "agent.json")) if pid is not None}
+    pids = daemons | descendants(living, daemons) | find_marked(living, run_markers(node))
+    return [(pid, living[pid].start) for pid in pids - {os.getpid()} if pid in living]
 
 
 def remove_node(node: Node) -> None:
@@ -136,14 +136,14 @@ def print_nodes(arguments: Sequence[str]) -> int:
 
     `NAME` is the provisioner's name of this machine: where machines share one home, each lists only its own nodes.
     """
-    given = parse_options(arguments)
-    if not given.get("root"):
+    options = parse_options(arguments)
+    if not options.get("root"):
         raise Refusal("usage", "the folder of all nodes is missing", "add --root DIR")
-    folders = sorted(glob.glob(os.path.join(glob.escape(given["root"]), "*", "n*")))
+    folders = sorted(glob.glob(os.path.join(glob.escape(options["root"]), "*", "n*")))
     nodes = [describe_node(Node(folder)) for folder in folders if os.path.basename(folder)[1:].isdigit()]
-    host = given.get("host")
-    mine = [node for node in nodes if host is None or node.get("host") in (None, host)]
-    print(json.dumps({"nodes": mine}), flush=True)
+    host = options.get("host")
+    own_nodes = [node for node in nodes if host is None or node.get("host") in (None, host)]
+    print(json.dumps({"nodes": own_nodes}), flush=True)
     return 0
 
 

@@ -34,10 +34,10 @@ def main(_mode: str, arguments: Sequence[str]) -> int:
         return _answer(node)
     try:
         document = json.loads(sys.stdin.read())
-        settings, wish = dict(document["node"]), dict(document["lease"])
+        settings, lease_request = dict(document["node"]), dict(document["lease"])
     except (ValueError, KeyError, TypeError):
         raise Refusal("usage", "init needs one JSON document on its input", "it is started by gpuops") from None
-    prepare_node(node, settings, wish)
+    prepare_node(node, settings, lease_request)
     return _answer(node)
 
 
@@ -48,7 +48,7 @@ def _answer(node: Node) -> int:
     return 0
 
 
-def prepare_node(node: Node, settings: dict[str, Any], wish: dict[str, float | None]) -> None:
+def prepare_node(node: Node, settings: dict[str, Any], lease_request: dict[str, float | None]) -> None:
     """Make the folder and its files; existing ones stay, so that a restart does not extend the lease.
 
     Raises Refusal(`ended`, `foreign`).
@@ -62,20 +62,20 @@ def prepare_node(node: Node, settings: dict[str, Any], wish: dict[str, float | N
         disk = settings.get("scratch")
         write_json(node.path("node.json"), {**settings, "scratch": local_disk.set_up(node, disk)} if disk else settings)
     if not os.path.exists(node.path("lease.json")):
-        ends = (wish.get("boot_in"), wish.get("ends_in"), wish.get("idle_s"))
+        ends = (lease_request.get("boot_in"), lease_request.get("ends_in"), lease_request.get("idle_s"))
         lease_clock.store_lease(node, lease_clock.first_lease(lease_clock.read_clocks(), *ends))
         node.touch()
 
 
-def refuse_foreign(present: dict[str, Any], asked: dict[str, Any]) -> None:
+def refuse_foreign(present: dict[str, Any], requested: dict[str, Any]) -> None:
     """Raises Refusal(`foreign`) where the present node belongs to another owner, or to another attempt."""
     if not present:
         return
     for name in ("owner", "cluster"):
-        if present.get(name) != asked.get(name):
+        if present.get(name) != requested.get(name):
             theirs = f"owner {present.get('owner')}, cluster {present.get('cluster')}"
             raise Refusal("foreign", f"this folder belongs to another gpuops ({theirs})", "take another machine")
-    if present.get("token") != asked.get("token"):
+    if present.get("token") != requested.get("token"):
         raise Refusal(
             "foreign",
             f"this folder belongs to a node of {present.get('cluster')} that was made before",

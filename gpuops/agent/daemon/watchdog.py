@@ -95,9 +95,9 @@ class Watchdog:
     def __init__(self, node: Node) -> None:
         self._node = node
         self._wake = Wake([signal.SIGCHLD, signal.SIGTERM, signal.SIGINT, signal.SIGHUP])
-        self._quiet = lease_clock.IdleTimer()
-        self._held: dict[str, HeldRuns] = {}
-        """By folder: for this node and for those that share its machine."""
+        self._idle_timer = lease_clock.IdleTimer()
+        self._held_runs: dict[str, HeldRuns] = {}
+        """By the node's folder: of this node and of those that share its machine."""
         self._work_schedule = client_activity.WorkSchedule()
         self._agent: subprocess.Popen[bytes] | None = None
         self._agent_started = 0.0
@@ -124,27 +124,24 @@ class Watchdog:
             wait_s = min(LEASE_CHECK_INTERVAL_S, end.left_s if end is not None else LEASE_CHECK_INTERVAL_S)
 
     def _next_end(self) -> lease_clock.End | None:
-        now, current, live, hold_s = (
-            lease_clock.read_clocks(),
-            lease_clock.read_lease(self._node),
-            lease_clock.is_run_live(),
-            self._hold_s(),
-        )
-        limit_s = lease_clock.idle_limit_s(current, live, hold_s)
+        now, lease = lease_clock.read_clocks(), lease_clock.read_lease(self._node)
+        has_live_run, hold_s = lease_clock.is_run_live(), self._hold_s()
+        limit_s = lease_clock.idle_limit_s(lease, has_live_run, hold_s)
         if (
             limit_s is not None
             and self._work_schedule.is_due(now.mono, limit_s)
             and client_activity.is_person_at_work(self._node)
         ):
             self._node.touch()
-        quiet_s = self._quiet.seconds(lease_clock.last_used_at(self._node), now)
-        return lease_clock.next_end(current, now, quiet_s, live, hold_s, end_after_upload.end_reason(self._node))
+        quiet_s = self._idle_timer.seconds(lease_clock.last_used_at(self._node), now)
+        early_end_reason = end_after_upload.end_reason(self._node)
+        return lease_clock.next_end(lease, now, quiet_s, has_live_run, hold_s, early_end_reason)
 
     def _hold_s(self) -> float | None:
         """How long results that would be lost with this machine are held for a client; None: nothing is held."""
         nodes = [self._node, *self._node.virtual_nodes()]
-        self._held = {node.dir: self._held.get(node.dir) or HeldRuns(node) for node in nodes}
-        durations = [held.hold_s() for held in self._held.values()]
+        self._held_runs = {node.dir: self._held_runs.get(node.dir) or HeldRuns(node) for node in nodes}
+        durations = [runs.hold_s() for runs in self._held_runs.values()]
         return max([hold_s for hold_s in durations if hold_s is not None], default=None)
 
     def _has_ended(self) -> bool:

@@ -25,7 +25,7 @@ ATTEMPT_FILES = (
 START_HINT = "check that it is there and may be executed (chmod +x); a shell line needs: -- bash -c '…'"
 
 _LOCK = threading.Lock()
-_live: Supervisor | None = None
+_latest: Supervisor | None = None
 """The last run that was started here, also after its end."""
 _leaving: str | None = None
 """Why no run may start any more, in words."""
@@ -34,7 +34,7 @@ _leaving: str | None = None
 def live_run() -> Supervisor | None:
     """The run that is on; None without one."""
     with _LOCK:
-        return _live if _live is not None and not _live.done.is_set() else None
+        return _latest if _latest is not None and not _latest.done.is_set() else None
 
 
 def live_run_name() -> str | None:
@@ -51,9 +51,9 @@ def run_state(node: Node, name: str) -> str:
 
 def run_result(node: Node, name: str) -> dict[str, Any] | None:
     """How a run ended; None while it has not ended."""
-    latest = _live
-    if latest is not None and latest.name == name and latest.result is not None:
-        return latest.result
+    supervisor = _latest
+    if supervisor is not None and supervisor.name == name and supervisor.result is not None:
+        return supervisor.result
     return run_files.read_result(node.run(name))
 
 
@@ -82,18 +82,18 @@ def start(node: Node, args: dict[str, Any], _emit: Emit) -> dict[str, Any]:
 
 def _reserve_node(supervisor: Supervisor) -> None:
     """Make this run the one that is on. Raises Refusal(`ending`, `busy`)."""
-    global _live
+    global _latest
     before = live_run()
     if before is not None and before.result is not None:
         before.done.wait()  # it has its result; its supervisor is about to finish
     with _LOCK:
-        leaving = _leaving or (_live.preemption_reason if _live is not None else None)
+        leaving = _leaving or (_latest.preemption_reason if _latest is not None else None)
         if leaving is not None:
             raise Refusal("ending", f"this node is ending: {leaving}", "start a new one")
-        if _live is not None and not _live.done.is_set():
-            say = f"this node is busy with the run '{_live.name}'"
-            raise Refusal("busy", say, "wait for it, stop it with `gpuops stop`, or add --queue", run=_live.name)
-        _live = supervisor
+        if _latest is not None and not _latest.done.is_set():
+            say = f"this node is busy with the run '{_latest.name}'"
+            raise Refusal("busy", say, "wait for it, stop it with `gpuops stop`, or add --queue", run=_latest.name)
+        _latest = supervisor
 
 
 def _prepare_folder(node: Node, spec: LaunchSpec, document: dict[str, Any], urls: dict[str, Any] | None) -> None:
@@ -119,9 +119,8 @@ def _prepare_folder(node: Node, spec: LaunchSpec, document: dict[str, Any], urls
         sink.claim_place(node, spec, urls)
         inventory = output_files.list_outputs(node, spec.tree, spec.outs)
         write_json(os.path.join(folder, "inventory.json"), inventory)
-        write_json(
-            os.path.join(folder, "spec.json"), document
-        )  # last: a folder without it holds a run that never began
+        # Last: a folder without it holds a run that never began.
+        write_json(os.path.join(folder, "spec.json"), document)
     except BaseException:
         shutil.rmtree(folder, ignore_errors=True)
         raise
@@ -191,9 +190,8 @@ def leave(_node: Node, args: dict[str, Any], _emit: Emit) -> dict[str, Any]:
         sink.set_deadline(time.time() + args["within_s"])
     was_stopped = end_runs(Reason(args["kind"], args["say"]), StopMode(args["how"]))
     deadline = time.monotonic() + (args.get("farewell_s") or 0.0)
-    while (
-        was_stopped and client_activity.count_clients() > 1 and time.monotonic() < deadline
-    ):  # the watchdog counts as one
+    # The watchdog counts as one client.
+    while was_stopped and client_activity.count_clients() > 1 and time.monotonic() < deadline:
         time.sleep(FAREWELL_POLL_INTERVAL_S)
     sink.wait_until_stored()  # for results of runs before, which a killed agent left unfinished
     return {}

@@ -259,11 +259,10 @@ class Supervisor:
             self._request_snapshot(reason)
             return
         self.preemption_reason = reason.say
-        within_s, left_s = (
-            preemption_notices.stop_within_s(notice.at, time.time()),
-            preemption_notices.remaining_s(notice.at, time.time()),
-        )
-        sink.set_deadline(time.time() + left_s)
+        now = time.time()
+        within_s = preemption_notices.stop_within_s(notice.at, now)
+        left_s = preemption_notices.remaining_s(notice.at, now)
+        sink.set_deadline(now + left_s)
         if self._handover is not None:
             self._handover.note(self.node_index, left_s)
         self._request_stop(StopRequest(reason, within_s=within_s))
