@@ -21,7 +21,6 @@ from gpuops.agent.rpc.server import VERBS, Conversation
 from gpuops.agent.wire_format import MAGIC
 from gpuops.cli.context import tables
 from gpuops.cli.request import _read_lines
-from gpuops.clusters.adoption import _read_verdict
 from gpuops.core import settings as project
 from gpuops.core.errors import GpuopsError, NodeError
 from gpuops.core.models import Lease, Resource
@@ -29,6 +28,7 @@ from gpuops.core.processes import Identity
 from gpuops.core.run_models import RunRequest
 from gpuops.ledger.store import Ledger
 from gpuops.runs.launch_spec import request_of
+from gpuops.sync.run_record import RunRecord
 from gpuops.transport import schemas
 from gpuops.transport.rpc import AgentClient, NodePaths
 from gpuops.transport.ssh import host_resolution
@@ -294,8 +294,9 @@ def test_the_record_of_a_run(examples: int) -> None:
     """`run.json` lies in the user's folder: a run is taken for ended only where that is what it says."""
 
     def check(record: dict[str, Any]) -> None:
-        verdict = _read_verdict(record)
-        assert verdict is None or (record["missing"] == "" and isinstance(verdict["say"], str))
+        parsed = RunRecord.parse(record)
+        assert parsed.verdict is None or isinstance(parsed.verdict.say, str)
+        assert (parsed.missing == "") is (record.get("missing") == "")
 
     verdict = st.fixed_dictionaries({"outcome": JSON, "exit_code": JSON, "say": JSON | st.just("done")})
     explore(examples, check, record=st.dictionaries(st.text(max_size=4), JSON, max_size=3)
