@@ -207,6 +207,7 @@ def _check_resume(ctx: Context, request: RunRequest) -> RunRequest:
     """The request after `--resume RUN` was checked: that run has outputs and trained the same workload. Raises
     UsageError."""
     from gpuops.runs.finish import finish_before_resume, is_awaited
+    from gpuops.runs.launch_spec import request_of
     from gpuops.runs.prepare import choose_tree, find_run
     from gpuops.sync.restore_snapshots import check_resumable
 
@@ -214,7 +215,7 @@ def _check_resume(ctx: Context, request: RunRequest) -> RunRequest:
     if is_awaited(row):
         finish_before_resume(ctx, row)
     check_resumable(row, choose_tree(request, ctx.folder)[0])
-    trained = row.request.get("workload")
+    trained = request_of(row).workload
     if request.workload and trained and trained != request.workload:
         raise UsageError(f"{row.name} trained {trained}, this is {request.workload}", f"name it: --workload {trained}")
     return request

@@ -14,6 +14,7 @@ from gpuops.core.reporting import Progress
 from gpuops.ledger.store import RunRow
 from gpuops.nodes.session import ClusterSession
 from gpuops.runs.follow import make_follower
+from gpuops.runs.launch_spec import request_of
 from gpuops.runs.outcome.node_report import NodeReport
 from gpuops.transport.rpc import AgentClient
 
@@ -25,7 +26,7 @@ POLL_INTERVAL_S = 0.2
 @contextmanager
 def show_stopping(progress: Progress, run: RunRow) -> Iterator[None]:
     """While a graceful stop is waited for, say how long that may take, and why."""
-    grace_s = float(run.request.get("grace_s", 10.0))
+    grace_s = request_of(run).grace_s
     with progress.during(f"stopping {run.name}", 2 * grace_s):
         progress.waits(f"{span(grace_s)} for a snapshot, then {span(grace_s)} to end")
         yield
@@ -50,7 +51,7 @@ def stop_and_wait(ctx: Context, live: ClusterSession, run: RunRow, why: str) -> 
     following = make_follower(ctx, live, run, lambda *_: None, ctx.out.say)
     following.start()
     stop_nodes(live, run.name, "graceful", why)
-    deadline = ctx.clock.monotonic() + STOP_TIMEOUT_S + 2 * float(run.request.get("grace_s", 10.0))
+    deadline = ctx.clock.monotonic() + STOP_TIMEOUT_S + 2 * request_of(run).grace_s
     with show_stopping(ctx.progress, run):
         for _ in Poller.every(ctx.clock, POLL_INTERVAL_S, deadline, wait=following.wait):
             if following.has_ended:

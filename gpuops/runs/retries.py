@@ -24,6 +24,7 @@ from gpuops.offers.lease_limits import MIN_LEASE_S, LeaseLimits
 from gpuops.offers.price_approval import PriceApproval
 from gpuops.runs import receipt
 from gpuops.runs.finish import RunOutcome
+from gpuops.runs.launch_spec import request_of
 from gpuops.sync.restore_snapshots import list_outputs
 from gpuops.sync.run_folder import RunHome
 
@@ -210,7 +211,7 @@ def first_event_time(row: RunRow, matches: Callable[[JournalEvent], bool]) -> fl
 
     skews = row.facts.skews
     times = []
-    for index in range(int(row.request["nodes"])):
+    for index in range(request_of(row).nodes):
         try:
             lines = RunHome(row.home).lines(index, "events.jsonl")
         except OSError:

@@ -17,6 +17,7 @@ from gpuops.core.errors import ConnectionLost, GpuopsError, LocalDisk
 from gpuops.core.safe_folder import SafeFolder, local_errors
 from gpuops.ledger.store import ClusterRow, RunRow
 from gpuops.nodes.session import nodes_of, open_programs
+from gpuops.runs.launch_spec import request_of
 from gpuops.runs.outcome.node_report import NodeReport, parse_report
 from gpuops.sync.archive import replace_shorter_log
 from gpuops.sync.run_folder import MAX_DOCUMENT_BYTES, RunHome
@@ -31,9 +32,9 @@ RESULT_FILE = "result.json"
 
 def salvage(ctx: Context, row: ClusterRow, run: RunRow) -> tuple[dict[int, NodeReport], dict[int, ConnectionLost]]:
     """Bring home logs that are longer there than here. Returns the reports of nodes that have one, and why others were
-    unreachable. Raises LocalDisk."""
+    unreachable. Raises LocalDisk, RowGone."""
     reports, unreachable = {}, {}
-    for index, machine in enumerate(nodes_of(ctx, row)[: int(run.request["nodes"])]):
+    for index, machine in enumerate(nodes_of(ctx, row)[: request_of(run).nodes]):
         try:
             programs = open_programs(row, machine, index)
             try:

@@ -12,6 +12,7 @@ import pytest
 from gpuops.agent import run_files
 from gpuops.core.errors import ConnectionLost, LocalDisk, NodeRefused
 from gpuops.core.reporting import Silent
+from gpuops.core.run_models import RunRequest
 from gpuops.runs.outcome.node_report import NodeReport, ReasonKind, lost_report, parse_report
 from gpuops.runs.results.collect import Disks
 from gpuops.runs.results.dead_agents import log_stream_name, salvage
@@ -27,7 +28,8 @@ def salvaged(monkeypatch: pytest.MonkeyPatch, answers: list[Any], home: Path = P
 
     monkeypatch.setattr("gpuops.runs.results.dead_agents.nodes_of", lambda *_: [None] * len(answers))
     monkeypatch.setattr("gpuops.runs.results.dead_agents.open_programs", programs)
-    run = SimpleNamespace(name="r-1", home=home, request={"nodes": len(answers)})
+    request = RunRequest(kind="torchrun", mode="multinode", nodes=len(answers), gpus=None)
+    run = SimpleNamespace(name="r-1", home=home, request=request.document())
     return salvage(cast("Any", None), cast("Any", None), cast("Any", run))
 
 
