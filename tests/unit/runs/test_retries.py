@@ -173,7 +173,8 @@ def test_what_went_by_nobodys_wish(state: str, data: dict[str, Any], taken: bool
 def test_a_nodes_events_on_our_clock(tmp_path: Path) -> None:
     row: Any = RunRow(**{
         **{field.name: None for field in dataclasses.fields(RunRow)},
-        "home": tmp_path, "facts": RunFacts(skews=[5.0, -5.0]), "request": RunRequest(kind="torchrun", mode="multinode", nodes=3, gpus=None).document(),
+        "home": tmp_path, "facts": RunFacts(skews=[5.0, -5.0]),
+        "request": RunRequest(kind="torchrun", mode="multinode", nodes=3, gpus=None).document(),
     })  # type: ignore[arg-type]  # fmt: skip
     for node, lines in enumerate([[{"at": NOW, "event": "stepped"}], ["no event", {"event": "stepped"}]]):
         path = RunHome(tmp_path).log(node, "events.jsonl")
