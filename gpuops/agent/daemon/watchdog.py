@@ -125,7 +125,9 @@ class Watchdog:
 
     def _next_end(self) -> lease_clock.End | None:
         now, lease = lease_clock.read_clocks(), lease_clock.read_lease(self._node)
-        has_live_run, hold_s = lease_clock.is_run_live(), self._hold_s()
+        # Without an agent no run is on, whatever live.json says: its processes were ended with it.
+        has_live_run = self._agent is not None and lease_clock.is_run_live()
+        hold_s = self._hold_s()
         limit_s = lease_clock.idle_limit_s(lease, has_live_run, hold_s)
         if (
             limit_s is not None

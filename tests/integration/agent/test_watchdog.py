@@ -8,6 +8,8 @@ import sys
 import time
 from pathlib import Path
 
+import pytest
+
 from tests.conftest import HANG_S, until
 
 END = """
@@ -38,9 +40,12 @@ Watchdog(Node(sys.argv[1])).watch()
 """
 
 
-def test_a_node_ends_though_no_agent_can_be_started(tmp_path: Path) -> None:
+@pytest.mark.parametrize("lease", [{"hard_wall": 1.0}, {"idle_s": 60.0}], ids=["hard end", "idle end"])
+def test_a_node_ends_though_no_agent_can_be_started(tmp_path: Path, lease: dict[str, float]) -> None:
+    """Nor does the run count that was on when the last agent died, since nobody can note its end."""
     (tmp_path / "node.json").write_text(json.dumps({"end": ["touch", str(tmp_path / "over")]}))
-    (tmp_path / "lease.json").write_text(json.dumps({"hard_wall": time.time() - 1}))
+    (tmp_path / "lease.json").write_text(json.dumps(lease))
+    (tmp_path / "live.json").write_text(json.dumps({"run": "r"}))
     (tmp_path / "agent.log").mkdir()  # where the disk has no room for a file, it cannot be opened either
     subprocess.run([sys.executable, "-c", ALONE, tmp_path], check=False, timeout=HANG_S)
     assert (tmp_path / "over").exists()
