@@ -48,7 +48,7 @@ class LostCluster:
 
     @property
     def machines(self) -> list[Resource]:
-        return sort_by_node([resource for resource in self.resources if resource.kind == "machine"])
+        return sort_by_node([resource for resource in self.resources if resource.is_machine])
 
     @property
     def say(self) -> str:
@@ -152,7 +152,7 @@ def adopt(ctx: Context, lost: LostCluster, *, complete: bool = True) -> Adopted:
             lease, hard_end=min(lease.hard_end or default_lease.hard_end, default_lease.hard_end)
         )
     runs, notes = _rebuild_runs(draft, machines, nodes, now, complete=complete)
-    rest = [resource for resource in lost.resources if resource.kind != "machine"]
+    rest = [resource for resource in lost.resources if not resource.is_machine]
     machines = folded(machines)
     row = dataclasses.replace(
         draft, lease=lease, created=min([now, *(run.created for run in runs)]), boot_deadline=now, ready=now,

@@ -68,7 +68,7 @@ def clear_leftovers(ctx: Context, row: ClusterRow) -> None:
 
 def describe_leftovers(row: ClusterRow, remaining: Sequence[Resource]) -> str:
     """`lab costs nothing any more; left of it: 2 machines that shut down, security group sg-1`."""
-    machines = sum(resource.kind == "machine" for resource in remaining)
+    machines = sum(resource.is_machine for resource in remaining)
     parts = [f"{plural(machines, 'machine')} shutting down"] if machines else []
-    parts += [f"{resource.kind} {resource.id}" for resource in remaining if resource.kind != "machine"]
+    parts += [f"{resource.kind} {resource.id}" for resource in remaining if not resource.is_machine]
     return f"{row.name} costs nothing any more; left of it: {', '.join(parts)}"

@@ -168,7 +168,7 @@ def _find_machines(
     if len(known) >= nodes:
         return known, False
     listed = [machine for machine in list_resources(ctx, provisioner, row) if machine.state != ResourceState.ENDED]
-    new_machines = [machine for machine in listed if machine.kind == "machine" and machine.state not in COSTLESS]
+    new_machines = [machine for machine in listed if machine.is_machine and machine.state not in COSTLESS]
     if len(new_machines) != nodes:
         _raise_if_ending(ctx, row)
         ids = {machine.id for machine in listed}

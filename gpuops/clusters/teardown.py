@@ -71,7 +71,7 @@ def tear_down(ctx: Context, cluster: int, why: str, *, force: bool = False, noti
 
 def describe_shutdown(remaining: Sequence[Resource]) -> str:
     """`3 machines still shut down, which costs nothing`; empty where nothing is left."""
-    count = sum(resource.kind == "machine" for resource in remaining)
+    count = sum(resource.is_machine for resource in remaining)
     if not count:
         return "what served its machines still goes, which costs nothing" if remaining else ""
     return f"{plural(count, 'machine')} still shut{'s' * (count == 1)} down, which costs nothing"

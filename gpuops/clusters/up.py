@@ -86,7 +86,7 @@ def is_reusable(ctx: Context, row: ClusterRow) -> bool:
     """Whether a cluster has only resources that cost nothing and serve any machine, such as a security group: these are
     kept for the next offer, and destroyed with the cluster."""
     resources = ctx.ledger.resources(row.id)
-    costs = any(resource.bills or resource.kind == "machine" for resource in resources)
+    costs = any(resource.bills or resource.is_machine for resource in resources)
     return bool(resources) and not costs and not ctx.ledger.has_open_intents(row.id)
 
 
@@ -129,7 +129,7 @@ def _find_created(ctx: Context, provisioner: Provisioner, offer: Offer, row: Clu
     listed: Sequence[Resource] = ()
     for _ in Poller(ctx.clock, deadline, POLL_SLOW_S, POLL_SLOW_S):
         listed = list_resources(ctx, provisioner, row)
-        machines = [resource for resource in listed if resource.kind == "machine" and resource.state not in COSTLESS]
+        machines = [resource for resource in listed if resource.is_machine and resource.state not in COSTLESS]
         whole = [resource for resource in listed if _stands_for_all_machines(resource, offer)]
         if len(machines) == offer.nodes or (len(whole) == 1 and len(machines) < offer.nodes):
             for resource in (*whole, *machines):

@@ -73,7 +73,7 @@ def make_plan(ctx: Context, job: Job) -> Plan:
     choice = selection.choose_for_run(ctx.ledger.clusters(live=False), ctx.folder, cluster=job.cluster, on=job.on)
     available = job.machines.nodes
     if choice.row:
-        available = sum(resource.kind == "machine" for resource in ctx.ledger.resources(choice.row.id))
+        available = sum(resource.is_machine for resource in ctx.ledger.resources(choice.row.id))
     size = resolve_size(job.request, available)
     request = dataclasses.replace(job.request, nodes=size.nodes)
     check_request(ctx, request, job.sending)

@@ -104,7 +104,7 @@ def describe_clusters(ctx: Context) -> list[ClusterReport]:
 
 
 def _describe_cluster(ctx: Context, row: ClusterRow) -> ClusterReport:
-    machines = [machine for machine in ctx.ledger.resources(row.id) if machine.kind == "machine"]
+    machines = [machine for machine in ctx.ledger.resources(row.id) if machine.is_machine]
     described = _describe_machines(ctx, row, machines)
     states = [machine.state if machine else ResourceState.UNKNOWN for machine in described]
     nodes = [states[owner(node, index)] for index, node in enumerate(with_virtual(machines))] if machines else []

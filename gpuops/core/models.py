@@ -14,6 +14,8 @@ from enum import Enum, StrEnum
 from pathlib import Path
 from typing import Any, Literal, Protocol
 
+MACHINE = "machine"
+"""The kind of a resource that a node may be on; of the others only their provider knows what they are for."""
 NAME = re.compile(r"[a-z][a-z0-9-]{0,23}")
 """What a cluster, a run and a workload may be called."""
 
@@ -238,6 +240,10 @@ class Resource:
     def parse(cls, document: Mapping[str, Any]) -> Resource:
         """The resource of a JSON form. Raises TypeError for what is none."""
         return cls(**{**document, "state": ResourceState.parse(document.get("state", ""))})
+
+    @property
+    def is_machine(self) -> bool:
+        return self.kind == MACHINE
 
     @property
     def status(self) -> MachineStatus:

@@ -262,7 +262,7 @@ def _ping(client: AgentClient) -> tuple[Pong, float]:
 
 def machines_of(ctx: Context, row: ClusterRow) -> list[Resource]:
     """The cluster's machines as the ledger knows them, in node order."""
-    return sort_by_node([machine for machine in ctx.ledger.resources(row.id) if machine.kind == "machine"])
+    return sort_by_node([machine for machine in ctx.ledger.resources(row.id) if machine.is_machine])
 
 
 def nodes_of(ctx: Context, row: ClusterRow) -> list[Resource]:

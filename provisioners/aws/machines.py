@@ -10,6 +10,7 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
+from gpuops.core.models import MACHINE as MACHINE
 from gpuops.core.models import Resource, ResourceState
 from provisioners.aws import tags
 from provisioners.aws.account import Identity
@@ -18,7 +19,6 @@ from provisioners.aws.boot_script import WATCH
 from provisioners.aws.ec2 import Instance, InstanceState, NetworkInterface, SecurityGroup, SpotRequest, Volume
 from provisioners.aws.pricing import DISK_MONTHLY, HOURS_PER_MONTH
 
-MACHINE = "machine"
 GROUP = "group"
 SPOT_REQUEST = "spot-request"
 VOLUME = "volume"

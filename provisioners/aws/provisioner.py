@@ -266,7 +266,7 @@ class AwsProvisioner:
 
     def last_words(self, resource: Resource) -> str:
         """The last lines of a machine's console."""
-        if resource.kind != "machine":
+        if not resource.is_machine:
             return ""
         client = self._account.client("ec2", resource.region)
         doing = f"read the console of {resource.id}"

@@ -12,7 +12,7 @@ from pathlib import Path
 
 from gpuops.core.files import write_atomic
 from gpuops.core.format import plural
-from gpuops.core.models import Intent, Journal, Offer, Option, Problem, Request, Resource, ResourceState
+from gpuops.core.models import MACHINE, Intent, Journal, Offer, Option, Problem, Request, Resource, ResourceState
 from gpuops.core.platform import HERE, System
 from gpuops.nodes.gpu_shares import divide
 from provisioners.base import CONTRACT, Context
@@ -90,7 +90,7 @@ class LocalProvisioner:
         self, index: int, gpus: Sequence[str] | None, artefact: Path, offer: Offer, intent: Intent, journal: Journal
     ) -> Resource:
         mark = intent.mark(index)
-        journal.will("machine", mark, intent.token, REGION)
+        journal.will(MACHINE, mark, intent.token, REGION)
         folder = self.root / intent.cluster / f"n{index}"
         folder.mkdir(mode=0o700, parents=True, exist_ok=True)
         document = {
@@ -133,7 +133,7 @@ class LocalProvisioner:
         """A node as its own file describes it, which needs no ledger."""
         mark = f"gpuops-{self.context.owner}-{folder.parent.name}-{folder.name[1:]}"
         return Resource(
-            kind="machine",
+            kind=MACHINE,
             id=str(folder),
             region=REGION,
             name=mark,

@@ -11,13 +11,13 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+from gpuops.core.models import MACHINE as MACHINE
 from gpuops.core.models import Resource, ResourceState
 from provisioners.runpod import boot_script
 from provisioners.runpod.offers import disk_price
 from provisioners.runpod.pods import HOST_PUBLIC, MARK, VOLUME, Cluster, Pod, Status
 from provisioners.runpod.regions import REGION
 
-MACHINE = "machine"
 CLUSTER = "cluster"
 """Kind of a resource that is a cluster, and the last part of its name."""
 CLUSTER_NAME = re.compile(rf"(gpuops-.+-){CLUSTER}(-.*)?")

@@ -28,7 +28,7 @@ from gpuops.core.errors import (
     UsageError,
 )
 from gpuops.core.format import plural
-from gpuops.core.models import Intent, Journal, Offer, Option, Problem, Request, Resource, ResourceState
+from gpuops.core.models import MACHINE, Intent, Journal, Offer, Option, Problem, Request, Resource, ResourceState
 from gpuops.core.parallel import on_each
 from provisioners.base import CONTRACT, Context
 from provisioners.ssh.hosts import HostBook, KnownHost
@@ -169,7 +169,7 @@ class SshProvisioner:
     def create(self, offer: Offer, intent: Intent, journal: Journal) -> Sequence[Resource]:
         places = [parse_place(document) for document in offer.data["places"]]
         for index, place in enumerate(places):
-            journal.will("machine", intent.mark(index), f"{intent.token}-{index}", place.host)
+            journal.will(MACHINE, intent.mark(index), f"{intent.token}-{index}", place.host)
         for place in places:
             self._book.record(place.host, KnownHost(place.target, self._root(place.home), place.python))
         hosts = list(dict.fromkeys(place.host for place in places))
@@ -281,7 +281,7 @@ class SshProvisioner:
 
     def _resource(self, name: str, known_host: KnownHost, node: NodeRecord) -> Resource:
         return Resource(
-            kind="machine",
+            kind=MACHINE,
             id=f"{name}:{node.folder}",
             region=name,
             name=node.mark,

@@ -20,7 +20,7 @@ def create(sandbox: Sandbox) -> str:
     cluster = made(sandbox)
     for resource in cluster.resources:
         check_answer("create", resource, Resource)
-    machines = [resource for resource in cluster.resources if resource.kind == "machine"]
+    machines = [resource for resource in cluster.resources if resource.is_machine]
     if len(machines) != cluster.offer.nodes:
         raise ContractBroken(
             f"create returned {len(machines)} machines for {cluster.offer.nodes} nodes: all or none is promised"

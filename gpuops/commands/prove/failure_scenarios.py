@@ -35,9 +35,9 @@ BALANCE_TOLERANCE = 0.01
 def lost_answer(sandbox: Sandbox) -> str:
     """What a `create` made whose answer was lost is found by its tag and adopted, and nothing is made twice."""
     cluster = adopted(sandbox)
-    lost = {resource.id for resource in cluster.lost if resource.kind == "machine"}
+    lost = {resource.id for resource in cluster.lost if resource.is_machine}
     known = {machine.id for machine in machines_of(sandbox.ctx, cluster.row)}
-    listed = {resource.id for resource in sandbox.list_cluster_resources(cluster.row) if resource.kind == "machine"}
+    listed = {resource.id for resource in sandbox.list_cluster_resources(cluster.row) if resource.is_machine}
     if listed != lost:
         raise ContractBroken(f"{len(lost)} machines were made, and {len(listed)} are there")
     if known != lost:
@@ -170,7 +170,7 @@ def boot_deadline(sandbox: Sandbox) -> str:
     """A machine that gpuops never logs in to ends itself at its boot deadline; the ledger's deadline is later."""
     able, clock = _self_destruct_capability(sandbox), sandbox.ctx.clock
     cluster = unattended(sandbox)
-    machines = [resource for resource in cluster.resources if resource.kind == "machine"]
+    machines = [resource for resource in cluster.resources if resource.is_machine]
     if any(resource.data.get("ends_itself") is False for resource in cluster.resources):
         raise NotGuaranteed("the machines of such an offer do not end themselves")
     if any(not machine.data.get("artefact") and not machine.data.get("boot_watch") for machine in machines):

@@ -91,7 +91,7 @@ class KillingJournal:
         self.journal.will(kind, mark, token, region)
 
     def got(self, resource: Resource) -> None:
-        if resource.kind == "machine":
+        if resource.is_machine:
             self.end()
         self.journal.got(resource)
 

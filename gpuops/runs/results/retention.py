@@ -94,7 +94,7 @@ def _format_cost(wait_s: float, per_hour: float) -> str:
 
 def cluster_price(ctx: Context, cluster: int) -> float:
     """$/h of all machines of a cluster."""
-    return sum(resource.per_hour for resource in ctx.ledger.resources(cluster) if resource.kind == "machine")
+    return sum(resource.per_hour for resource in ctx.ledger.resources(cluster) if resource.is_machine)
 
 
 def confirm_hold(ctx: Context, request: RunRequest, provider: str, per_hour: float, lease: Lease) -> None:
