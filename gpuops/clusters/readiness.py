@@ -21,6 +21,7 @@ from gpuops.core.errors import (
     NodeError,
     NodeRefused,
     RateLimited,
+    RefusalKind,
     Unknown,
 )
 from gpuops.core.format import amount, money, span
@@ -44,7 +45,7 @@ POLL_RENTED_S = 2.0
 """The short interval for rented machines: providers limit requests (RunPod's own example is 60 a minute)."""
 LOGIN_REFUSED_LIMIT_S = 120.0
 """Seconds for which a machine that was just rented may refuse our key, or show another host key than it was given."""
-BOOTING_REFUSALS = frozenset({"no-node", "no-agent"})
+BOOTING_REFUSALS = frozenset({RefusalKind.NO_NODE, RefusalKind.NO_AGENT})
 """Refusals of a machine that can be logged in to before its node has come to life."""
 RETRY_HINT = "try again, or look at the provider's console"
 NO_WATCHDOG_NOTE = (

@@ -29,6 +29,7 @@ else that escapes is a bug: exit code 70, and the traceback goes to a file.
 from __future__ import annotations
 
 from collections.abc import Sequence
+from enum import StrEnum
 from typing import Any
 
 BUG = 70
@@ -118,8 +119,26 @@ class MachineGone(NodeError):
         self.cluster = cluster
 
 
+class RefusalKind(StrEnum):
+    """Kinds of refusal that something is decided by; agents have more of them (docs/protocol.md)."""
+
+    ENDED = "ended"
+    NO_NODE = "no-node"
+    """There is no node in its folder: it was removed, or is not there yet."""
+    NO_AGENT = "no-agent"
+    NO_RUN = "no-run"
+    """The run was never started there."""
+    NO_PYTHON = "no-python"
+    GANG = "gang"
+
+
+FINAL_REFUSALS = (RefusalKind.ENDED, RefusalKind.NO_NODE, RefusalKind.NO_RUN)
+"""Those that a retry does not change for a run that was started; any other may come from a node that is still
+starting."""
+
+
 class NodeRefused(NodeError):
-    """The agent on a node refused a request; `kind` is machine-readable (`busy`, `edited`, …)."""
+    """The agent on a node refused a request; `kind` is a RefusalKind, or another word of the protocol."""
 
     def __init__(self, message: str, hint: str = "", kind: str = "refused", data: dict | None = None) -> None:  # type: ignore[type-arg]
         super().__init__(message, hint)

@@ -15,7 +15,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from gpuops.core.context import Context
-from gpuops.core.errors import NodeError, NodeRefused, RunFailed, UsageError
+from gpuops.core.errors import NodeError, NodeRefused, RefusalKind, RunFailed, UsageError
 from gpuops.core.format import plural
 from gpuops.core.parallel import on_each
 from gpuops.core.provider import has_capability
@@ -184,11 +184,11 @@ def _choose_python(
     try:
         answer = _stream_python(client, progress, {**arguments, "needs_torch": True, "make": make if needs else None})
     except NodeRefused as refusal:
-        if request.python and refusal.kind == "no-python":
+        if request.python and refusal.kind == RefusalKind.NO_PYTHON:
             raise UsageError(refusal.message, refusal.hint) from refusal
-        if needs and no_plan and refusal.kind == "no-python":
+        if needs and no_plan and refusal.kind == RefusalKind.NO_PYTHON:
             raise no_plan from refusal
-        if needs or refusal.kind != "no-python":
+        if needs or refusal.kind != RefusalKind.NO_PYTHON:
             raise
         answer = _stream_python(client, progress, {**arguments, "needs_torch": False, "make": None})
     return answer

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any, TypeVar, cast
 
 from gpuops.agent.wire_format import PROTOCOL
 from gpuops.core.context import Context
-from gpuops.core.errors import ConnectionLost, GpuopsError, MalformedAnswer, NodeError, NodeRefused
+from gpuops.core.errors import ConnectionLost, GpuopsError, MalformedAnswer, NodeError, NodeRefused, RefusalKind
 from gpuops.core.models import Lease, Resource
 from gpuops.core.parallel import on_each
 from gpuops.core.provider import Provisioner, is_rented
@@ -31,7 +31,7 @@ CLOCK_ATTEMPTS = 3
 """How many times a node's clock is read: one slow round trip must not decide its skew."""
 PROMPT_ANSWER_S = 0.5
 """An answer within this time is precise enough; the clock is not read again."""
-ENDED_KINDS = ("ended", "no-node")
+ENDED_KINDS = (RefusalKind.ENDED, RefusalKind.NO_NODE)
 """Kinds of refusal of a node that has ended."""
 
 
@@ -191,7 +191,7 @@ def _open_client(paths: NodePaths, machine: Resource, index: int) -> AgentClient
         try:
             return AgentClient(connection, paths)
         except NodeRefused as refusal:
-            if refusal.kind != "no-agent" or not machine.data.get("revives"):
+            if refusal.kind != RefusalKind.NO_AGENT or not machine.data.get("revives"):
                 raise
             revive(connection, paths.python, paths.agent, paths.node)  # the machine was restarted
             return AgentClient(connection, paths)
@@ -202,7 +202,7 @@ def _open_client(paths: NodePaths, machine: Resource, index: int) -> AgentClient
 
 def _with_cluster_hint(row: ClusterRow, error: NodeError) -> NodeError:
     """Add the command that fetches the results of an ended node, which does not know its cluster's name."""
-    if isinstance(error, NodeRefused) and error.kind == "ended":
+    if isinstance(error, NodeRefused) and error.kind == RefusalKind.ENDED:
         hint = f"what it left comes home with: gpuops down {row.name}; then bring up another"
         return NodeRefused(error.message, hint, error.kind, error.data)
     return error
@@ -299,7 +299,7 @@ def watchdogs_ended(ctx: Context, row: ClusterRow) -> bool:
             finally:
                 programs.connection.close()
         except NodeRefused as refusal:
-            return refusal.kind == "ended"
+            return refusal.kind == RefusalKind.ENDED
         except NodeError:
             return False
         return False

@@ -12,7 +12,15 @@ from collections import Counter
 from collections.abc import Callable, Sequence
 
 from gpuops.core.context import Context
-from gpuops.core.errors import ConnectionLost, GpuopsError, MalformedAnswer, NodeError, NodeRefused
+from gpuops.core.errors import (
+    FINAL_REFUSALS,
+    ConnectionLost,
+    GpuopsError,
+    MalformedAnswer,
+    NodeError,
+    NodeRefused,
+    RefusalKind,
+)
 from gpuops.core.format import span
 from gpuops.core.models import MachineEnd, Resource
 from gpuops.core.polling import Clock
@@ -44,8 +52,6 @@ ADMISSION_INTERVAL_S = 60.0
 MAX_MALFORMED_RESPONSES = 3
 """How many malformed responses of a node end the wait for its report. They are counted over the whole run, and a good
 response does not reset the count: a gpuops agent never sends one, and a hostile node could alternate them for ever."""
-FINAL_REFUSALS = ("ended", "no-node", "no-run")
-"""Kinds of refusal that a retry does not change; any other may come from a node that is still starting."""
 ANSWERING_STREAM_S = 2 * STREAM_SILENCE_S
 """A stream that lasted longer has brought messages: without any, it ends after STREAM_SILENCE_S."""
 
@@ -206,11 +212,11 @@ class Follower:
             return lost_report(index, error.message, ReasonKind.NONSENSE) if is_final else None
         if not isinstance(error, NodeRefused) or error.kind not in FINAL_REFUSALS:
             return None
-        if error.kind == "no-run":
+        if error.kind == RefusalKind.NO_RUN:
             return lost_report(index, error.message, ReasonKind.NEVER_STARTED)
         if not self._machine_has_ended(index):
             return lost_report(index, error.message, ReasonKind.UNREACHABLE)
-        say = f"node{index} ended without a word" if error.kind == "no-node" else error.message
+        say = f"node{index} ended without a word" if error.kind == RefusalKind.NO_NODE else error.message
         return self._terminated_machine_report(index, say)
 
     def _terminated_machine_report(self, index: int, say: str) -> NodeReport:

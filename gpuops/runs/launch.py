@@ -10,7 +10,7 @@ import secrets
 from typing import TYPE_CHECKING, Any
 
 from gpuops.core.context import Context
-from gpuops.core.errors import ConnectionLost, GpuopsError, NodeRefused
+from gpuops.core.errors import ConnectionLost, GpuopsError, NodeRefused, RefusalKind
 from gpuops.core.parallel import on_each
 from gpuops.core.run_models import RunRequest
 from gpuops.core.sink import BucketSink
@@ -34,7 +34,7 @@ def launch(ctx: Context, live: ClusterSession, prepared: Prepared) -> None:
     try:
         _start_nodes(ctx, live, prepared)
     except NodeRefused as refusal:
-        if refusal.kind != "gang" or prepared.attempt > 1:
+        if refusal.kind != RefusalKind.GANG or prepared.attempt > 1:
             raise
         launch(ctx, live, prepared)  # the gang link's port was taken in the meantime; nothing has started
 

@@ -15,7 +15,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from gpuops.core.context import Context
-from gpuops.core.errors import GpuopsError, NodeError, NodeRefused
+from gpuops.core.errors import GpuopsError, NodeError, NodeRefused, RefusalKind
 from gpuops.core.models import Resource
 from gpuops.core.reporting import Progress
 from gpuops.core.safe_folder import SafeFolder, local_errors
@@ -240,7 +240,7 @@ def _find_unsaved(ctx: Context, row: ClusterRow, index: int, programs: Programs)
     try:
         files = list_unmatched_files({index: programs}, excluded, tree=PROJECT_TREE)
     except NodeRefused as refusal:
-        if refusal.kind == "no-node":
+        if refusal.kind == RefusalKind.NO_NODE:
             return []
         raise
     records = [OutFolder(RunHome(run.home)).memory().held for run in runs]

@@ -10,7 +10,7 @@ from __future__ import annotations
 import threading
 
 from gpuops.core.context import Context
-from gpuops.core.errors import GpuopsError, NodeRefused
+from gpuops.core.errors import FINAL_REFUSALS, GpuopsError, NodeRefused
 from gpuops.core.format import clock_time
 from gpuops.core.sink import BucketSink
 from gpuops.ledger.store import RunRow
@@ -71,7 +71,7 @@ class UrlRenewal:
                 try:
                     self._live.clients[index].call("urls", run=self._row.name, urls=urls.document())
                 except NodeRefused as refusal:  # a node that has ended needs none
-                    if refusal.kind not in ("ended", "no-node", "no-run"):
+                    if refusal.kind not in FINAL_REFUSALS:
                         raise
             self._outcome = granted.until
         except GpuopsError as error:
