@@ -12,7 +12,7 @@ import typer
 from gpuops.cli.context import make_context, tables
 from gpuops.cli.flags import Free, Json, LaunchFlags, MachineFlags, flag_freedom, untyped_options
 from gpuops.cli.help import example_help
-from gpuops.core import config_trust as words
+from gpuops.core import config_trust
 from gpuops.core.context import Context
 from gpuops.core.errors import UsageError
 from gpuops.core.settings import Toml, read_toml
@@ -61,7 +61,7 @@ def trust(
     file = typed_path("", str(path or ""), ctx.folder)
     file = file if file.name == NAME and not file.is_dir() else file / NAME
     if revoke:
-        count = words.revoke(ctx.home, file)
+        count = config_trust.revoke(ctx.home, file)
         said = f"{file} is trusted no more" if count else f"{file} was not trusted"
         ctx.out.result("trust", {"path": str(file), "trusted": False, "options": []}, [printable_path(said)])
         return
@@ -69,13 +69,13 @@ def trust(
     if not toml.sha256:
         raise UsageError(f"there is no {printable_path(str(file))}", "name the project's folder: gpuops trust PATH")
     found = reaches(toml, asked=False)
-    if found and not words.is_trusted(ctx.home, toml):
+    if found and not config_trust.is_trusted(ctx.home, toml):
         _show(ctx, toml, found)
         if not yes and not ctx.out.interactive:
             raise UsageError("cannot ask for confirmation: no terminal", "read the file, then: gpuops trust --yes")
         if not yes and not ctx.out.confirm("trust this file until it changes?"):
             raise UsageError(f"{NAME} is not trusted", "remove from it what you do not want")
-        words.trust(ctx.home, toml)
+        config_trust.trust(ctx.home, toml)
     options = [{"table": one.table, "option": one.option, "value": one.value} for one in found]
     line = (
         "is trusted until it changes" if found else "reaches for nothing beyond its project: nothing is to be trusted"
@@ -110,7 +110,7 @@ def require_trust(ctx: Context, toml: Toml, table: str, *groups: Any, rents: boo
     taken = {key for flags in groups for key in untyped_options(flags, toml.tables.get(table, {}))}
     found = reaches(toml, asked=not (rents and ctx.yes))
     used = [one for one in found if one.table == table and one.option in taken]
-    if not used or words.is_trusted(ctx.home, toml):
+    if not used or config_trust.is_trusted(ctx.home, toml):
         return
     if ctx.yes or not ctx.out.interactive:
         named = ", ".join(dict.fromkeys(one.option for one in used))
@@ -124,7 +124,7 @@ def require_trust(ctx: Context, toml: Toml, table: str, *groups: Any, rents: boo
         f"a project may be somebody else's, and this reaches beyond it ({wanted}): trust the file until it changes?"
     ):
         raise UsageError(f"{NAME} is not trusted: nothing was done", "remove from it what you do not want")
-    words.trust(ctx.home, toml)
+    config_trust.trust(ctx.home, toml)
 
 
 def _show(ctx: Context, toml: Toml, found: Sequence[Reach]) -> None:

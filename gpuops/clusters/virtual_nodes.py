@@ -99,10 +99,12 @@ def find_virtual_nodes(row: ClusterRow, machine: Resource, index: int) -> Resour
     paths = node_paths(row.name, machine, index)
     connection = connect(machine, index)
     try:
-        there = bootstrap.call_agent_mode(connection, [paths.python, "-I", paths.agent, "nodes", "--root", paths.root])
+        listing = bootstrap.call_agent_mode(
+            connection, [paths.python, "-I", paths.agent, "nodes", "--root", paths.root]
+        )
     finally:
         connection.close()
-    ours = [one for one in there.nodes or () if (one.get("cluster"), one.get("on")) == (row.name, index)]
+    ours = [one for one in listing.nodes or () if (one.get("cluster"), one.get("on")) == (row.name, index)]
     made = [one["index"] for one in ours if one.get("index") in range(1, MOST_NODES)]
     return dataclasses.replace(machine, data={**machine.data, "virtual": made}) if made else machine
 

@@ -232,26 +232,26 @@ def _follow(ctx: Context, live: ClusterSession, run: RunRow, stop_s: float | Non
     """The reports of the nodes that ended in time; None where a command took the run over."""
     if stop_s is not None:
         stop_nodes(live, run.name, "graceful", STOP_REASON, kind="lease")
-    following = make_follower(ctx, live, run, lambda *_: None, Silent().say)
-    following.start()
+    follower = make_follower(ctx, live, run, lambda *_: None, Silent().say)
+    follower.start()
     fetching, renewal = LiveFetch(live, run, ctx.clock), UrlRenewal(ctx, live, run)
     deadline = math.inf if stop_s is None else ctx.clock.monotonic() + stop_s
     is_stopping_now = False
-    for attempt in Poller.every(ctx.clock, POLL_INTERVAL_S, wait=following.wait):
-        if following.has_ended:
+    for attempt in Poller.every(ctx.clock, POLL_INTERVAL_S, wait=follower.wait):
+        if follower.has_ended:
             break
         if ctx.ledger.cluster(live.row.id).state is not ClusterState.UP or not _owns_run(ctx, run):
-            following.quit()
+            follower.quit()
             return None
         if stop_s is not None and attempt.started > deadline:
             if is_stopping_now:
-                following.quit()
+                follower.quit()
                 break
             stop_nodes(live, run.name, "now", STOP_REASON, kind="lease")
             is_stopping_now, deadline = True, ctx.clock.monotonic() + stop_s
         fetching.poll()
         renewal.poll()
-    return dict(following.reports)  # a copy: a thread may still add one
+    return dict(follower.reports)  # a copy: a thread may still add one
 
 
 def _finish(

@@ -135,8 +135,8 @@ def misfit(torch: str, cuda: str | None, gpus: Sequence[Gpu], python: str = "pyt
 
 def _no_driver(torch: str, cuda: str, gpus: Sequence[Gpu], python: str) -> Misfit | None:
     least = DRIVERS.get((numbers(cuda) or (0,))[0])
-    there = numbers(gpus[0].driver)
-    if not least or not there or there >= least:
+    driver = numbers(gpus[0].driver)
+    if not least or not driver or driver >= least:
         return None
     needs = ".".join(f"{part:02}" if place else str(part) for place, part in enumerate(least))
     say = f"torch {torch} needs NVIDIA's driver {needs} or later, and {gpus[0].driver} is there"

@@ -112,13 +112,13 @@ def lots(
     found: dict[int, Lot] = {}
     notes: list[str] = []
     for first, members in groups.items():
-        there = _gpus(machines[first], gpus[first])
+        indices = _gpus(machines[first], gpus[first])
         share = float(machines[first].data.get("cores_share") or 1.0)
         if len(members) == 1:
             limited = machines[first].data.get("gpus") is not None
-            found[first] = Lot(there if limited else None, len(there), share)
+            found[first] = Lot(indices if limited else None, len(indices), share)
             continue
-        parts, said = _divided(there, len(members), wanted, f"the machine of node{first}")
+        parts, said = _divided(indices, len(members), wanted, f"the machine of node{first}")
         notes += said
         found |= {index: Lot(part, len(part), share / len(members)) for index, part in zip(members, parts, strict=True)}
     return [found[index] for index in range(len(machines))], notes

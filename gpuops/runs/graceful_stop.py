@@ -48,13 +48,13 @@ def stop_nodes(
 
 def stop_and_wait(ctx: Context, live: ClusterSession, run: RunRow, why: str) -> dict[int, NodeReport]:
     """Stop a run gracefully on all its nodes and wait for their reports. Raises NodeError past the deadline."""
-    following = make_follower(ctx, live, run, lambda *_: None, ctx.out.say)
-    following.start()
+    follower = make_follower(ctx, live, run, lambda *_: None, ctx.out.say)
+    follower.start()
     stop_nodes(live, run.name, "graceful", why)
     deadline = ctx.clock.monotonic() + STOP_TIMEOUT_S + 2 * request_of(run).grace_s
     with show_stopping(ctx.progress, run):
-        for _ in Poller.every(ctx.clock, POLL_INTERVAL_S, deadline, wait=following.wait):
-            if following.has_ended:
-                return dict(following.reports)
-    following.quit()
+        for _ in Poller.every(ctx.clock, POLL_INTERVAL_S, deadline, wait=follower.wait):
+            if follower.has_ended:
+                return dict(follower.reports)
+    follower.quit()
     raise NodeError(f"{run.name} did not stop", f"gpuops down {live.row.name} --force")

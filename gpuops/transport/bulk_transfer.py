@@ -180,18 +180,21 @@ class Sent(Protocol):
 
 
 class Counted:
-    """Exactly `size` bytes of a file that may change meanwhile, zeros for what is missing, each one told."""
+    """Exactly `size` bytes of a file that may change meanwhile, with zeros for what is missing.
 
-    def __init__(self, file: BinaryIO, size: int, told: Callable[[int], None]) -> None:
+    `on_bytes` is called with the size of each block.
+    """
+
+    def __init__(self, file: BinaryIO, size: int, on_bytes: Callable[[int], None]) -> None:
         self.file = file
         self.left = size
-        self.told = told
+        self.on_bytes = on_bytes
 
     def read(self, count: int) -> bytes:
         count = min(count, self.left)
         data = self.file.read(count)
         self.left -= count
-        self.told(count)
+        self.on_bytes(count)
         return data + bytes(count - len(data))
 
 
@@ -229,7 +232,7 @@ class Sending:
 
 
 def write_files(
-    channel: Channel, folder: Path, files: Sequence[tuple[int, Sent]], told: Callable[[int], None]
+    channel: Channel, folder: Path, files: Sequence[tuple[int, Sent]], on_bytes: Callable[[int], None]
 ) -> list[str]:
     """Send each file under its number as name. Returns the paths that changed or went while they were sent.
 
@@ -240,7 +243,7 @@ def write_files(
     for number, entry in files:
         try:
             with open(f"{folder}/{entry.path}", "rb") as file:
-                sending.add(str(number), entry.size, Counted(file, entry.size, told))
+                sending.add(str(number), entry.size, Counted(file, entry.size, on_bytes))
                 after = os.fstat(file.fileno())
         except FileNotFoundError:
             changed.append(entry.path)

@@ -22,8 +22,7 @@ from gpuops.core.errors import NodeError
 from gpuops.core.models import Lease, Request
 from gpuops.core.polling import Clock
 from gpuops.core.processes import Identity, myself, started
-from gpuops.guard import cleanup as keep
-from gpuops.guard import daemon, heartbeat, start
+from gpuops.guard import cleanup, daemon, heartbeat, start
 from gpuops.guard.daemon import Job
 from gpuops.ledger.rows import ClusterState, RunState
 from gpuops.ledger.store import ClusterRow, Ledger, RunRow
@@ -165,7 +164,7 @@ def told(world: Context) -> str:
 def test_what_a_dead_command_left(there: tuple[Cloud, Context], state: str, ephemeral: bool, say: str) -> None:
     cloud, world = there
     lab = cluster(world, state=state, ephemeral=ephemeral)
-    keep.clean_up(world, lab)
+    cleanup.clean_up(world, lab)
     assert cloud.machines() == []
     assert world.ledger.cluster(lab).state == "gone"
     assert say in told(world)
@@ -175,19 +174,19 @@ def test_what_a_living_command_has_in_hand_is_left_to_it(there: tuple[Cloud, Con
     cloud, world = there
     for state in ("creating", "ending", "up"):
         lab = cluster(world, state=state, ephemeral=True, owner_process=other)
-        keep.clean_up(world, lab)
+        cleanup.clean_up(world, lab)
         assert len(cloud.machines()) == 1
         world.ledger.set_cluster(lab, owner_process=DEAD)
-        keep.clean_up(world, lab)
+        cleanup.clean_up(world, lab)
 
 
 def test_a_lease_ends_a_cluster_even_while_its_keeper_lives(there: tuple[Cloud, Context], other: Identity) -> None:
     cloud, world = there
     lab = cluster(world, owner_process=other, lease=Lease(hard_end=world.clock.now() + 10))
-    keep.clean_up(world, lab)
+    cleanup.clean_up(world, lab)
     assert len(cloud.machines()) == 1, "not before its end"
     world.clock.sleep(20)
-    keep.clean_up(world, lab)
+    cleanup.clean_up(world, lab)
     assert cloud.machines() == []
     assert "lab reached the end of its lease and was ended" in told(world)
 
@@ -200,14 +199,14 @@ def test_a_lease_that_is_extended_at_the_last_moment_counts(
     now = world.clock.now()
     lab = cluster(world, lease=Lease(hard_end=now - 1, idle_s=60.0))
     monkeypatch.setattr(
-        keep, "save_cluster_edits", lambda *_: world.ledger.set_lease(lab, Lease(now + 3600, 60.0)) and []
+        cleanup, "save_cluster_edits", lambda *_: world.ledger.set_lease(lab, Lease(now + 3600, 60.0)) and []
     )
-    keep.clean_up(world, lab)
+    cleanup.clean_up(world, lab)
     assert (world.ledger.cluster(lab).state, len(cloud.machines())) == ("up", 1)
     assert world.ledger.cluster(lab).owner_process is None
     world.clock.sleep(3700)
-    monkeypatch.setattr(keep, "save_cluster_edits", lambda *_: [])
-    keep.clean_up(world, lab)
+    monkeypatch.setattr(cleanup, "save_cluster_edits", lambda *_: [])
+    cleanup.clean_up(world, lab)
     assert cloud.machines() == []
     assert not world.ledger.set_lease(lab, Lease()), "too late"
 
@@ -218,8 +217,10 @@ def test_who_takes_a_cluster_over_while_the_guard_looks_at_it_keeps_it(
     """Its provider may take seconds to answer: in between `gpuops down` has begun."""
     _, world = there
     lab = cluster(world)
-    monkeypatch.setattr(keep, "all_machines_ended", lambda *_: bool(world.ledger.set_cluster(lab, owner_process=other)))
-    keep.clean_up(world, lab)
+    monkeypatch.setattr(
+        cleanup, "all_machines_ended", lambda *_: bool(world.ledger.set_cluster(lab, owner_process=other))
+    )
+    cleanup.clean_up(world, lab)
     assert world.ledger.cluster(lab).owner_process == other
 
 
@@ -230,11 +231,11 @@ def test_a_run_that_a_command_was_quicker_to_take_is_left_to_it(
     _, world = there
     lab = cluster(world)
     one = running(world, lab, DEAD)
-    take = keep._take_run
+    take = cleanup._take_run
     monkeypatch.setattr(
-        keep, "_take_run", lambda ctx, run: world.ledger.take_run_ownership(run.id, other) and take(ctx, run)
+        cleanup, "_take_run", lambda ctx, run: world.ledger.take_run_ownership(run.id, other) and take(ctx, run)
     )
-    keep.clean_up(world, lab)
+    cleanup.clean_up(world, lab)
     assert (world.ledger.run(one.id).state, world.ledger.run(one.id).owner_process) == ("running", other)
 
 
@@ -242,7 +243,7 @@ def test_a_command_that_hangs_while_creating_is_ended_for(there: tuple[Cloud, Co
     cloud, world = there
     lab = cluster(world, owner_process=other, state="creating", lease=Lease(hard_end=world.clock.now() + 86400))
     world.clock.sleep(61)
-    keep.clean_up(world, lab)
+    cleanup.clean_up(world, lab)
     assert cloud.machines() == []
     assert "lab was not ready in time: undone" in told(world)
 
@@ -253,11 +254,11 @@ def test_a_node_that_cannot_be_reached_is_waited_for_but_not_beyond_its_lease(th
     lab = cluster(world, lease=Lease(hard_end=world.clock.now() + 10))
     one = running(world, lab, owner_process=None)
     with pytest.raises(NodeError, match="node0 is reached by 'pigeon'"):
-        keep.clean_up(world, lab)
+        cleanup.clean_up(world, lab)
     assert len(cloud.machines()) == 1
     assert world.ledger.run(one.id).state == "running"
     world.clock.sleep(20)
-    keep.clean_up(world, lab)
+    cleanup.clean_up(world, lab)
     assert cloud.machines() == []
     assert world.ledger.run(one.id).state == "home"
     assert "toy-1: " in told(world)
@@ -281,27 +282,27 @@ def test_what_a_command_takes_over_is_not_ended_under_it(
             world.ledger.set_cluster(lab, owner_process=other)
             world.ledger.set_run(one.id, owner_process=other)
 
-    monkeypatch.setattr(keep, "_finish_run", finish)
-    keep.clean_up(world, lab)
+    monkeypatch.setattr(cleanup, "_finish_run", finish)
+    cleanup.clean_up(world, lab)
     assert len(cloud.machines()) == 1
     found = world.ledger.cluster(lab)
     assert (found.state, found.owner_process) == ("up", None if queued else other)
     for run in world.ledger.runs(cluster=lab):
         world.ledger.set_run(run.id, state="home", owner_process=None)
     world.ledger.set_cluster(lab, owner_process=DEAD)
-    keep.clean_up(world, lab)
+    cleanup.clean_up(world, lab)
     assert cloud.machines() == []
 
 
 def test_a_cluster_that_ended_by_itself_is_cleared_away(there: tuple[Cloud, Context]) -> None:
     cloud, world = there
     lab = cluster(world, lease=Lease(None, 1800.0))
-    keep.clean_up(world, lab)
+    cleanup.clean_up(world, lab)
     assert world.ledger.cluster(lab).state == "up"
     assert world.ledger.cluster(lab).owner_process is None, "the guard keeps nothing that it does not work on"
     for path in cloud.folder.glob("machines/*"):
         path.unlink()
-    keep.clean_up(world, lab)
+    cleanup.clean_up(world, lab)
     assert world.ledger.cluster(lab).state == "gone"
     assert "lab had ended by itself and was cleared away" in told(world)
 
@@ -316,14 +317,14 @@ def test_machines_do_not_outlive_their_nodes(tmp_path: Path, monkeypatch: pytest
     live = bring_up(world, Request(NAME, timeout_min=10.0), name="lab", ephemeral=False, wish=LeaseLimits(idle_min=1.0))
     live.close()
     world.ledger.set_cluster(live.row.id, owner_process=None)
-    keep.clean_up(world, live.row.id)
+    cleanup.clean_up(world, live.row.id)
     assert (world.ledger.cluster(live.row.id).state, len(cloud.machines())) == ("up", 1)
     (world.home / "local" / "lab" / "n0" / "ended.json").write_text('{"at": 0, "why": "nothing was run on it"}')
     if able is True:
-        keep.clean_up(world, live.row.id)
+        cleanup.clean_up(world, live.row.id)
         assert len(cloud.machines()) == 1, "before it may have been idle for too long it is not asked"
         world.ledger.set_cluster(live.row.id, ready=world.clock.now() - 61.0)
-    keep.clean_up(world, live.row.id)
+    cleanup.clean_up(world, live.row.id)
     assert (world.ledger.cluster(live.row.id).state, cloud.machines()) == ("gone", [])
     assert "its nodes had ended by themselves" in told(world)
 
@@ -337,9 +338,9 @@ def test_what_is_rented_waits_once_for_what_is_on_it(
     world.ledger.set_cluster(lab, ready=2.0)
     running(world, lab, DEAD)
     asked: list[str] = []
-    monkeypatch.setattr(keep, "_finish_run", lambda *_: asked.append("results"))
-    monkeypatch.setattr(keep, "save_cluster_edits", lambda *_: asked.append("edits") or [])
-    keep.clean_up(world, lab, saving=False)
+    monkeypatch.setattr(cleanup, "_finish_run", lambda *_: asked.append("results"))
+    monkeypatch.setattr(cleanup, "save_cluster_edits", lambda *_: asked.append("edits") or [])
+    cleanup.clean_up(world, lab, saving=False)
     assert (asked, cloud.machines()) == ([], [])
 
 
@@ -682,7 +683,7 @@ def test_who_sees_that_a_cluster_is_gone_sees_why(
         seen.append(told(world))
 
     monkeypatch.setattr(Ledger, "mark_gone", gone)
-    keep.clean_up(world, lab)
+    cleanup.clean_up(world, lab)
     assert ["lab was torn down" in say for say in seen] == [True]
 
 

@@ -11,8 +11,7 @@ import pytest
 from gpuops.core.context import Context
 from gpuops.core.errors import AuthFailed, NodeError, StillBilling
 from gpuops.core.models import Lease
-from gpuops.guard import cleanup as keep
-from gpuops.guard import daemon, heartbeat
+from gpuops.guard import cleanup, daemon, heartbeat
 from gpuops.ledger.rows import ClusterRow, ClusterState
 
 A, B = {"RUNPOD_API_KEY": "rpa_" + "A" * 40}, {"RUNPOD_API_KEY": "rpa_" + "B" * 40}
@@ -142,7 +141,7 @@ def test_a_guard_whose_keys_expired_says_so_and_unsays_it(
         if (error := ends.pop(0)) is not None:
             raise StillBilling("lab-0 may still be there", "gpuops down lab") from error
 
-    monkeypatch.setattr(keep, "clean_up", tend)
+    monkeypatch.setattr(cleanup, "clean_up", tend)
     heartbeat.lock_path(world.home, 1)
     lab = world.ledger.intend(
         provider="aws", name="lab", folder=world.folder, ephemeral=False, token="t", request={}, boot_deadline=0.0,
