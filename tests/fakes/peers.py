@@ -20,16 +20,15 @@ def client_pid(peer: tuple[str, int], own: tuple[str, int], networks: Iterable[s
 
     `networks` are numbers of processes, or `self`, whose networks are looked at.
     """
-    want = [_as_written(peer), _as_written(own)]
+    want = f" {_as_written(peer)} {_as_written(own)} "
     for where in [*networks] * 2:  # again: while others come and go, a line of such a table may be left out
         try:
-            rows = Path(f"/proc/{where}/net/tcp").read_text().splitlines()[1:]
+            table = Path(f"/proc/{where}/net/tcp").read_text()
         except OSError:
             continue
-        for row in rows:
-            words = row.split()
-            if words[1:3] == want and words[9] != "0":
-                return _holder(f"socket:[{words[9]}]")
+        inode = table.partition(want)[2].split(maxsplit=7)[6:7]
+        if inode and inode != ["0"]:
+            return _holder(f"socket:[{inode[0]}]")
     return 0
 
 

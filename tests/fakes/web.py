@@ -126,6 +126,8 @@ class Handler(BaseHTTPRequestHandler):
     answer: Callable[[Any, Any], Any]
     """A request and its fault -> what is answered, kept in the request as well; None: nobody answers."""
     send: Callable[[Any], None]
+    client_pid = 0
+    """Looked up once: all files of all processes may have to be gone through."""
 
     def setup(self) -> None:
         super().setup()
@@ -166,7 +168,8 @@ class Handler(BaseHTTPRequestHandler):
     def _call_back(self, request: Any, moment: str) -> None:
         fake = self.server.fake
         if fake.callbacks and not request.client_pid:
-            request.client_pid = fake.pid_of(self.client_address)
+            self.client_pid = self.client_pid or fake.pid_of(self.client_address)
+            request.client_pid = self.client_pid
         for callback in list(fake.callbacks):
             callback(request, moment)
 
