@@ -8,7 +8,7 @@ import itertools
 import json
 import os
 import subprocess
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any
 
@@ -367,10 +367,11 @@ def keys(whose: str, names: tuple[str, ...]) -> dict[str, str]:
 
 
 @pytest.fixture
-def no_exports(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
+def no_exports(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Nor the handlers of requests, of which a session registers hundreds: here a thousand sessions ask nothing."""
     for name in [name for name in os.environ if name.startswith("AWS_")]:
         monkeypatch.delenv(name)
-    return
+    monkeypatch.setattr("botocore.handlers.BUILTIN_HANDLERS", [])
 
 
 @pytest.mark.usefixtures("no_exports")
