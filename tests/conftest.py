@@ -10,10 +10,10 @@ import sys
 import tempfile
 import time
 from collections.abc import Callable, Iterator, Sequence
-from contextlib import ExitStack, contextmanager
+from contextlib import ExitStack, closing, contextmanager
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeVar
 
 import hypothesis
 import psutil
@@ -31,6 +31,7 @@ from gpuops.ledger.store import Ledger
 from tests.fakes import torchrun
 from tests.platforms import LEFT_OUT, why_not
 
+T = TypeVar("T")
 HANG_S = 600.0
 """Beyond this a test is hanging; nothing is measured with it. pytest-timeout waits longer: this tells what hangs."""
 TESTS = Path(__file__).parent
@@ -188,17 +189,25 @@ class Shell:
             self.run("down", "--all", "--force")
         self.die()
 
-    def may_have_clusters(self) -> bool:
-        """What the ledger says, read here: most tests leave nothing, and a command takes its time."""
+    def read_ledger(self, look: Callable[[Ledger], list[T]]) -> list[T]:
+        """What the ledger says, read here: a command takes its time, tells notices and starts a guard."""
         if not (self.home / "ledger.db").exists():
-            return False
+            return []
+        with closing(Ledger.open(self.home)) as ledger:
+            return look(ledger)
+
+    def cluster_states(self) -> list[str]:
+        """Of the clusters that are live, by the ledger."""
+        return self.read_ledger(lambda ledger: [row.state for row in ledger.clusters()])
+
+    def run_states(self) -> list[str]:
+        """Of all runs, by the ledger."""
+        return self.read_ledger(lambda ledger: [row.state for row in ledger.runs()])
+
+    def may_have_clusters(self) -> bool:
         try:
-            ledger = Ledger.open(self.home)
-            try:
-                return bool(ledger.clusters())
-            finally:
-                ledger.close()
-        except Exception:  # one that a test has damaged
+            return bool(self.cluster_states())
+        except Exception:  # a ledger that a test has damaged
             return True
 
     def die(self) -> None:

@@ -86,7 +86,7 @@ def test_away_the_nodes_end_and_the_guard_fetches_what_they_kept(camp: Shell, st
     assert (out / "node1/made.pt").read_text() == "1\n"
     assert (out / "same.pt").read_text() == "same\n"
     assert not (out / "node1/same.pt").exists()
-    until(lambda: not camp.clusters(), "the ledger to know")
+    until(lambda: not camp.cluster_states(), "the ledger to know")
     assert not store.uploads()
     camp.expect_clean()
 

@@ -122,7 +122,7 @@ def test_detach_returns_and_the_guard_finishes(shell: Shell) -> None:
     )
     assert done.stdout == ""
     assert good(shell, "logs", "-f") == "late\n"
-    until(lambda: not shell.clusters(), "the guard's end of the cluster")
+    until(lambda: not shell.cluster_states(), "the guard's end of the cluster")
     assert (shell.folder / "runs/sh-1/out/made.pt").read_text() == "made\n"
     assert shell.json("runs")["runs"][0]["outcome"] == "done"
     shell.expect_clean()
@@ -412,5 +412,5 @@ def test_all_nodes_means_all_that_are_there(shell: Shell) -> None:
 
 def test_the_guard_brings_what_no_pattern_names(shell: Shell) -> None:
     assert shell.run("run", "--detach", "--", "truncate", "-s", "101M", "big.bin").returncode == 0
-    until(lambda: not shell.clusters(), "the guard's end of the cluster")
+    until(lambda: not shell.cluster_states(), "the guard's end of the cluster")
     assert made(shell, "truncate-1") == ["big.bin"]

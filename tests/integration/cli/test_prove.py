@@ -34,7 +34,7 @@ def test_interrupted_it_ends_what_it_made(camp: Shell) -> None:
 def test_killed_the_guard_ends_what_it_made(camp: Shell) -> None:
     died = camp.run("prove", "tent", "--yes", driver="signal:KILL:gpuops.commands.prove.failure_scenarios:ready")
     assert died.returncode == -signal.SIGKILL
-    until(lambda: not camp.clusters() and not standing(camp), "an end to what the proof had made")
+    until(lambda: not camp.cluster_states() and not standing(camp), "an end to what the proof had made")
     camp.expect_clean()
 
 

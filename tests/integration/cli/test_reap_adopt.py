@@ -34,7 +34,7 @@ def expect_whole(shell: Shell, go: Path, nodes: int) -> None:
     lines = [line.rpartition(" ")[2] for line in out.splitlines()]
     assert lines.count("1") == nodes
     assert sorted({int(line) for line in lines}) == list(range(1, max(map(int, lines)) + 1))
-    until(lambda: [one["state"] for one in shell.json("runs")["runs"]] == ["home"], "the results at home")
+    until(lambda: shell.run_states() == ["home"], "the results at home")
     assert (shell.folder / "runs/sh-1/out/result.pt").read_text() == "end\n"
     down = shell.run("down", "lab")
     assert (down.returncode, down.stderr.splitlines()[-1]) == (0, "lab is gone"), down.stderr

@@ -65,7 +65,7 @@ def test_a_wait_is_killed(taken: tuple[Shell, Cloud]) -> None:
     command = waiting(shell, cloud)
     command.kill()
     command.wait()
-    until(lambda: shell.clusters() == [], "an end to what the killed command had begun")
+    until(lambda: not shell.cluster_states(), "an end to what the killed command had begun")
     assert cloud.machines() == []
     shell.expect_clean()
 

@@ -21,7 +21,7 @@ def test_a_signal_during_the_last_fetch(shell: Shell, name: str) -> None:
     )
     assert done.returncode == 130, done.stderr
     assert (GUARD_SAYS in done.stderr) is (name == "INT")
-    until(lambda: not shell.clusters(), "the guard's end of the cluster")
+    until(lambda: not shell.cluster_states(), "the guard's end of the cluster")
     assert (shell.folder / "runs/sh-1/out/made.pt").read_text() == "made\n"
     shell.expect_clean()
 
@@ -49,7 +49,7 @@ def test_down_is_left_by_the_second_signal_and_finished_by_the_guard(shell: Shel
     _, err = down.communicate(timeout=HANG_S)
     assert down.returncode == 130, err
     assert "error: interrupted: the guard goes on ending lab" in err
-    until(lambda: not shell.clusters(), "the guard's end of the cluster")
+    until(lambda: not shell.cluster_states(), "the guard's end of the cluster")
     counting.expect_nothing_left()
     counting.expect_every_byte()
 
@@ -58,7 +58,7 @@ def test_a_run_that_is_still_being_prepared(shell: Shell) -> None:
     gate = shell.home.parent / "gate"
     setup = f"until [ -e {gate} ]; do sleep 0.1; done"
     first = shell.start("run", "--setup", setup, "--", "echo", "hello")
-    until(lambda: [row["state"] for row in shell.json("runs")["runs"]] == ["starting"], "the preparation")
+    until(lambda: shell.run_states() == ["starting"], "the preparation")
     stop = shell.run("stop")
     assert stop.returncode == 2
     assert spoken(stop.stderr) == [

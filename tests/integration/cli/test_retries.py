@@ -328,7 +328,7 @@ def test_killed_while_it_looks(reclaimed: Shell) -> None:
     until(lambda: asked.exists() and len(fair.asked(tents(reclaimed))) >= 4, "a retry that waits")
     command.kill()
     command.wait()
-    until(lambda: reclaimed.clusters() == [], "an end to what the killed command had begun")
+    until(lambda: not reclaimed.cluster_states(), "an end to what the killed command had begun")
     assert record(reclaimed, "python3-1")["verdict"]["outcome"] == "reclaimed"
     reclaimed.expect_clean()
 
@@ -377,7 +377,7 @@ def test_taken_back_while_nobody_looks(fairground: Shell) -> None:
     command.kill()
     command.wait()
     fair.take_back(tents(fairground))
-    until(lambda: fairground.clusters() == [], "the guard's end of it")
+    until(lambda: not fairground.cluster_states(), "the guard's end of it")
     kept = record(fairground, "python3-1")
     assert kept["verdict"]["outcome"] == "reclaimed"
     assert kept["nodes_ended"]["0"]["reason"] == {"kind": "gone", "reclaimed": True, "say": fair.WHY}

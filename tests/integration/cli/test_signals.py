@@ -82,7 +82,7 @@ def test_a_signal_before_there_is_a_run(shell: Shell, place: str, starting: bool
     assert "never" not in done.stdout
     assert "Traceback" not in done.stderr
     shell.expect_clean()
-    until(lambda: not shell.clusters(), "nothing is up")
+    until(lambda: not shell.cluster_states(), "nothing is up")
     assert len(shell.json("runs")["runs"]) == starting
     if name == "INT":
         assert SAYS in done.stderr

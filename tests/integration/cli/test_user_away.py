@@ -57,7 +57,8 @@ def ended(camp: Shell, node: int = 0) -> Any:
 
 def runs(camp: Shell) -> dict[str, Any]:
     """The one run, once somebody has concluded it."""
-    until(lambda: camp.json("runs")["runs"][0]["state"] == "home", "the guard's work")
+    assert camp.run("runs").returncode == 0  # any command starts the guard
+    until(lambda: camp.run_states() == ["home"], "the guard's work")
     found: dict[str, Any] = camp.json("runs")["runs"][0]
     return found
 
@@ -162,7 +163,7 @@ def test_away_the_nodes_keep_the_results_and_end_themselves(camp: Shell, chest: 
         "unclear",
         "its nodes ended while this computer was away; what they kept is on the network volume data, in gpuops/sh-1",
     )
-    until(lambda: not camp.clusters(), "the ledger to know")
+    until(lambda: not camp.cluster_states(), "the ledger to know")
     camp.expect_clean()
 
 

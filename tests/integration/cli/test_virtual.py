@@ -143,7 +143,7 @@ def test_the_command_is_killed_and_the_guard_goes_on(shell: Shell, tmp_path: Pat
     counting.process.wait()
     counting.wait_beside()
     counting.enough()
-    until(lambda: counting.verdict()["state"] == "home", "the results at home")
+    until(lambda: shell.run_states() == ["home"], "the results at home")
     # Its ranks never meet: how long they live decides whether that can be told.
     assert counting.verdict()["outcome"] in ({"done"} if kind == PLAIN else {"unclear", "unformed"})
     counting.expect_every_byte()
@@ -231,7 +231,7 @@ def test_on_a_host_of_ones_own(shell: Shell, tmp_path: Path, host: Sshd) -> None
     counting.process.send_signal(signal.SIGKILL)
     counting.process.wait()
     counting.enough()
-    until(lambda: shell.json("runs")["runs"][-1]["state"] == "home", "the results at home")
+    until(lambda: shell.run_states()[-1] == "home", "the results at home")
     counting.expect_every_byte()
 
     agent_end = "import json,glob,sys; print(len(glob.glob(sys.argv[1])))"

@@ -644,7 +644,7 @@ def test_with_command_and_guard_dead_a_node_ends_by_its_boot_lease(shell: Shell)
     ledger.close()
     shell.run("status")
     shell.expect_clean()
-    until(lambda: not shell.clusters(), "the ledger's word for it")
+    until(lambda: not shell.cluster_states(), "the ledger's word for it")
 
 
 def test_what_is_begun_while_the_guard_leaves_has_another(

@@ -3,19 +3,16 @@
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TypeVar
 
-from gpuops.ledger.store import ClusterRow, Ledger, RunRow
+from gpuops.ledger.store import ClusterRow, RunRow
 from tests.conftest import Shell, until
 from tests.fakes.runpod import FakeRunPod, Pod
 from tests.fakes.runpod.faults import UNMAPPED
 from tests.system.chaos.hits import Saboteur, guards
-
-T = TypeVar("T")
 
 
 @dataclass
@@ -43,19 +40,10 @@ class Tenant:
         return [row.name for row in self.clusters()]
 
     def clusters(self) -> list[ClusterRow]:
-        return self._read(lambda ledger: list(ledger.clusters()))
+        return self.shell.read_ledger(lambda ledger: list(ledger.clusters()))
 
     def runs(self) -> list[RunRow]:
-        return self._read(lambda ledger: list(ledger.runs()))
-
-    def _read(self, look: Callable[[Ledger], list[T]]) -> list[T]:
-        if not (self.shell.home / "ledger.db").exists():
-            return []
-        ledger = Ledger.open(self.shell.home)
-        try:
-            return look(ledger)
-        finally:
-            ledger.close()
+        return self.shell.read_ledger(lambda ledger: list(ledger.runs()))
 
     def lose_ledger(self) -> None:
         """What a new disk would know: who this is, and with whom it ever rented."""

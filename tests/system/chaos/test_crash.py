@@ -28,15 +28,7 @@ def test_killed_after_each_commit(shell: Shell, step: int) -> None:
     after = shell.run("runs", "--json")  # the next command: starts a guard where none is left
     said = after.stderr
 
-    def nothing_left() -> bool:
-        nonlocal said
-        if not shell.is_clean():
-            return False
-        look = shell.run("status", "--json")
-        said += look.stderr
-        return not json.loads(look.stdout)["clusters"]
-
-    until(nothing_left, f"an end to what died after commit {step}")
+    until(lambda: shell.is_clean() and not shell.cluster_states(), f"an end to what died after commit {step}")
     look = shell.run("runs", "--json")
     said += look.stderr
     rows = json.loads(look.stdout)["runs"]
@@ -62,7 +54,7 @@ def test_killed_around_each_provider_call(shell: Shell, point: str) -> None:
     died = shell.run(*WORK, driver=point)
     assert died.returncode == -9
     shell.run("status")  # it may have died before it had a guard
-    until(lambda: shell.is_clean() and not shell.clusters(), f"an end to what died {point}")
+    until(lambda: shell.is_clean() and not shell.cluster_states(), f"an end to what died {point}")
 
 
 LOOPS = ("run", "--nodes", "2", "--all-nodes", "--", "sh", "-c", 'until [ -e "$GPUOPS_STOP_FILE" ]; do sleep 0.1; done')
@@ -76,7 +68,7 @@ def test_killed_between_two_starts_on_a_kept_cluster(shell: Shell) -> None:
     stop = shell.run("stop")
     assert stop.returncode == 0, stop.stderr
     assert stop.stdout.startswith("sh-1 is stopped")
-    until(lambda: shell.json("runs")["runs"][0]["state"] == "home", "the run at home")
+    until(lambda: shell.run_states() == ["home"], "the run at home")
     assert shell.run("run", "--", "echo", "free").stdout == "free\n"
     assert shell.run("down").returncode == 0
     shell.expect_clean()
@@ -85,16 +77,8 @@ def test_killed_between_two_starts_on_a_kept_cluster(shell: Shell) -> None:
 def test_killed_before_the_first_start_it_was_never_started(shell: Shell) -> None:
     assert shell.run("up", "local", "--nodes", "2").returncode == 0
     assert shell.run(*LOOPS, driver="call:start:1:KILL").returncode == -9
-    said = ""
-
-    def home() -> bool:
-        nonlocal said
-        look = shell.run("runs", "--json")
-        said += look.stderr
-        return bool(json.loads(look.stdout)["runs"][0]["state"] == "home")
-
-    until(home, "the run cleared away")
-    until(lambda: "sh-1 was never started" in said + shell.run("runs").stderr, "the guard's notice")
+    until(lambda: shell.run_states() == ["home"], "the run cleared away")
+    until(lambda: "sh-1 was never started" in shell.run("runs").stderr, "the guard's notice")
 
 
 def test_interrupted_between_two_starts_nothing_runs_on(shell: Shell) -> None:
@@ -116,7 +100,7 @@ def test_a_lost_answer_of_create_is_looked_up_by_mark(shell: Shell) -> None:
 
 def test_a_killed_up_is_undone(shell: Shell) -> None:
     assert shell.run("up", "local", "--nodes", "2", driver="after:create").returncode == -9
-    until(lambda: not shell.clusters(), "the half-made cluster undone")
+    until(lambda: not shell.cluster_states(), "the half-made cluster undone")
     shell.expect_clean()
 
 
@@ -124,7 +108,7 @@ def test_a_killed_down_is_finished(shell: Shell) -> None:
     assert shell.run("up", "local").returncode == 0
     assert shell.run("down", driver="before:destroy").returncode == -9
     shell.run("status")
-    until(lambda: not shell.clusters(), "the teardown finished")
+    until(lambda: not shell.cluster_states(), "the teardown finished")
     shell.expect_clean()
 
 

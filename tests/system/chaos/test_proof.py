@@ -39,7 +39,7 @@ def test_killed_at_a_random_moment(shell: Shell, tmp_path: Path, seed: int) -> N
         process.kill()
         process.wait()
     shell.run("status")
-    until(lambda: shell.is_clean() and not shell.clusters(), f"nothing left after a kill at {delay:.2f} s")
+    until(lambda: shell.is_clean() and not shell.cluster_states(), f"nothing left after a kill at {delay:.2f} s")
     log = shell.folder / "runs/python3-1/logs/node0/launcher.out"
     written = side.read_text() if side.exists() else ""
     assert (log.read_text() if log.exists() else "") == written

@@ -73,7 +73,7 @@ class HostCounting(Counting):
 
     def concluded(self) -> dict[str, Any]:
         """The verdict, once the guard has brought everything home."""
-        until(lambda: self.verdict()["state"] == "home", "the guard's work")
+        until(lambda: self.shell.run_states() == ["home"], "the guard's work")
         return self.verdict()
 
     def expect_nothing_left(self) -> None:

@@ -29,7 +29,7 @@ def test_killed_on_the_way(lab: Lab, laptop: Laptop, point: str) -> None:
     died = laptop.run("run", "--on", "ssh", *laptop.naming(*hosts), *WORK, driver=point)
     assert died.returncode == -9, died.stderr
     laptop.run("runs")  # the next command: starts a guard where none is left
-    until(lambda: not laptop.clusters(), f"an end to what died at {point}")
+    until(lambda: not laptop.cluster_states(), f"an end to what died at {point}")
     until(lambda: not any(host.processes() for host in hosts), f"no process: {[h.processes() for h in hosts]}")
     for host in hosts:
         assert not list(root(host).glob("root/.gpuops-*/*/n*")), "no node is left"

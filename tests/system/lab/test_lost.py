@@ -127,7 +127,7 @@ def test_a_lease_that_ends_while_the_laptop_is_away_loses_no_log(lab: Lab, lapto
     (row,) = ledger.clusters()
     ledger.set_cluster(row.id, lease=Lease(hard_end=time.time() - LEASE_MARGIN_S - 1))
     ledger.close()
-    until(lambda: not laptop.clusters(), "the guard's end of the cluster")
+    until(lambda: not laptop.cluster_states(), "the guard's end of the cluster")
     assert (laptop.folder / "runs/sh-1/logs/node0/launcher.out").read_bytes() == b"first\nlast\n"
     (run,) = laptop.json("runs")["runs"]
     assert run["say"] == "the lease of node0 ended the run"
@@ -149,7 +149,7 @@ def test_a_host_that_is_away_when_its_lease_ends_gives_its_logs_when_it_is_back(
     assert ledger.cluster(row.id).state == "up"
     ledger.close()
     lab.mend(host)
-    until(lambda: not laptop.clusters(), "the guard's end of the cluster")
+    until(lambda: not laptop.cluster_states(), "the guard's end of the cluster")
     assert (laptop.folder / "runs/sh-1/logs/node0/launcher.out").read_bytes() == b"first\nlast\n"
     (run,) = laptop.json("runs")["runs"]
     assert run["say"] == "the lease of node0 ended the run"

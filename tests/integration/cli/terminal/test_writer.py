@@ -91,7 +91,7 @@ def test_ctrl_c_ends_the_wait_for_a_reader() -> None:
 def test_machines_are_given_back_while_nobody_reads(shell: Shell) -> None:
     """`gpuops train | less`: the run's output stays where it was until somebody pages on."""
     command = shell.start("run", "--", "seq", "100000", "140000")
-    until(lambda: (shell.folder / "runs").is_dir() and not shell.clusters(), "an end to what the run was on")
+    until(lambda: (shell.folder / "runs").is_dir() and not shell.cluster_states(), "an end to what the run was on")
     assert command.poll() is None, "it waits for its reader"
     out, err = command.communicate(timeout=HANG_S)
     assert command.returncode == 0, err
