@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 import io
 import os
 import sys
@@ -9,8 +10,10 @@ from collections.abc import Iterator
 from typing import Any
 from urllib.parse import unquote, urlsplit
 
+import botocore.session
 from moto.core.base_backend import BackendDict
 from moto.ec2.models import ec2_backends
+from moto.kms import models as kms
 from moto.moto_server.werkzeug_app import DomainDispatcherApplication, create_backend_app
 from moto.s3.models import s3_backends
 
@@ -18,6 +21,10 @@ from tests.fakes.aws.requests import Answer, Request
 
 _APPLICATION = DomainDispatcherApplication(create_backend_app)
 os.environ["MOTO_EC2_LOAD_DEFAULT_AMIS"] = "false"  # for good: others read the environment while a region is made
+botocore.session.create_loader = functools.cache(botocore.session.create_loader)  # type: ignore[attr-defined]
+"""One for all sessions of this process: what one has read of a service, for long, no other reads again."""
+kms.generate_private_key = functools.cache(kms.generate_private_key)  # type: ignore[attr-defined]
+"""One for all disks that nobody encrypts: each region of each account would look for two of its own."""
 
 
 class StandIn:
