@@ -45,11 +45,11 @@ def lease(
         if ours == Lease():
             ctx.out.say(f"note: {row.name} had no end until now")
         ours = leases.extend_lease(ours, by_s, now)
-        live = open_session(ctx, row)
+        session = open_session(ctx, row)
         try:
-            send_lease(live, ours, now)
+            send_lease(session, ours, now)
         finally:
-            live.close()
+            session.close()
         if not ctx.ledger.set_lease(row.id, ours):
             raise NodeError(
                 f"{row.name} is being ended: its lease cannot be extended any more", "gpuops status shows what is left"

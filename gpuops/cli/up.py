@@ -81,10 +81,10 @@ def up(
         ctx.out.result("offers", {"offers": documents, "payer": paid}, lines)
         return
     with ctx.signals:
-        live = cluster.bring_up(ctx, request, name=name, ephemeral=False, wish=lease_limits(machine))
-    live.close()
-    ctx.ledger.set_cluster(live.row.id, owner_process=None)
-    _announce(ctx, live.row, live.machines)
+        session = cluster.bring_up(ctx, request, name=name, ephemeral=False, wish=lease_limits(machine))
+    session.close()
+    ctx.ledger.set_cluster(session.row.id, owner_process=None)
+    _announce(ctx, session.row, session.machines)
 
 
 def _announce(ctx: Context, row: ClusterRow, machines: Sequence[Resource]) -> None:

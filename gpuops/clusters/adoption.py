@@ -92,11 +92,11 @@ class _Node:
 def find_live_run(ctx: Context, lost: LostCluster) -> str:
     """The name of the run that is going on there; empty where there is none, or no node answers."""
     try:
-        live = contact_cluster(_draft_row(ctx, lost), _restore_host_keys(ctx, lost, lost.machines), some=True)
+        session = contact_cluster(_draft_row(ctx, lost), _restore_host_keys(ctx, lost, lost.machines), some=True)
     except GpuopsError:
         return ""
-    live.close()
-    return next((hello.busy for hello in live.hellos if hello and hello.busy), "")
+    session.close()
+    return next((hello.busy for hello in session.hellos if hello and hello.busy), "")
 
 
 def adopt_all(
@@ -218,11 +218,11 @@ def _inspect_nodes(draft: ClusterRow, machines: Sequence[Resource]) -> list[_Nod
     """Every node, as far as it answers. Raises NodeError where a program cannot be started on one."""
     nodes = on_each(lambda index: _Node(runs=_read_node_traces(draft, machines[index], index)), range(len(machines)))
     try:
-        live = contact_cluster(draft, machines, some=True)
+        session = contact_cluster(draft, machines, some=True)
     except NodeError:
         return nodes  # no agent lives there any more: what it left can be had all the same
-    live.close()
-    for node, hello, skew in zip(nodes, live.hellos, live.skews, strict=True):
+    session.close()
+    for node, hello, skew in zip(nodes, session.hellos, session.skews, strict=True):
         node.hello, node.skew = hello, skew
     return nodes
 
@@ -247,11 +247,11 @@ def merge_leases(nodes: Sequence[_Node]) -> tuple[Lease, bool]:
 def _send_lease(ctx: Context, row: ClusterRow, lease: Lease) -> list[str]:
     """Replace the boot lease, which the dead command did not: the nodes would end with it. Returns notes."""
     try:
-        live = open_session(ctx, row)
+        session = open_session(ctx, row)
         try:
-            send_lease(live, lease, ctx.clock.now())
+            send_lease(session, lease, ctx.clock.now())
         finally:
-            live.close()
+            session.close()
     except GpuopsError as error:
         return [f"{row.name} cannot be told its lease and ends by itself soon: {error.message}"]
     return []

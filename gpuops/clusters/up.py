@@ -300,7 +300,7 @@ def bring_up(
         if rented:
             ctx.out.say("not yet protected: keep this computer on until the nodes are ready")
         with ctx.progress.during(f"waiting for {row.name}", request.timeout_min * 60):
-            live = wait_ready(
+            session = wait_ready(
                 ctx,
                 provisioner,
                 row,
@@ -308,9 +308,9 @@ def bring_up(
                 lambda machines: terms.check_price(row.name, offer, _total_price(machines)),
             )
         try:
-            _start_lease(ctx, live, terms, provisioner, offer)
+            _start_lease(ctx, session, terms, provisioner, offer)
         except BaseException:
-            live.close()
+            session.close()
             raise
     except StillBilling:
         with suppress(LedgerUnwritable):  # this command's death says the same
@@ -326,7 +326,7 @@ def bring_up(
             f"{row.name} is undone, {describe_shutdown(ctx.ledger.list_leftovers(row.id)) or 'nothing of it is left'}"
         )
         raise
-    return live
+    return session
 
 
 def _create_first_available(
@@ -367,14 +367,16 @@ def _total_price(machines: Sequence[Resource]) -> float:
     return sum(machine.per_hour for machine in machines)
 
 
-def _start_lease(ctx: Context, live: ClusterSession, terms: Terms, provisioner: Provisioner, offer: Offer) -> None:
+def _start_lease(ctx: Context, session: ClusterSession, terms: Terms, provisioner: Provisioner, offer: Offer) -> None:
     """The run lease replaces the boot lease. Money is counted from the intent on, at the dearer of the two prices."""
     now = ctx.clock.now()
     rented = is_rented(provisioner)
-    actual_price = _total_price(live.machines)
-    terms.check_price(live.row.name, offer, actual_price)
+    actual_price = _total_price(session.machines)
+    terms.check_price(session.row.name, offer, actual_price)
     if actual_price > offer.per_hour * (1 + PRICE_ROUNDING):
-        ctx.out.say(f"note: {live.row.name} costs {money(actual_price)}/h, and {money(offer.per_hour)}/h was offered")
+        ctx.out.say(
+            f"note: {session.row.name} costs {money(actual_price)}/h, and {money(offer.per_hour)}/h was offered"
+        )
     self_destruct = provisioner.capabilities.get("self_destruct", "nothing is known of that")
     if rented and self_destruct is not True:
         ctx.out.say(
@@ -382,8 +384,8 @@ def _start_lease(ctx: Context, live: ClusterSession, terms: Terms, provisioner: 
             "while it is on"
         )
     price = max(offer.per_hour, actual_price)
-    lease = terms.lease(price, now, since=live.row.created)
-    send_lease(live, lease, now)
-    if not ctx.ledger.mark_up(live.row.id, lease, now):
-        raise Interrupted(f"another command ends {live.row.name} while it is being created", "gpuops status")
-    live.row = ctx.ledger.cluster(live.row.id)
+    lease = terms.lease(price, now, since=session.row.created)
+    send_lease(session, lease, now)
+    if not ctx.ledger.mark_up(session.row.id, lease, now):
+        raise Interrupted(f"another command ends {session.row.name} while it is being created", "gpuops status")
+    session.row = ctx.ledger.cluster(session.row.id)

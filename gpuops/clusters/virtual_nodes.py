@@ -25,43 +25,43 @@ from gpuops.transport.connect import connect
 from gpuops.transport.rpc import UnreachableAgent
 
 
-def add_virtual_nodes(ctx: Context, live: ClusterSession, request: RunRequest) -> None:
+def add_virtual_nodes(ctx: Context, session: ClusterSession, request: RunRequest) -> None:
     """See to it that a cluster that answers has the nodes that a run asks for, and say where they are.
 
     Raises UsageError where the machines have not what is asked of them, NodeError.
     """
-    machines = [machine for machine in live.machines if not gpu_shares.is_virtual(machine)]
+    machines = [machine for machine in session.machines if not gpu_shares.is_virtual(machine)]
     if request.nodes <= len(machines):
         return
     wanted = gpu_shares.with_virtual(machines, request.nodes)[: request.nodes]
-    given, notes = gpu_shares.lots(wanted, live.gpus(), request.gpus)
+    given, notes = gpu_shares.lots(wanted, session.gpus(), request.gpus)
     ctx.out.say(gpu_shares.sentence(given, len(machines)))
     for note in notes:
         ctx.out.say(f"note: {note}")
-    missing = [index for index in range(len(machines), request.nodes) if _is_missing(live, index)]
+    missing = [index for index in range(len(machines), request.nodes) if _is_missing(session, index)]
     if missing:
         names = ", ".join(f"node{index}" for index in missing)
         with ctx.progress.during(f"making {names}"):
-            _create_nodes(ctx, live, wanted, missing)
+            _create_nodes(ctx, session, wanted, missing)
 
 
-def _is_missing(live: ClusterSession, index: int) -> bool:
-    return index >= len(live.clients) or isinstance(live.clients[index], UnreachableAgent)
+def _is_missing(session: ClusterSession, index: int) -> bool:
+    return index >= len(session.clients) or isinstance(session.clients[index], UnreachableAgent)
 
 
-def _create_nodes(ctx: Context, live: ClusterSession, wanted: list[Resource], missing: list[int]) -> None:
+def _create_nodes(ctx: Context, session: ClusterSession, wanted: list[Resource], missing: list[int]) -> None:
     """The ledger knows of them when they are there: one that it does not know of is found by its mark, or goes with
     its machine."""
     for index in missing:
-        if index < len(live.clients):  # it was there, and is over
-            _remove_ended_node(ctx, live.row, wanted[index], index)
-    on_each(lambda index: _init_node(ctx, live.row, wanted[index], index), missing)
-    for first, machine in enumerate(machines_of(ctx, live.row)):
+        if index < len(session.clients):  # it was there, and is over
+            _remove_ended_node(ctx, session.row, wanted[index], index)
+    on_each(lambda index: _init_node(ctx, session.row, wanted[index], index), missing)
+    for first, machine in enumerate(machines_of(ctx, session.row)):
         here = [index for index in missing if gpu_shares.owner(wanted[index], index) == first]
-        ctx.ledger.add_virtual_nodes(live.row.id, machine, here)
-    met = on_each(lambda index: contact_node(live.row, wanted[index], index), missing)
+        ctx.ledger.add_virtual_nodes(session.row.id, machine, here)
+    met = on_each(lambda index: contact_node(session.row, wanted[index], index), missing)
     for index, node in zip(missing, met, strict=True):
-        live.join(index, wanted[index], node)
+        session.join(index, wanted[index], node)
 
 
 def _init_node(ctx: Context, row: ClusterRow, machine: Resource, index: int) -> None:

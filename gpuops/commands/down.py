@@ -173,7 +173,7 @@ def _save_runs(ctx: Context, row: ClusterRow, progress: Progress, failed: list[G
     if not runs:
         return []
     try:
-        live = open_session(ctx, row, some=True)
+        session = open_session(ctx, row, some=True)
     except NodeError as error:
         if isinstance(error, MalformedAnswer) or _have_ended(ctx, row):
             for run in runs:
@@ -185,9 +185,9 @@ def _save_runs(ctx: Context, row: ClusterRow, progress: Progress, failed: list[G
             return []
         raise _unsaved_error(row, f"results of {runs[-1].name}", error) from error
     try:
-        return [fetch for run in runs if (fetch := _save_run(ctx, live, run, progress, failed))]
+        return [fetch for run in runs if (fetch := _save_run(ctx, session, run, progress, failed))]
     finally:
-        live.close()
+        session.close()
 
 
 def _save_edits(ctx: Context, row: ClusterRow, progress: Progress, failed: list[GpuopsError]) -> None:
@@ -235,17 +235,17 @@ def _given_up_error(row: ClusterRow, what: str, why: str) -> NodeError:
 
 
 def _save_run(
-    ctx: Context, live: ClusterSession, run: RunRow, progress: Progress, failed: list[GpuopsError]
+    ctx: Context, session: ClusterSession, run: RunRow, progress: Progress, failed: list[GpuopsError]
 ) -> DeferredFetch | None:
     ctx.ledger.set_run(run.id, owner_process=ctx.me)
     ctx.out.say(f"stopping {run.name} and bringing its results home")
-    reports = stop_and_wait(ctx, live, run, "gpuops down")
-    hint = f"try again, or give them up: gpuops down {live.row.name} --force"
-    outcome = finish(ctx, run, Agents(live, reports), Policy(progress, ends_nodes=True, retry_hint=hint))
+    reports = stop_and_wait(ctx, session, run, "gpuops down")
+    hint = f"try again, or give them up: gpuops down {session.row.name} --force"
+    outcome = finish(ctx, run, Agents(session, reports), Policy(progress, ends_nodes=True, retry_hint=hint))
     if outcome.nonsense:
-        failed.append(_given_up_error(live.row, run.name, outcome.nonsense))
+        failed.append(_given_up_error(session.row, run.name, outcome.nonsense))
     if not outcome.deferred_fetch:
         return None
-    ctx.out.say(archive.describe_deferred_fetch(run, live.row.name))
+    ctx.out.say(archive.describe_deferred_fetch(run, session.row.name))
     pending = f"{run.name} is not all home: gpuops pull {run.name} fetches what is in {run.facts.bucket_place}"
     return DeferredFetch(outcome.deferred_fetch, pending)

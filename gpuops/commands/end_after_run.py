@@ -13,61 +13,61 @@ from gpuops.runs import retries
 from gpuops.runs.retries import JobOutcome
 
 
-def end_preempted(ctx: Context, live: ClusterSession, outcome: JobOutcome) -> None:
+def end_preempted(ctx: Context, session: ClusterSession, outcome: JobOutcome) -> None:
     """End what is left of preempted machines; where that fails, nothing replaces them."""
-    per_hour = sum(machine.per_hour for machine in live.machines)
-    ended = end_after(ctx, live, "its provider took machines back", outcome)
-    outcome.gone = ctx.ledger.cluster(live.row.id)
+    per_hour = sum(machine.per_hour for machine in session.machines)
+    ended = end_after(ctx, session, "its provider took machines back", outcome)
+    outcome.gone = ctx.ledger.cluster(session.row.id)
     outcome.cost = retries.final_cost(outcome.gone, per_hour)
     if not ended:
         outcome.loss = None
 
 
-def end_after(ctx: Context, live: ClusterSession, why: str, result: JobOutcome | BaseException) -> bool:
+def end_after(ctx: Context, session: ClusterSession, why: str, result: JobOutcome | BaseException) -> bool:
     """End what this command brought up. Returns whether nothing of it is left; where something may be, that decides
     the exit code of `result` if it is the worse of the two."""
-    code = end_cluster(ctx, live, why)
+    code = end_cluster(ctx, session, why)
     if isinstance(result, JobOutcome | GpuopsError | Interrupted):
         result.exit_code = worst_exit_code(result.exit_code, code)
     return not code
 
 
-def end_cluster(ctx: Context, live: ClusterSession, why: str) -> int:
+def end_cluster(ctx: Context, session: ClusterSession, why: str) -> int:
     """End what this command brought up, and print what became of it. Returns an exit code, 0 where nothing is left.
 
     A cluster whose runs are not finished is handed to the guard instead.
     """
     ctx.signals.backward()
-    if ctx.ledger.cluster(live.row.id).state is ClusterState.GONE:
+    if ctx.ledger.cluster(session.row.id).state is ClusterState.GONE:
         return 0  # before what was in a bucket was fetched, or by another command
     began = ctx.clock.monotonic()
-    if any(run.state in (RunState.RUNNING, RunState.ENDED) for run in ctx.ledger.runs(cluster=live.row.id)):
-        if hand_over(ctx, live):
+    if any(run.state in (RunState.RUNNING, RunState.ENDED) for run in ctx.ledger.runs(cluster=session.row.id)):
+        if hand_over(ctx, session):
             ctx.out.say(
-                f"{live.row.name} is kept for now: the guard brings the results home and ends {live.row.name}; "
-                f"`gpuops down {live.row.name} --force` gives them up"
+                f"{session.row.name} is kept for now: the guard brings the results home and ends {session.row.name}; "
+                f"`gpuops down {session.row.name} --force` gives them up"
             )
         return NodeError.exit_code
-    nodes = len(live.machines)
-    live.close()
+    nodes = len(session.machines)
+    session.close()
     try:
-        tear_down(ctx, live.row.id, why)
+        tear_down(ctx, session.row.id, why)
     except GpuopsError as error:
         ctx.out.say(f"error: {error.message}\nhint: {error.hint}")
         return error.exit_code
-    left = describe_shutdown(ctx.ledger.list_leftovers(live.row.id)) or "nothing left"
-    ended = f"{plural(nodes, 'node')} of {live.row.name} ended"
+    left = describe_shutdown(ctx.ledger.list_leftovers(session.row.id)) or "nothing left"
+    ended = f"{plural(nodes, 'node')} of {session.row.name} ended"
     ctx.out.say(f"{ended}, {left} ({span(ctx.clock.monotonic() - began)})")
     return 0
 
 
-def hand_over(ctx: Context, live: ClusterSession) -> bool:
+def hand_over(ctx: Context, session: ClusterSession) -> bool:
     """Give the cluster and this command's runs to the guard. Returns whether one works; where not, that is printed."""
     try:
-        for run in ctx.ledger.runs(cluster=live.row.id):
+        for run in ctx.ledger.runs(cluster=session.row.id):
             if run.owner_process == ctx.me:
                 ctx.ledger.set_run(run.id, owner_process=None)
-        ctx.ledger.set_cluster(live.row.id, owner_process=None)
+        ctx.ledger.set_cluster(session.row.id, owner_process=None)
     except LedgerUnwritable:
         pass  # this command ends now, and a dead owner process says the same
-    return ctx.try_ensure_guard(live.row)
+    return ctx.try_ensure_guard(session.row)

@@ -176,13 +176,13 @@ def _show_live(ctx: Context, row: RunRow, log_filter: Filter, follow: bool) -> N
 
 def _print_live(ctx: Context, row: RunRow, log_filter: Filter, follow: bool) -> None:
     try:
-        live = open_session(ctx, ctx.ledger.cluster(row.cluster), some=True)
+        session = open_session(ctx, ctx.ledger.cluster(row.cluster), some=True)
     except GpuopsError as error:
         return _print_unreachable(ctx, row, log_filter, follow, error)
     try:
         for index in range(request_of(row).nodes):
             try:
-                mirror(live.clients[index], row.name, index, RunHome(row.home), False, lambda *_: None)
+                mirror(session.clients[index], row.name, index, RunHome(row.home), False, lambda *_: None)
             except GpuopsError as error:
                 ctx.out.say(f"note: {error.message}; its lines so far are those at home")
         if not follow:
@@ -190,11 +190,11 @@ def _print_live(ctx: Context, row: RunRow, log_filter: Filter, follow: bool) -> 
         tail = _make_tail(ctx, row, log_filter)
         with show_waiting(ctx, row, log_filter) as first:
             _print(ctx, close_at_first_line(first, tail.new()), log_filter.tail)
-            _follow_lines(ctx, live, row, tail, first)
+            _follow_lines(ctx, session, row, tail, first)
         _print(ctx, tail.rest())
         _say_verdict(ctx, row)
     finally:
-        live.close()
+        session.close()
 
 
 def _print_unreachable(ctx: Context, row: RunRow, log_filter: Filter, follow: bool, error: GpuopsError) -> None:
@@ -215,8 +215,8 @@ def _print_unreachable(ctx: Context, row: RunRow, log_filter: Filter, follow: bo
     return None
 
 
-def _follow_lines(ctx: Context, live: ClusterSession, row: RunRow, tail: HomeTail, first: ExitStack) -> None:
-    following, remarks = follow_with_remarks(ctx, live, row)
+def _follow_lines(ctx: Context, session: ClusterSession, row: RunRow, tail: HomeTail, first: ExitStack) -> None:
+    following, remarks = follow_with_remarks(ctx, session, row)
     while not following.watch(POLL_INTERVAL_S):
         _print(ctx, close_at_first_line(first, tail.new()))
         remarks.poll()

@@ -80,19 +80,19 @@ def pull_project_edits(ctx: Context, cluster: str | None) -> PulledEdits:
     """Download the project's files that were edited on the nodes; where the file here was changed as well, the node's
     is put beside it. Raises UsageError, and NodeError where some of it is missing."""
     row = selection.pick_cluster(ctx.ledger.clusters(), ctx.folder, cluster, "gpuops pull --edits --cluster")
-    live = open_session(ctx, row, some=True)
+    session = open_session(ctx, row, some=True)
     record = PushRecord(ctx.home, row.token, "project")
     brought: list[PulledEdit] = []
     failed: dict[int, NodeError] = {}
     refused: list[str] = []
     try:
         with ctx.progress.during("looking for what was edited on the nodes"):
-            for index, client in enumerate(live.clients):
+            for index, client in enumerate(session.clients):
                 with _collect_failure(failed, index):
                     if refusal := pull_edits(client, "project", ctx.folder, record, brought):
                         refused.append(f"{client.label}: {refusal}")
     finally:
-        live.close()
+        session.close()
     if failed or refused:
         for edit in brought:
             ctx.out.say(edit.say)
@@ -126,26 +126,26 @@ def _pull_from_bucket(ctx: Context, row: RunRow, cluster: ClusterRow, progress: 
     return bool(fetched.brought)
 
 
-def _pull_from_nodes(ctx: Context, live: ClusterSession, row: RunRow, progress: Progress) -> None:
+def _pull_from_nodes(ctx: Context, session: ClusterSession, row: RunRow, progress: Progress) -> None:
     """Download what a run's nodes have. Raises NodeError where some of it is missing."""
     nodes = range(request_of(row).nodes)
     reports: dict[int, NodeReport] = {}
     failed: dict[int, NodeError] = {}
     for index in nodes:
         with _collect_failure(failed, index):
-            result = mirror(live.clients[index], row.name, index, RunHome(row.home), False, lambda *_: None)
+            result = mirror(session.clients[index], row.name, index, RunHome(row.home), False, lambda *_: None)
             if result is not None:
                 reports[index] = parse_report(index, result)
     if failed:
-        fetch_now(live, row, progress, final=False, nodes=[index for index in nodes if index not in failed])
+        fetch_now(session, row, progress, final=False, nodes=[index for index in nodes if index not in failed])
         raise _partial_error(failed, f"what {row.name} made there is not home", f"gpuops pull {row.name}")
     if len(reports) == len(nodes) and row.state is RunState.ENDED:
-        outcome = finish(ctx, row, Agents(live, reports), Policy(progress))
+        outcome = finish(ctx, row, Agents(session, reports), Policy(progress))
         if outcome.missing:
             raise NodeError(f"results of {row.name} are not home: {outcome.missing}", "try again: gpuops pull")
     else:
         with progress.during(f"looking at what {row.name} made"):
-            fetch_now(live, row, progress, final=len(reports) == len(nodes))
+            fetch_now(session, row, progress, final=len(reports) == len(nodes))
 
 
 def pull_results(ctx: Context, name: str | None, progress: Progress) -> PulledResults:
@@ -161,11 +161,11 @@ def pull_results(ctx: Context, name: str | None, progress: Progress) -> PulledRe
                 f"{row.name} has results that are not home, and {cluster.name} is {cluster.state}",
                 "`gpuops status --cloud` shows what is still there",
             )
-        live = open_session(ctx, cluster, some=True)
+        session = open_session(ctx, cluster, some=True)
         try:
-            _pull_from_nodes(ctx, live, row, progress)
+            _pull_from_nodes(ctx, session, row, progress)
         finally:
-            live.close()
+            session.close()
     files = list_outputs(home)
     if not files and not home.path.exists():
         where = "`gpuops runs` lists where each run's results are"

@@ -52,7 +52,7 @@ def push_project(
     if dry_run:
         return PushOutcome(tree, None)
     row = selection.pick_cluster(ctx.ledger.clusters(), ctx.folder, cluster, "gpuops push --cluster")
-    live = open_session(ctx, row)
+    session = open_session(ctx, row)
     try:
         first, *more = upload.summary(tree)
         for sentence in (f"code: {first}", *more):
@@ -60,10 +60,10 @@ def push_project(
         with progress.during("comparing the project with what the nodes have"):
             record = PushRecord(ctx.home, row.token, "project")
             reports = upload.push_many(
-                live.present(), "project", tree, overwrite=overwrite, progress=progress, record=record
+                session.present(), "project", tree, overwrite=overwrite, progress=progress, record=record
             )
     finally:
-        live.close()
+        session.close()
     return PushOutcome(tree, reports)
 
 

@@ -44,15 +44,15 @@ def stop(ctx: Context, run: RunRow, progress: Progress) -> str:
             raise UsageError(f"{run.name} is still being prepared", "press Ctrl-C where it was started")
         return f"{run.name} was never started: the guard removes it"
     row = ctx.ledger.cluster(run.cluster)
-    live = open_session(ctx, row, some=True)
+    session = open_session(ctx, row, some=True)
     try:
-        reports = stop_and_wait(ctx, live, run, "gpuops stop")
+        reports = stop_and_wait(ctx, session, run, "gpuops stop")
         if ctx.ledger.take_run_ownership(run.id, ctx.me):
-            finish(ctx, run, Agents(live, reports), Policy(progress))
+            finish(ctx, run, Agents(session, reports), Policy(progress))
         elif _has_live_owner(ctx, run) and all(one.kind == ReasonKind.NEVER_STARTED for one in reports.values()):
             raise UsageError(f"{run.name} is only just being started", f"try again: gpuops stop {run.name}")
     finally:
-        live.close()
+        session.close()
     return f"{run.name} is stopped; its results are in {run.home}"
 
 

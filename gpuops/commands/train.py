@@ -112,36 +112,36 @@ def _run_attempt(attempt: RunAttempt) -> JobOutcome:
     """One run on one cluster, which is gone afterwards where it was brought up for it. What is to be replaced (`loss`)
     is gone in any case."""
     ctx, job, choice = attempt.ctx, attempt.job, attempt.plan.choice
-    live = _open_session(ctx, attempt.plan, attempt.retries.approval)
+    session = _open_session(ctx, attempt.plan, attempt.retries.approval)
     try:
-        outcome = _run_on(attempt, live)
+        outcome = _run_on(attempt, session)
     except HandOver:
-        hand_over(ctx, live)
+        hand_over(ctx, session)
         raise
     except BaseException as error:
         ctx.signals.backward()
         if attempt.owns_cluster or isinstance(error, MachineGone):
             why = "interrupted" if isinstance(error, Interrupted) else "the run could not be started"
-            end_after(ctx, live, why, error)
+            end_after(ctx, session, why, error)
         elif choice.row is None:
-            _say_kept(ctx, live)
+            _say_kept(ctx, session)
         raise
     finally:
-        live.close()
+        session.close()
     if ctx.signals.count or choice.row is not None or (job.keep and attempt.retries.left <= 0):
         outcome.loss = None
     if outcome.loss is not None:
-        end_preempted(ctx, live, outcome)
+        end_preempted(ctx, session, outcome)
     elif attempt.owns_cluster and not (job.detach and outcome.document.get("detached")):
-        end_after(ctx, live, "its run ended", outcome)
+        end_after(ctx, session, "its run ended", outcome)
     elif choice.row is None and not outcome.document.get("detached"):
-        ctx.ledger.set_cluster(live.row.id, owner_process=None)
-        _say_kept(ctx, live)
+        ctx.ledger.set_cluster(session.row.id, owner_process=None)
+        _say_kept(ctx, session)
     return outcome
 
 
-def _say_kept(ctx: Context, live: ClusterSession) -> None:
-    ctx.out.say(f"{live.row.name} is kept: `gpuops down {live.row.name}` ends it")
+def _say_kept(ctx: Context, session: ClusterSession) -> None:
+    ctx.out.say(f"{session.row.name} is kept: `gpuops down {session.row.name}` ends it")
 
 
 def _open_session(ctx: Context, plan: Plan, approval: PriceApproval) -> ClusterSession:
@@ -180,21 +180,21 @@ def estimate_upload(ctx: Context, job: Job, offer: Offer) -> str:
     return upload.describe_estimate(size, offer.nodes, offer.per_hour, upload.read_upload_rate(ctx.home / "cache"))
 
 
-def _run_on(attempt: RunAttempt, live: ClusterSession) -> JobOutcome:
+def _run_on(attempt: RunAttempt, session: ClusterSession) -> JobOutcome:
     """Prepare, launch, follow and finish a run. Raises MachineGone where a machine ended before and may be replaced."""
     ctx, job = attempt.ctx, attempt.job
-    request = retention.complete_request(ctx, live, job.request)
-    prepared = _start(attempt, live, request)
+    request = retention.complete_request(ctx, session, job.request)
+    prepared = _start(attempt, session, request)
     row = ctx.ledger.run(prepared.row.id)
     ctx.out.say(f"{row.name} runs on {_describe_placement(prepared)}; results come to {row.home}")
-    if hold := retention.describe_hold(ctx, live, row, request):
+    if hold := retention.describe_hold(ctx, session, row, request):
         ctx.out.say(f"note: {hold}")
     if job.detach:
-        return _detach(ctx, live, row, attempt.owns_cluster)
-    reports = _follow(ctx, live, prepared, row)
-    run = finish(ctx, ctx.ledger.run(row.id), Agents(live, reports), Policy(attempt.progress, ends_nodes=True))
+        return _detach(ctx, session, row, attempt.owns_cluster)
+    reports = _follow(ctx, session, prepared, row)
+    run = finish(ctx, ctx.ledger.run(row.id), Agents(session, reports), Policy(attempt.progress, ends_nodes=True))
     if run.deferred_fetch:
-        run = _fetch_deferred(ctx, live, row, run, run.deferred_fetch, attempt.owns_cluster)
+        run = _fetch_deferred(ctx, session, row, run, run.deferred_fetch, attempt.owns_cluster)
     if attempt.retries.resumed(retries.first_step_time(row)):
         run = dataclasses.replace(run, record=run.record.with_retries(attempt.retries.documents))
         run.home.write_record(run.record)
@@ -202,50 +202,50 @@ def _run_on(attempt: RunAttempt, live: ClusterSession) -> JobOutcome:
         verdict = dataclasses.replace(run.verdict, hint=run.verdict.hint.removesuffix(RETRIES_HINT))
         run = dataclasses.replace(run, verdict=verdict)
     outcome = _job_outcome(ctx, run)
-    outcome.loss = retries.find_preemption(row, live.row, run) if job.retries else None
+    outcome.loss = retries.find_preemption(row, session.row, run) if job.retries else None
     return outcome
 
 
-def _start(attempt: RunAttempt, live: ClusterSession, request: RunRequest) -> Prepared:
+def _start(attempt: RunAttempt, session: ClusterSession, request: RunRequest) -> Prepared:
     """Prepare the run and launch it. Raises MachineGone where a machine has ended and may be replaced."""
     ctx, job = attempt.ctx, attempt.job
     try:
-        prepared = prepare(ctx, attempt.settings, live, request, job.sending, attempt.progress)
+        prepared = prepare(ctx, attempt.settings, session, request, job.sending, attempt.progress)
         if attempt.retries.losses:  # in the ledger, so that every process that writes the record has them
             facts = ctx.ledger.run(prepared.row.id).facts
             ctx.ledger.set_run(prepared.row.id, facts={**facts, "retries": attempt.retries.documents})
-        _launch(ctx, live, prepared)
+        _launch(ctx, session, prepared)
     except NodeError as error:
         if not job.retries or ctx.signals.count:
             raise
-        gone = retries.find_ended_machine(ctx, live, error)
+        gone = retries.find_ended_machine(ctx, session, error)
         if gone is None:
             raise
         raise gone from error
     return prepared
 
 
-def _follow(ctx: Context, live: ClusterSession, prepared: Prepared, row: RunRow) -> dict[int, NodeReport]:
+def _follow(ctx: Context, session: ClusterSession, prepared: Prepared, row: RunRow) -> dict[int, NodeReport]:
     """Show the run until it has ended, launched once more where its port was taken. Returns the nodes' reports."""
     tail = HomeTail(RunHome(row.home), make_merger(ctx, row, Filter()), TracebackFilter(TRACEBACK_HOLD_S, ctx.clock))
     while True:
-        reports = dict(show_run(ctx, live, row, tail).reports)
+        reports = dict(show_run(ctx, session, row, tail).reports)
         may_relaunch = not ctx.signals.count and prepared.attempt <= RELAUNCHES_MAX
         if not may_relaunch or not has_port_clash(prepared.request, reports):
             return reports
         ctx.out.say("the port was taken by another program in the meantime: launching once more")
-        _launch(ctx, live, prepared)
+        _launch(ctx, session, prepared)
 
 
 def _fetch_deferred(
-    ctx: Context, live: ClusterSession, row: RunRow, run: RunOutcome, fetch: Callable[[], RunOutcome], ours: bool
+    ctx: Context, session: ClusterSession, row: RunRow, run: RunOutcome, fetch: Callable[[], RunOutcome], ours: bool
 ) -> RunOutcome:
     """What is in a bucket comes home when nothing bills any more, and stays there while something may. Raises
     Interrupted, which loses nothing."""
     stopped = ctx.signals.count
     if ours:
-        ctx.out.say(archive.describe_deferred_fetch(row, live.row.name))
-        if end_cluster(ctx, live, "its run ended"):
+        ctx.out.say(archive.describe_deferred_fetch(row, session.row.name))
+        if end_cluster(ctx, session, "its run ended"):
             return run  # this command and then the guard try to end them first: a fetch may take hours
         if not stopped:
             try:
@@ -260,12 +260,12 @@ def _fetch_deferred(
         raise
 
 
-def _launch(ctx: Context, live: ClusterSession, prepared: Prepared) -> None:
+def _launch(ctx: Context, session: ClusterSession, prepared: Prepared) -> None:
     try:
-        launch(ctx, live, prepared)
+        launch(ctx, session, prepared)
     except BaseException as error:
         record_not_started(ctx, prepared.row, error)
-        release(live, prepared.row)
+        release(session, prepared.row)
         raise
 
 
@@ -291,18 +291,18 @@ def _job_outcome(ctx: Context, run: RunOutcome) -> JobOutcome:
     return JobOutcome(code, document, last)
 
 
-def _detach(ctx: Context, live: ClusterSession, row: RunRow, ours: bool) -> JobOutcome:
+def _detach(ctx: Context, session: ClusterSession, row: RunRow, ours: bool) -> JobOutcome:
     """Leave the run to the guard, which brings results home and, where the cluster is the run's own, ends it."""
     ctx.ledger.set_run(row.id, owner_process=None)
-    ctx.ledger.set_cluster(live.row.id, owner_process=None)
+    ctx.ledger.set_cluster(session.row.id, owner_process=None)
     code = 0
-    after = "then ends the nodes" if ours else f"{live.row.name} stays up"
+    after = "then ends the nodes" if ours else f"{session.row.name} stays up"
     say = f"detached: the guard brings the results home, {after}; follow it with: gpuops logs {row.name} -f"
-    if not ctx.try_ensure_guard(live.row):
+    if not ctx.try_ensure_guard(session.row):
         code = LocalDisk.exit_code
         say = f"detached, without a guard: `gpuops pull {row.name}` brings the results home"
     return JobOutcome(
         code,
-        {"run": row.name, "home": str(row.home), "cluster": live.row.name, "detached": True, "exit_code": code},
+        {"run": row.name, "home": str(row.home), "cluster": session.row.name, "detached": True, "exit_code": code},
         [say],
     )

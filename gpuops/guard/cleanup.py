@@ -148,7 +148,7 @@ def _stop_owned_runs(ctx: Context, row: ClusterRow, runs: list[RunRow]) -> None:
     if not runs:
         return
     try:
-        live = open_session(ctx, row, some=True)
+        session = open_session(ctx, row, some=True)
     except NodeError:
         return  # it has ended already, or is out of reach for their commands too
     except Exception as error:
@@ -156,12 +156,12 @@ def _stop_owned_runs(ctx: Context, row: ClusterRow, runs: list[RunRow]) -> None:
         return
     try:
         for run in runs:
-            stop_nodes(live, run.name, "graceful", STOP_REASON, kind="lease")
+            stop_nodes(session, run.name, "graceful", STOP_REASON, kind="lease")
     except Exception as error:
         _note_given_up(ctx, f"what runs on {row.name} could not be stopped in good order", error)
         return
     finally:
-        live.close()
+        session.close()
     for _ in Poller.every(ctx.clock, POLL_INTERVAL_S, ctx.clock.monotonic() + RESULTS_TIMEOUT_S):
         if all(ctx.ledger.run(run.id).state is RunState.HOME for run in runs):
             return
@@ -203,18 +203,18 @@ def _finish_run(
         return False  # a command took it while another run was finished
     run = ctx.ledger.run(run.id)  # its owner may have launched it just before it died
     try:
-        live = _open_session(ctx, row)
+        session = _open_session(ctx, row)
     except NodeError as error:
         is_given_up = stop_s is not None or isinstance(error, MalformedAnswer)
         _finish(ctx, row, run, _unreachable_source(ctx, row, error, is_given_up=is_given_up), Policy(Silent()))
         return True
     try:
-        reports = _follow(ctx, live, run, stop_s)
+        reports = _follow(ctx, session, run, stop_s)
         if reports is not None:
             policy = Policy(Silent(), deferred is not None, retry_hint=RETRY_HINT if stop_s is None else None)
-            _finish(ctx, row, run, _results_source(ctx, live, run, reports), policy, deferred)
+            _finish(ctx, row, run, _results_source(ctx, session, run, reports), policy, deferred)
     finally:
-        live.close()
+        session.close()
     return reports is not None
 
 
@@ -228,26 +228,26 @@ def _open_session(ctx: Context, row: ClusterRow) -> ClusterSession:
     return open_session(ctx, row, some=True)
 
 
-def _follow(ctx: Context, live: ClusterSession, run: RunRow, stop_s: float | None) -> dict[int, NodeReport] | None:
+def _follow(ctx: Context, session: ClusterSession, run: RunRow, stop_s: float | None) -> dict[int, NodeReport] | None:
     """The reports of the nodes that ended in time; None where a command took the run over."""
     if stop_s is not None:
-        stop_nodes(live, run.name, "graceful", STOP_REASON, kind="lease")
-    follower = make_follower(ctx, live, run, lambda *_: None, Silent().say)
+        stop_nodes(session, run.name, "graceful", STOP_REASON, kind="lease")
+    follower = make_follower(ctx, session, run, lambda *_: None, Silent().say)
     follower.start()
-    fetching, renewal = LiveFetch(live, run, ctx.clock), UrlRenewal(ctx, live, run)
+    fetching, renewal = LiveFetch(session, run, ctx.clock), UrlRenewal(ctx, session, run)
     deadline = math.inf if stop_s is None else ctx.clock.monotonic() + stop_s
     is_stopping_now = False
     for attempt in Poller.every(ctx.clock, POLL_INTERVAL_S, wait=follower.wait):
         if follower.has_ended:
             break
-        if ctx.ledger.cluster(live.row.id).state is not ClusterState.UP or not _owns_run(ctx, run):
+        if ctx.ledger.cluster(session.row.id).state is not ClusterState.UP or not _owns_run(ctx, run):
             follower.quit()
             return None
         if stop_s is not None and attempt.started > deadline:
             if is_stopping_now:
                 follower.quit()
                 break
-            stop_nodes(live, run.name, "now", STOP_REASON, kind="lease")
+            stop_nodes(session, run.name, "now", STOP_REASON, kind="lease")
             is_stopping_now, deadline = True, ctx.clock.monotonic() + stop_s
         fetching.poll()
         renewal.poll()
@@ -275,7 +275,7 @@ def _finish(
 
 
 def _results_source(
-    ctx: Context, live: ClusterSession, run: RunRow, reports: Mapping[int, NodeReport]
+    ctx: Context, session: ClusterSession, run: RunRow, reports: Mapping[int, NodeReport]
 ) -> Agents | Disks | None:
     """The agents; where all nodes ended while they were followed, the disks of hosts of the user's own, which stay.
     None: no node knows the run."""
@@ -283,12 +283,12 @@ def _results_source(
         return None
     nodes = range(request_of(run).nodes)
     ended = len(reports) == len(nodes) and all(report.kind == ReasonKind.ENDED for report in reports.values())
-    if ended and not is_rented(ctx.provisioner(live.row.provider)):
+    if ended and not is_rented(ctx.provisioner(session.row.provider)):
         error = NodeError("its node has ended", "gpuops runs shows what came of it")
-        return Disks(live.row, error, reports=reports)
+        return Disks(session.row, error, reports=reports)
     running = {index: lost_report(index, f"node{index} did not stop in time", ReasonKind.UNREACHABLE)
                for index in nodes}  # fmt: skip
-    return Agents(live, {**running, **reports})
+    return Agents(session, {**running, **reports})
 
 
 def _unreachable_source(ctx: Context, row: ClusterRow, error: NodeError, *, is_given_up: bool) -> Disks:

@@ -58,13 +58,13 @@ class LinkSpeed:
     mb_s: float | None
 
 
-def find_rendezvous(ctx: Context, live: ClusterSession, nodes: int, *, alone: bool) -> Rendezvous:
+def find_rendezvous(ctx: Context, session: ClusterSession, nodes: int, *, alone: bool) -> Rendezvous:
     """Probe the network between the first `nodes` nodes, print what was found, and choose endpoints. Raises NodeError.
 
     `alone`: no traffic of the run leaves a node, or all nodes are on this computer. Then, and where all nodes turn out
     to be on one machine, they use its loopback interface, which is not probed.
     """
-    clients = live.clients[:nodes]
+    clients = session.clients[:nodes]
     if alone or nodes == 1:
         return _loopback_rendezvous(clients)
     networks: list[MachineAddresses] = on_each(
@@ -72,9 +72,9 @@ def find_rendezvous(ctx: Context, live: ClusterSession, nodes: int, *, alone: bo
     )
     if len({_machine_identity(network) for network in networks}) == 1:
         return _loopback_rendezvous(clients)
-    for note in clock_notes(live, nodes):
+    for note in clock_notes(session, nodes):
         ctx.out.say(f"note: {note}")
-    return _probe_network(ctx, live, clients, networks)
+    return _probe_network(ctx, session, clients, networks)
 
 
 def _loopback_rendezvous(clients: Sequence[AgentClient]) -> Rendezvous:
@@ -88,7 +88,7 @@ def _machine_identity(network: MachineAddresses) -> str:
 
 
 def _probe_network(
-    ctx: Context, live: ClusterSession, clients: Sequence[AgentClient], networks: Sequence[MachineAddresses]
+    ctx: Context, session: ClusterSession, clients: Sequence[AgentClient], networks: Sequence[MachineAddresses]
 ) -> Rendezvous:
     token = secrets.token_hex(32)
     with _listening(clients, token) as ports:
@@ -99,7 +99,7 @@ def _probe_network(
                     ports[index],
                     _machine_identity(network),
                 )
-                for index, (machine, network) in enumerate(zip(live.machines, networks, strict=False))
+                for index, (machine, network) in enumerate(zip(session.machines, networks, strict=False))
             ]
         )
         results = _probe_paths(clients, token, peers)
@@ -231,10 +231,10 @@ def _format_rate(mb_s: float) -> str:
     return f"{_two_digits(mb_s / 1000)} GB/s" if mb_s >= 1000 else f"{_two_digits(mb_s)} MB/s"
 
 
-def clock_notes(live: ClusterSession, nodes: int) -> list[str]:
+def clock_notes(session: ClusterSession, nodes: int) -> list[str]:
     """Notes on clocks that differ between nodes: they do not stop a run."""
     found = []
-    skews = live.skews[:nodes]
+    skews = session.skews[:nodes]
     if skews and max(skews) - min(skews) > MAX_CLOCK_SKEW_S:
         slow, fast = skews.index(max(skews)), skews.index(min(skews))
         found.append(

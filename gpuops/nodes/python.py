@@ -97,7 +97,7 @@ class PreparedNode:
 def prepare_pythons(
     ctx: Context,
     settings: Settings,
-    live: ClusterSession,
+    session: ClusterSession,
     request: RunRequest,
     folder: Path,
     endpoints: Sequence[Endpoint],
@@ -106,11 +106,11 @@ def prepare_pythons(
     """Each node's Python and ranks, at its endpoint. Raises NodeError where torch differs between nodes, or cannot use
     their GPUs."""
 
-    shared = has_capability(ctx.provisioner(live.row.provider), "shares_disk")
-    shares, _ = lots(live.machines[: request.nodes], live.gpus(), request.gpus)
+    shared = has_capability(ctx.provisioner(session.row.provider), "shares_disk")
+    shares, _ = lots(session.machines[: request.nodes], session.gpus(), request.gpus)
 
     def prepare(index: int) -> PreparedNode:
-        client, hello, share = live.clients[index], live.hello(index), shares[index]
+        client, hello, share = session.clients[index], session.hello(index), shares[index]
         chosen = _choose_python(ctx, settings, client, hello, request, folder, shared, progress)
         facts = NodeFacts(
             index=index,
@@ -121,7 +121,7 @@ def prepare_pythons(
             gpus=share.gpus,
             interface=endpoints[index].interface,
             address=endpoints[index].address,
-            env=dict(live.machines[index].data.get("env") or {}),
+            env=dict(session.machines[index].data.get("env") or {}),
         )
         own = [gpu for gpu in hello.gpus if share.gpus is None or str(gpu.index) in share.gpus]
         used = own[: facts.ranks]
@@ -234,7 +234,7 @@ def setup_command(request: RunRequest, folder: Path, python: str, *, rented: boo
 
 def run_setup(
     ctx: Context,
-    live: ClusterSession,
+    session: ClusterSession,
     tree: str,
     folder: Path,
     commands: Sequence[str],
@@ -248,7 +248,7 @@ def run_setup(
     """
 
     def set_up(node: PreparedNode, command: str) -> None:
-        client = live.clients[node.facts.index]
+        client = session.clients[node.facts.index]
         key = setup_key(command, node.facts.python, folder)
         output = b""
         stream = client.stream(
@@ -272,8 +272,8 @@ def run_setup(
                 f"the set-up command `{command}` failed on node{node.facts.index} with exit code "
                 f"{end.code}: {last[-1] if last else 'it said nothing'}",
                 "correct the command, or look at the node: "
-                + ("with --keep it stays" if live.row.ephemeral else f"gpuops ssh {live.row.name}")
-                + f"{f' --node {node.facts.index}' if node.facts.index and not live.row.ephemeral else ''}",
+                + ("with --keep it stays" if session.row.ephemeral else f"gpuops ssh {session.row.name}")
+                + f"{f' --node {node.facts.index}' if node.facts.index and not session.row.ephemeral else ''}",
             )
         if not end.skipped:
             ctx.out.say(f"node{node.facts.index}: set up")
@@ -284,7 +284,7 @@ def run_setup(
         for index in group:
             set_up(*by_index[index])
 
-    on_each(set_up_in_turn, group_by_machine(live, by_index))
+    on_each(set_up_in_turn, group_by_machine(session, by_index))
 
 
 def setup_key(command: str, python: str, folder: Path) -> str:
@@ -293,11 +293,11 @@ def setup_key(command: str, python: str, folder: Path) -> str:
     return hashlib.sha256("\0".join([command, python, *read]).encode()).hexdigest()[:12]
 
 
-def group_by_machine(live: ClusterSession, nodes: Iterable[int]) -> list[list[int]]:
+def group_by_machine(session: ClusterSession, nodes: Iterable[int]) -> list[list[int]]:
     """The nodes, grouped by their machine."""
     machines: dict[str, list[int]] = {}
     for index in nodes:
-        login = live.machines[index].data.get("target")  # none where it is this computer
+        login = session.machines[index].data.get("target")  # none where it is this computer
         machines.setdefault(json.dumps(login, sort_keys=True), []).append(index)
     return list(machines.values())
 
@@ -306,12 +306,12 @@ def _last_line(output: bytes) -> str:
     return next((line for line in reversed(output.decode(errors="replace").splitlines()) if line.strip()), "")
 
 
-def run_versions(live: ClusterSession, nodes: Sequence[PreparedNode]) -> dict[str, Any]:
+def run_versions(session: ClusterSession, nodes: Sequence[PreparedNode]) -> dict[str, Any]:
     """Versions for the run's receipt."""
-    gpus = live.hello(0).gpus
+    gpus = session.hello(0).gpus
     return {
         "torch": nodes[0].torch,
         "python": nodes[0].facts.python,
         "driver": gpus[0].driver if gpus else None,
-        "image": live.row.request.get("image"),
+        "image": session.row.request.get("image"),
     }

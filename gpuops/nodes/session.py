@@ -107,12 +107,12 @@ def contact_cluster(
 
     failed: dict[int, NodeError] = {}
     nodes = on_each(contact, range(len(machines)))
-    live = ClusterSession(row, list(machines), *(list(column) for column in zip(*nodes, strict=True)))
+    session = ClusterSession(row, list(machines), *(list(column) for column in zip(*nodes, strict=True)))
     missed = [index for index, error in failed.items() if not (is_virtual(machines[index]) and _means_ended(error))]
     if len(failed) == len(machines) or (missed and not some):
-        live.close()
+        session.close()
         raise _with_cluster_hint(row, failed[min(missed)])
-    return live
+    return session
 
 
 def contact_node(row: ClusterRow, machine: Resource, index: int) -> NodeContact:
@@ -307,7 +307,7 @@ def watchdogs_ended(ctx: Context, row: ClusterRow) -> bool:
     return bool(machines) and all(on_each(has_ended, range(len(machines))))
 
 
-def send_lease(live: ClusterSession, lease: Lease, now: float) -> None:
+def send_lease(session: ClusterSession, lease: Lease, now: float) -> None:
     """Send the lease to every watchdog, as the time left, since clocks differ.
 
     A virtual node has no idle end of its own: it ends with its machine's own node.
@@ -315,11 +315,11 @@ def send_lease(live: ClusterSession, lease: Lease, now: float) -> None:
     ends_in = max(0.0, lease.end - now) if lease.end is not None else None
 
     def tell(index: int, client: AgentClient) -> None:
-        virtual = is_virtual(live.machines[index])
+        virtual = is_virtual(session.machines[index])
         if not (virtual and isinstance(client, UnreachableAgent)):
             client.call("lease", ends_in=ends_in, idle_s=None if virtual else lease.idle_s)
 
-    live.each(tell)
+    session.each(tell)
 
 
 def write_ssh_names(ctx: Context, row: ClusterRow, machines: Sequence[Resource]) -> None:

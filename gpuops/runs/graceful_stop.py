@@ -33,7 +33,7 @@ def show_stopping(progress: Progress, run: RunRow) -> Iterator[None]:
 
 
 def stop_nodes(
-    live: ClusterSession, run: str, how: Literal["graceful", "now"], why: str, *, kind: str = "stop"
+    session: ClusterSession, run: str, how: Literal["graceful", "now"], why: str, *, kind: str = "stop"
 ) -> None:
     """Ask every node at once. A node that cannot be asked has ended, or is stopped by the gang link or its lease."""
 
@@ -43,18 +43,18 @@ def stop_nodes(
         except GpuopsError:
             pass  # one node's failure must not keep the others running
 
-    live.each(ask)
+    session.each(ask)
 
 
-def stop_and_wait(ctx: Context, live: ClusterSession, run: RunRow, why: str) -> dict[int, NodeReport]:
+def stop_and_wait(ctx: Context, session: ClusterSession, run: RunRow, why: str) -> dict[int, NodeReport]:
     """Stop a run gracefully on all its nodes and wait for their reports. Raises NodeError past the deadline."""
-    follower = make_follower(ctx, live, run, lambda *_: None, ctx.out.say)
+    follower = make_follower(ctx, session, run, lambda *_: None, ctx.out.say)
     follower.start()
-    stop_nodes(live, run.name, "graceful", why)
+    stop_nodes(session, run.name, "graceful", why)
     deadline = ctx.clock.monotonic() + STOP_TIMEOUT_S + 2 * request_of(run).grace_s
     with show_stopping(ctx.progress, run):
         for _ in Poller.every(ctx.clock, POLL_INTERVAL_S, deadline, wait=follower.wait):
             if follower.has_ended:
                 return dict(follower.reports)
     follower.quit()
-    raise NodeError(f"{run.name} did not stop", f"gpuops down {live.row.name} --force")
+    raise NodeError(f"{run.name} did not stop", f"gpuops down {session.row.name} --force")

@@ -28,24 +28,24 @@ START_TIMEOUT_S = 600.0
 made."""
 
 
-def launch(ctx: Context, live: ClusterSession, prepared: Prepared) -> None:
+def launch(ctx: Context, session: ClusterSession, prepared: Prepared) -> None:
     """Start the run on every node, the head first, on other ports each time. Raises GpuopsError."""
     prepared.attempt += 1
     try:
-        _start_nodes(ctx, live, prepared)
+        _start_nodes(ctx, session, prepared)
     except NodeRefused as refusal:
         if refusal.kind != RefusalKind.GANG or prepared.attempt > 1:
             raise
-        launch(ctx, live, prepared)  # the gang link's port was taken in the meantime; nothing has started
+        launch(ctx, session, prepared)  # the gang link's port was taken in the meantime; nothing has started
 
 
-def _start_nodes(ctx: Context, live: ClusterSession, prepared: Prepared) -> None:
-    master, gang = _choose_endpoints(live, prepared)
-    request, granted = _grant_uploads(ctx, live, prepared)
+def _start_nodes(ctx: Context, session: ClusterSession, prepared: Prepared) -> None:
+    master, gang = _choose_endpoints(session, prepared)
+    request, granted = _grant_uploads(ctx, session, prepared)
     specs = node_specs(
         request,
         run=prepared.row.name,
-        cluster=live.row.name,
+        cluster=session.row.name,
         tree=prepared.row.tree,
         nodes=prepared.nodes,
         master=master,
@@ -62,7 +62,7 @@ def _start_nodes(ctx: Context, live: ClusterSession, prepared: Prepared) -> None
         parameters = {"spec": specs[index], "secrets": dict(prepared.secrets), "gang_secret": gang_secret}
         if granted:
             parameters["urls"] = granted.urls[index].document()
-        live.clients[index].call("start", timeout=START_TIMEOUT_S, **parameters)
+        session.clients[index].call("start", timeout=START_TIMEOUT_S, **parameters)
         ctx.progress.waits("", f"node{index}")
 
     try:
@@ -72,14 +72,14 @@ def _start_nodes(ctx: Context, live: ClusterSession, prepared: Prepared) -> None
             on_each(start, range(1, len(specs)))
     except BaseException:
         for index in range(asked):
-            _cancel_start(live, index, prepared.row.name)
+            _cancel_start(session, index, prepared.row.name)
         ctx.ledger.set_run(prepared.row.id, state=RunState.STARTING, started=None)
         bucket.abort_uploads(ctx, ctx.ledger.run(prepared.row.id))
         raise
 
 
 def _grant_uploads(
-    ctx: Context, live: ClusterSession, prepared: Prepared
+    ctx: Context, session: ClusterSession, prepared: Prepared
 ) -> tuple[RunRequest, bucket.UploadGrant | None]:
     """Presigned URLs of a bucket, fresh for each launch, and the request with the place that they write to; None
     without a bucket."""
@@ -88,7 +88,7 @@ def _grant_uploads(
         return request, None
     row = ctx.ledger.run(prepared.row.id)
     bucket.abort_uploads(ctx, row)
-    lease = ctx.ledger.cluster(live.row.id).lease
+    lease = ctx.ledger.cluster(session.row.id).lease
     with ctx.progress.during(f"opening the bucket {sink.bucket} to the nodes"):
         granted = bucket.create_upload_grant(ctx, sink, row.name, len(prepared.nodes), lease.end)
     kept = {"bucket": {"place": granted.place, "until": granted.until}, "uploads": granted.uploads}
@@ -96,7 +96,7 @@ def _grant_uploads(
     return dataclasses.replace(request, sink=dataclasses.replace(sink, place=granted.place)), granted
 
 
-def _choose_endpoints(live: ClusterSession, prepared: Prepared) -> tuple[Place, Place | None]:
+def _choose_endpoints(session: ClusterSession, prepared: Prepared) -> tuple[Place, Place | None]:
     """Where torchrun and the gang link meet: for the first attempt on the ports that the probe reached, then on fresh
     ones."""
     several = len(prepared.nodes) > 1
@@ -106,20 +106,20 @@ def _choose_endpoints(live: ClusterSession, prepared: Prepared) -> tuple[Place, 
         return (address, master), (address, gang)
 
     def fresh_endpoint() -> Place:
-        free: FreePort = live.clients[0].call("port", address=address)
+        free: FreePort = session.clients[0].call("port", address=address)
         return address, free.port
 
     return fresh_endpoint(), fresh_endpoint() if several else None
 
 
-def _cancel_start(live: ClusterSession, index: int, run: str) -> None:
+def _cancel_start(session: ClusterSession, index: int, run: str) -> None:
     """Stop what one node may have started of a run that does not start everywhere."""
     why: dict[str, Any] = {"run": run, "how": "now", "why": "the run could not be started on every node"}
     try:
-        live.clients[index].call("stop", **why)
+        session.clients[index].call("stop", **why)
     except ConnectionLost:
         try:
-            live.reconnect(index).call("stop", **why)
+            session.reconnect(index).call("stop", **why)
         except GpuopsError:
             pass  # out of reach: the gang link, or the lease, ends it there
     except GpuopsError:

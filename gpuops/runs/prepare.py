@@ -112,35 +112,35 @@ def _send_anyway(request: RunRequest, sending: Sending) -> Sequence[str]:
 
 
 def prepare(
-    ctx: Context, settings: Settings, live: ClusterSession, request: RunRequest, sending: Sending, progress: Progress
+    ctx: Context, settings: Settings, session: ClusterSession, request: RunRequest, sending: Sending, progress: Progress
 ) -> Prepared:
     """Bring everything a run needs to its nodes. Nothing is started yet. Raises GpuopsError."""
     # The agents take stock of these files at the start, to tell what the run made from what was there.
     request = dataclasses.replace(request, outs=output_patterns(request.outs))
     values = secret_values(request.secrets, ctx.folder, ctx.env)
     if not sending.queue:
-        _refuse_second_run(ctx, live, None)
-    add_virtual_nodes(ctx, live, request)
+        _refuse_second_run(ctx, session, None)
+    add_virtual_nodes(ctx, session, request)
     row = ctx.ledger.add_run(
         stem=run_name_stem(request),
-        cluster=live.row.id,
+        cluster=session.row.id,
         folder=ctx.folder,
         tree=choose_tree(request, ctx.folder)[0],
         request=request.document(),
         facts={
             "gpuops": __version__,
-            "provider": live.row.provider,
-            "cluster": live.row.name,
-            "per_hour": sum(machine.per_hour for machine in live.machines),
-            "skews": live.skews,
+            "provider": session.row.provider,
+            "cluster": session.row.name,
+            "per_hour": sum(machine.per_hour for machine in session.machines),
+            "skews": session.skews,
         },
         owner_process=ctx.me,
         now=ctx.clock.now(),
     )
     try:
-        ctx.ensure_guard(live.row)
-        row = wait_for_turn(ctx, live, sending, row)
-        return _prepare_nodes(ctx, settings, live, request, sending, row, values, progress)
+        ctx.ensure_guard(session.row)
+        row = wait_for_turn(ctx, session, sending, row)
+        return _prepare_nodes(ctx, settings, session, request, sending, row, values, progress)
     except BaseException as error:
         record_not_started(ctx, row, error)
         raise
@@ -164,7 +164,7 @@ def record_not_started(ctx: Context, row: RunRow, error: BaseException) -> None:
 def _prepare_nodes(
     ctx: Context,
     settings: Settings,
-    live: ClusterSession,
+    session: ClusterSession,
     request: RunRequest,
     sending: Sending,
     row: RunRow,
@@ -173,39 +173,39 @@ def _prepare_nodes(
 ) -> Prepared:
     """The part of `prepare` that a run in the ledger stands for."""
     name, folder = choose_tree(request, ctx.folder)
-    shared = has_capability(ctx.provisioner(live.row.provider), "shares_disk")
+    shared = has_capability(ctx.provisioner(session.row.provider), "shares_disk")
     with progress.during("looking through the project"):
         tree = _scan_tree(ctx, request, sending, folder, shared)
     home = RunHome(row.home)
     home.create()
-    clients = live.clients[: request.nodes]
+    clients = session.clients[: request.nodes]
     is_alone = shared or not (request.kind == "torchrun" or request.all_nodes)
     with progress.during(f"trying the network between {request.nodes} nodes"):
-        meeting = find_rendezvous(ctx, live, request.nodes, alone=is_alone)
+        meeting = find_rendezvous(ctx, session, request.nodes, alone=is_alone)
     started = ctx.clock.monotonic()
     with progress.during("comparing the project with what the nodes have"):
-        record = PushRecord(ctx.home, live.row.token, name)
+        record = PushRecord(ctx.home, session.row.token, name)
         reports = upload.push_many(clients, name, tree, overwrite=sending.overwrite, progress=progress, record=record)
     if not shared:
         took_s = ctx.clock.monotonic() - started
         upload.record_upload_rate(ctx.home / "cache", sum(one.bytes_sent for one in reports), took_s)
     _report_kept_edits(ctx, reports)
-    places = workloads_and_data.push_data(ctx, live, request, allow=sending.send_anyway, overwrite=sending.overwrite)
+    places = workloads_and_data.push_data(ctx, session, request, allow=sending.send_anyway, overwrite=sending.overwrite)
     if request.resume:
         with progress.during(f"putting back what {request.resume} made"):
             count = restore_files(clients, name, find_run(ctx, request.resume))
         ctx.out.say(f"{plural(count, 'file')} of {request.resume} put back on every node")
     with progress.during("looking for a Python with torch" if request.kind == "torchrun" else "looking for a Python"):
-        nodes = prepare_pythons(ctx, settings, live, request, folder, meeting.endpoints, progress)
-    rented = is_rented(ctx.provisioner(live.row.provider))
+        nodes = prepare_pythons(ctx, settings, session, request, folder, meeting.endpoints, progress)
+    rented = is_rented(ctx.provisioner(session.row.provider))
     commands = [setup_command(request, folder, node.facts.python, rented=rented) for node in nodes]
     if any(commands):
         with progress.during("running the set-up command"):
-            run_setup(ctx, live, name, folder, commands, nodes, progress)
+            run_setup(ctx, session, name, folder, commands, nodes, progress)
     size = sum(node.facts.ranks for node in nodes)
     origin = {"commit": None, "dirty": False} if request.workload else {"commit": tree.commit, "dirty": tree.dirty}
     held = [one.path for one in tree.held]
-    facts = {**row.facts, **origin, "held": held, "nodes": request.nodes, "world": size, **run_versions(live, nodes)}
+    facts = {**row.facts, **origin, "held": held, "nodes": request.nodes, "world": size, **run_versions(session, nodes)}
     ctx.ledger.set_run(row.id, facts=facts)
     parts = [dataclasses.replace(node.facts, data=places.get(node.facts.index)) for node in nodes]
     return Prepared(ctx.ledger.run(row.id), home, request, parts, meeting.ports, values)
@@ -223,24 +223,24 @@ def _scan_tree(ctx: Context, request: RunRequest, sending: Sending, folder: Path
     return tree
 
 
-def wait_for_turn(ctx: Context, live: ClusterSession, sending: Sending, row: RunRow) -> RunRow:
+def wait_for_turn(ctx: Context, session: ClusterSession, sending: Sending, row: RunRow) -> RunRow:
     """One run at a time on a node: refuse, or with --queue wait until all that came before have ended.
 
     The ledger says who came first, so that of two that wait only one goes on. What is billed counts from the turn.
     """
     if not sending.queue:
-        _refuse_second_run(ctx, live, row)
+        _refuse_second_run(ctx, session, row)
         return row
     announced = ""
     unreachable_since: float | None = None
-    with ctx.progress.during(f"waiting for {live.row.name}"):
+    with ctx.progress.during(f"waiting for {session.row.name}"):
         poller = Poller.every(ctx.clock, QUEUE_POLL_INTERVAL_S)
         for attempt in poller:
             try:
-                busy = _find_earlier_run(ctx, live, row)
+                busy = _find_earlier_run(ctx, session, row)
             except ConnectionLost as error:
                 unreachable_since = attempt.started if unreachable_since is None else unreachable_since
-                _check_worth_waiting(ctx, live, error, attempt.started - unreachable_since)
+                _check_worth_waiting(ctx, session, error, attempt.started - unreachable_since)
                 poller.retry_after(SLOW_RECONNECT_INTERVAL_S)
                 continue
             unreachable_since = None
@@ -248,51 +248,51 @@ def wait_for_turn(ctx: Context, live: ClusterSession, sending: Sending, row: Run
                 break
             ctx.progress.waits(f"{busy} goes on")
             if busy != announced:
-                ctx.out.say(f"waiting for {busy} on {live.row.name}")
+                ctx.out.say(f"waiting for {busy} on {session.row.name}")
                 announced = busy
     if announced:
         ctx.ledger.set_run(row.id, created=ctx.clock.now())
     return ctx.ledger.run(row.id)
 
 
-def _check_worth_waiting(ctx: Context, live: ClusterSession, error: ConnectionLost, unreachable_s: float) -> None:
+def _check_worth_waiting(ctx: Context, session: ClusterSession, error: ConnectionLost, unreachable_s: float) -> None:
     """Raises ConnectionLost where a cluster has been unreachable for too long, or its machines have ended."""
-    ctx.progress.waits(f"{live.row.name} does not answer; trying again")
-    if readmit_this_computer(ctx, live.row, ctx.ledger.resources(live.row.id)):
+    ctx.progress.waits(f"{session.row.name} does not answer; trying again")
+    if readmit_this_computer(ctx, session.row, ctx.ledger.resources(session.row.id)):
         return
-    explained = explain_connection_loss(ctx, live.row, error)
+    explained = explain_connection_loss(ctx, session.row, error)
     if explained is not error or unreachable_s > UNREACHABLE_TIMEOUT_S:
         raise explained from error.__cause__
 
 
-def _refuse_second_run(ctx: Context, live: ClusterSession, row: RunRow | None) -> None:
-    if busy := _find_earlier_run(ctx, live, row):
+def _refuse_second_run(ctx: Context, session: ClusterSession, row: RunRow | None) -> None:
+    if busy := _find_earlier_run(ctx, session, row):
         raise UsageError(
-            f"{busy} is running on {live.row.name}", f"wait for it with --queue, or end it: gpuops stop {busy}"
+            f"{busy} is running on {session.row.name}", f"wait for it with --queue, or end it: gpuops stop {busy}"
         )
 
 
-def _find_earlier_run(ctx: Context, live: ClusterSession, row: RunRow | None) -> str:
+def _find_earlier_run(ctx: Context, session: ClusterSession, row: RunRow | None) -> str:
     """A run that a new one, or that of `row`, has to wait for; empty when there is none."""
-    for run in ctx.ledger.runs(cluster=live.row.id):
+    for run in ctx.ledger.runs(cluster=session.row.id):
         before = row is None or run.id < row.id
         if before and run.state in (RunState.STARTING, RunState.RUNNING) and run.has_live_owner():
             return run.name
     # What the nodes have just said of themselves will do for a first look, before there is a row.
-    hellos = live.hellos if row is None else live.each(lambda index, _client: _ask_node(live, index))
+    hellos = session.hellos if row is None else session.each(lambda index, _client: _ask_node(session, index))
     return next((hello.busy for hello in hellos if hello and hello.busy), "")
 
 
-def _ask_node(live: ClusterSession, index: int) -> NodeHello | None:
+def _ask_node(session: ClusterSession, index: int) -> NodeHello | None:
     """What a node says of itself now; None for one that has ended and that no run needs. A conversation that was cut is
     begun anew, once. Raises NodeError."""
-    client = live.clients[index]
+    client = session.clients[index]
     if isinstance(client, UnreachableAgent):
         return None
     try:
         hello: NodeHello = client.call("hello")
     except ConnectionLost:
-        hello = live.reconnect(index).call("hello")
+        hello = session.reconnect(index).call("hello")
     return hello
 
 

@@ -36,21 +36,21 @@ ENDED_MACHINE_TIMEOUT_S = 30.0
 ENDED_MACHINE_POLL_INTERVAL_S = 3.0
 
 
-def find_ended_machine(ctx: Context, live: ClusterSession, error: NodeError) -> MachineGone | None:
+def find_ended_machine(ctx: Context, session: ClusterSession, error: NodeError) -> MachineGone | None:
     """The machine behind an error, where the provider says that it ended and no command of ours ended it."""
     timeout_s = ENDED_MACHINE_TIMEOUT_S if isinstance(error, ConnectionLost) else 0.0
     for _ in Poller.every(ctx.clock, ENDED_MACHINE_POLL_INTERVAL_S, ctx.clock.monotonic() + timeout_s):
-        if ctx.ledger.cluster(live.row.id).state is not ClusterState.UP:
+        if ctx.ledger.cluster(session.row.id).state is not ClusterState.UP:
             return None  # another command ends it
-        ended = _find_replaceable_machine(ctx, live)
+        ended = _find_replaceable_machine(ctx, session)
         if ended or ctx.signals.count:
             return ended
     return None
 
 
-def _find_replaceable_machine(ctx: Context, live: ClusterSession) -> MachineGone | None:
-    provider = ctx.provisioner_of(live.row)
-    for index, machine in enumerate(live.machines):
+def _find_replaceable_machine(ctx: Context, session: ClusterSession) -> MachineGone | None:
+    provider = ctx.provisioner_of(session.row)
+    for index, machine in enumerate(session.machines):
         try:
             now = provider.describe(machine)
         except GpuopsError:
@@ -58,7 +58,7 @@ def _find_replaceable_machine(ctx: Context, live: ClusterSession) -> MachineGone
         if now.status.is_replaceable:
             why = f": {now.why_ended}" if now.why_ended else ""
             say = f"{machine.name} ended before its run began{why}"
-            return MachineGone(say, "try again, or look at the provider's console", index, live.row.id)
+            return MachineGone(say, "try again, or look at the provider's console", index, session.row.id)
     return None
 
 

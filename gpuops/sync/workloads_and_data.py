@@ -78,16 +78,16 @@ HEX_TO_LETTERS = str.maketrans("0123456789abcdef", "abcdefghijklmnop")
 
 
 def push_data(
-    ctx: Context, live: ClusterSession, request: RunRequest, *, allow: Sequence[str], overwrite: bool
+    ctx: Context, session: ClusterSession, request: RunRequest, *, allow: Sequence[str], overwrite: bool
 ) -> dict[int, str]:
     """Push what `--data` names to the nodes of a run, and print where they keep what a workload downloads.
 
     Returns node to path of the data, for an absolute `--data`; a relative one is a link in the project. Raises as
     `upload.push_many`.
     """
-    if sentence := describe_downloads(ctx, live, request):
+    if sentence := describe_downloads(ctx, session, request):
         ctx.out.say(sentence)
-    if not request.data or has_capability(ctx.provisioner(live.row.provider), "shares_disk"):
+    if not request.data or has_capability(ctx.provisioner(session.row.provider), "shares_disk"):
         return {}
     with ctx.progress.during("looking through the data"):
         tree = scan_data(ctx, request.data, allow)
@@ -95,7 +95,9 @@ def push_data(
     for sentence in (f"data: {first}{describe_origin(ctx, request.data, allow)}", *more):
         ctx.out.say(sentence)
     with ctx.progress.during("comparing the data with what the nodes have"):
-        places = _push_to_machines(ctx, live, request.nodes, absolute_path(ctx.folder, request.data), tree, overwrite)
+        places = _push_to_machines(
+            ctx, session, request.nodes, absolute_path(ctx.folder, request.data), tree, overwrite
+        )
     return places if Path(request.data).is_absolute() else {}
 
 
@@ -127,21 +129,21 @@ def tree_name(full: Path) -> str:
 
 
 def _push_to_machines(
-    ctx: Context, live: ClusterSession, nodes: int, full: Path, tree: upload.Tree, overwrite: bool
+    ctx: Context, session: ClusterSession, nodes: int, full: Path, tree: upload.Tree, overwrite: bool
 ) -> dict[int, str]:
     name = tree_name(full)
 
     def push_to(indices: Sequence[int], content: upload.Tree) -> None:
-        clients: list[AgentClient] = [live.clients[index] for index in indices]
+        clients: list[AgentClient] = [session.clients[index] for index in indices]
         upload.push_many(clients, name, content, overwrite=overwrite, progress=ctx.progress)
 
-    groups = group_by_machine(live, range(nodes))
+    groups = group_by_machine(session, range(nodes))
     push_to([first for first, *_ in groups], tree)
     for first, *others in groups:
         if others:
             link = FileEntry(full.name, 0, 0, 0o777, f"../../n{first}/{name}/{full.name}")
             push_to(others, dataclasses.replace(tree, files=[link]))
-    return {index: f"{live.hello(index).folder}/{name}/{full.name}" for index in range(nodes)}
+    return {index: f"{session.hello(index).folder}/{name}/{full.name}" for index in range(nodes)}
 
 
 def link_data(tree: upload.Tree, folder: Path, data: Path, *, shared: bool) -> upload.Tree:
@@ -157,12 +159,12 @@ def link_data(tree: upload.Tree, folder: Path, data: Path, *, shared: bool) -> u
     return dataclasses.replace(tree, files=[*others, FileEntry(relative, 0, 0, 0o777, target)])
 
 
-def describe_downloads(ctx: Context, live: ClusterSession, request: RunRequest) -> str:
+def describe_downloads(ctx: Context, session: ClusterSession, request: RunRequest) -> str:
     """The sentence on where a workload keeps what it downloads; empty where it downloads nothing."""
-    here = has_capability(ctx.provisioner(live.row.provider), "shares_disk")
+    here = has_capability(ctx.provisioner(session.row.provider), "shares_disk")
     is_named = request.data or DATA in request.env or "--data" in request.argv or (here and DATA in ctx.env)
     if is_named or not request.workload or not WORKLOADS[request.workload].reads:
         return ""
-    root = live.hello(0).folder.rsplit("/", 2)[0]
+    root = session.hello(0).folder.rsplit("/", 2)[0]
     how_long = "for later runs" if here else "on each machine until its last node ends"
     return f"data: kept in {root}/data/{request.workload} {how_long}; what is missing there is downloaded once"

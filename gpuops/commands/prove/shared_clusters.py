@@ -124,7 +124,7 @@ def _adopt(sandbox: Sandbox) -> AdoptedCluster:
     with _lossy(sandbox) as lossy:
         sandbox.start_bill(name, next((offer.per_hour for offer in sandbox.list_offers()), 0.0))
         try:
-            live = bring_up(sandbox.ctx, request, name=name, ephemeral=True, wish=LeaseLimits(max_hours=hours))
+            session = bring_up(sandbox.ctx, request, name=name, ephemeral=True, wish=LeaseLimits(max_hours=hours))
         except Unknown as error:
             raise ContractBroken(
                 f"the answer of create was lost, and what it made is not found by its mark: {error.message}"
@@ -132,7 +132,7 @@ def _adopt(sandbox: Sandbox) -> AdoptedCluster:
         finally:
             if not [row for row in sandbox.ctx.ledger.clusters() if row.name == name]:
                 sandbox.end_cluster(name)
-    return AdoptedCluster(live, lossy.lost, clock.monotonic() - began)
+    return AdoptedCluster(session, lossy.lost, clock.monotonic() - began)
 
 
 @contextmanager

@@ -148,12 +148,12 @@ Source = Agents | Disks | EarlierReports
 
 
 def fetch_now(
-    live: ClusterSession, row: RunRow, progress: Progress, *, final: bool, nodes: list[int] | None = None
+    session: ClusterSession, row: RunRow, progress: Progress, *, final: bool, nodes: list[int] | None = None
 ) -> int:
     """Bring home what the run has made so far; with `final`, all of it, verified. Returns files fetched."""
     request = request_of(row)
     indices = range(request.nodes) if nodes is None else nodes
-    clients = {index: live.clients[index] for index in indices}
+    clients = {index: session.clients[index] for index in indices}
     report = fetch(clients, row.name, row.tree, request.outs, RunHome(row.home), final=final, progress=progress)
     for conflict in report.conflicts:
         progress.say(conflict)
@@ -174,7 +174,7 @@ def fetch_bucket(ctx: Context, row: RunRow, nodes: Sequence[int], progress: Prog
         raise
 
 
-def release(live: ClusterSession, row: RunRow) -> None:
+def release(session: ClusterSession, row: RunRow) -> None:
     """Tell the nodes that the run's results are home. A node that does not hear it holds them until its grace ends."""
     request = request_of(row)
     if request.hold_s is None:
@@ -182,9 +182,9 @@ def release(live: ClusterSession, row: RunRow) -> None:
 
     def tell(index: int) -> None:
         with suppress(GpuopsError):
-            live.clients[index].call("home", timeout=RELEASE_TIMEOUT_S, run=row.name)
+            session.clients[index].call("home", timeout=RELEASE_TIMEOUT_S, run=row.name)
 
-    on_each(tell, range(min(request.nodes, len(live.clients))))
+    on_each(tell, range(min(request.nodes, len(session.clients))))
 
 
 def unreachable_reports(
@@ -208,10 +208,10 @@ def _describe_endings(ctx: Context, row: ClusterRow, machines: Sequence[Resource
 
 
 def _find_vanished(
-    ctx: Context, live: ClusterSession, nodes: Sequence[int], reports: Mapping[int, NodeReport]
+    ctx: Context, session: ClusterSession, nodes: Sequence[int], reports: Mapping[int, NodeReport]
 ) -> list[int]:
     """Nodes that ended while their results were fetched. A machine that is being preempted is waited for."""
-    provider, machines = ctx.provisioner_of(live.row), dict(enumerate(live.machines))
+    provider, machines = ctx.provisioner_of(session.row), dict(enumerate(session.machines))
     preempted = any(report.kind == ReasonKind.PREEMPTED or report.reason.preempted for report in reports.values())
     deadline = ctx.clock.monotonic() + (VANISHING_TIMEOUT_S if preempted else 0.0)
     for _ in Poller.every(ctx.clock, VANISHING_POLL_INTERVAL_S, deadline):
@@ -219,7 +219,7 @@ def _find_vanished(
             vanished = [
                 index
                 for index in nodes
-                if index in machines and node_has_ended(provider, live.row, machines[index], index)
+                if index in machines and node_has_ended(provider, session.row, machines[index], index)
             ]
         except GpuopsError:
             vanished = []  # a provider that does not answer says nothing about its machines
@@ -229,7 +229,7 @@ def _find_vanished(
 
 
 def _run_final_fetch(
-    ctx: Context, live: ClusterSession, row: RunRow, progress: Progress, nodes: list[int]
+    ctx: Context, session: ClusterSession, row: RunRow, progress: Progress, nodes: list[int]
 ) -> FinalFetch:
     """The final fetch, in a thread, so that signals are heard: the first raises here, a second limits the fetch to
     `HURRIED_FETCH_S`."""
@@ -237,8 +237,8 @@ def _run_final_fetch(
     fetched: list[FinalFetch] = []
 
     def fetch_some(some: list[int]) -> str:
-        fetch_now(live, row, progress, final=True, nodes=some)
-        return _fetch_unnamed(live, row, progress, some)
+        fetch_now(session, row, progress, final=True, nodes=some)
+        return _fetch_unnamed(session, row, progress, some)
 
     def fetch_all() -> None:
         try:
@@ -279,15 +279,15 @@ def _fetch_from_nodes(fetch_some: Callable[[list[int]], str], nodes: list[int]) 
     return FinalFetch(nonsense=join_sentences(*nonsense), left_behind=", ".join(filter(None, left_behind)))
 
 
-def _fetch_unnamed(live: ClusterSession, row: RunRow, progress: Progress, nodes: list[int]) -> str:
+def _fetch_unnamed(session: ClusterSession, row: RunRow, progress: Progress, nodes: list[int]) -> str:
     """What the run made and no pattern names comes home too; large files only where they would end with their node.
 
     Returns what stays behind.
     """
-    clients = {index: live.clients[index] for index in nodes}
+    clients = {index: session.clients[index] for index in nodes}
     unnamed = list_unmatched_files(clients, request_of(row).outs, run=row.name)
     worthy, large = choose_unasked(unnamed)
-    if live.row.ephemeral and large:
+    if session.row.ephemeral and large:
         size = amount(sum(one.size for one in unnamed))
         progress.say(
             f"bringing home {size} that no --out names: {describe_unmatched_files(large)}; "
@@ -300,7 +300,7 @@ def _fetch_unnamed(live: ClusterSession, row: RunRow, progress: Progress, nodes:
 
 
 def _list_handed_over(
-    live: ClusterSession, row: RunRow, nodes: Sequence[int], absentees: Sequence[int]
+    session: ClusterSession, row: RunRow, nodes: Sequence[int], absentees: Sequence[int]
 ) -> dict[int, Mapping[str, int]]:
     """By node: the paths that absent nodes handed to it before they ended, which count as theirs. What a node that
     answers has made, only that node says."""
@@ -308,7 +308,7 @@ def _list_handed_over(
 
     def ask(index: int) -> None:
         with suppress(GpuopsError):
-            answer: NodeRunState = live.clients[index].call("run", run=row.name)
+            answer: NodeRunState = session.clients[index].call("run", run=row.name)
             handed[index] = {path: node for path, node in (answer.handed or {}).items() if node in absentees}
 
     on_each(ask, nodes)
@@ -316,7 +316,7 @@ def _list_handed_over(
 
 
 def _sink_states(
-    ctx: Context, live: ClusterSession, row: RunRow, progress: Progress, nodes: list[int]
+    ctx: Context, session: ClusterSession, row: RunRow, progress: Progress, nodes: list[int]
 ) -> dict[int, SinkProgress]:
     """What each node says of the results that it keeps elsewhere, once that has ended or stalls. All nodes are waited
     for together."""
@@ -325,7 +325,7 @@ def _sink_states(
 
     def wait(index: int) -> None:
         with suppress(GpuopsError):
-            states[index] = _wait_for_sink(ctx, live.clients[index], row.name, deadline)
+            states[index] = _wait_for_sink(ctx, session.clients[index], row.name, deadline)
 
     elsewhere = "in its bucket" if isinstance(request_of(row).sink, BucketSink) else "on its volume"
     with progress.during(f"waiting for what {row.name} keeps {elsewhere}"):

@@ -115,10 +115,10 @@ def confirm_hold(ctx: Context, request: RunRequest, provider: str, per_hour: flo
     raise UsageError(*detach_refusal(per_hour, opened))
 
 
-def complete_request(ctx: Context, live: ClusterSession, request: RunRequest) -> RunRequest:
+def complete_request(ctx: Context, session: ClusterSession, request: RunRequest) -> RunRequest:
     """The request completed with its sink and with how long the nodes hold results. Raises UsageError where the nodes
     have no such sink."""
-    row = live.row
+    row = session.row
     rented = is_rented(ctx.provisioner(row.provider))
     hold = resolve_hold_s(request.hold_s, row.lease, cluster_price(ctx, row.id), rented=rented, ephemeral=row.ephemeral)
     sink = request.sink
@@ -127,21 +127,25 @@ def complete_request(ctx: Context, live: ClusterSession, request: RunRequest) ->
     return dataclasses.replace(request, hold_s=hold, sink=sink)
 
 
-def describe_hold(ctx: Context, live: ClusterSession, row: RunRow, request: RunRequest) -> str:
+def describe_hold(ctx: Context, session: ClusterSession, row: RunRow, request: RunRequest) -> str:
     """One sentence on where the results of a started run are kept, or when they are lost; empty for neither."""
     if request.sink:
         folder = ""
         with suppress(GpuopsError):  # the run goes on without the answer
-            state: NodeRunState = live.clients[0].call("run", run=row.name)
+            state: NodeRunState = session.clients[0].call("run", run=row.name)
             folder = (state.sink.folder if state.sink else None) or ""
         on = "in" if isinstance(request.sink, BucketSink) else "on"
         until = row.facts.bucket_until
-        early = until is not None and (row.ended is None) and (live.row.lease.end is None or until < live.row.lease.end)
+        early = (
+            until is not None
+            and (row.ended is None)
+            and (session.row.lease.end is None or until < session.row.lease.end)
+        )
         limit = f", if it ends before {clock_time(until, ctx.clock.now())} (local time)" if early and until else ""
         return f"results are kept {on} {sinks.describe_place(request, row.name, folder)} as well{limit}"
-    if request.hold_s is None or not _can_lose_results(ctx, live.row.provider):
+    if request.hold_s is None or not _can_lose_results(ctx, session.row.provider):
         return ""
-    return loss_warning(request.hold_s, live.row.lease, ctx.clock.now())
+    return loss_warning(request.hold_s, session.row.lease, ctx.clock.now())
 
 
 def _can_lose_results(ctx: Context, provider: str) -> bool:

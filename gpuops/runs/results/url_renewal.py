@@ -29,9 +29,9 @@ MIN_GAIN_S = 60.0
 class UrlRenewal:
     """The renewal for one run: `poll` returns at once, the work is done in a thread."""
 
-    def __init__(self, ctx: Context, live: ClusterSession, row: RunRow) -> None:
+    def __init__(self, ctx: Context, session: ClusterSession, row: RunRow) -> None:
         self._ctx = ctx
-        self._live = live
+        self._live = session
         self._row = row
         self._sink = request_of(row).sink
         facts = ctx.ledger.run(row.id).facts
