@@ -48,10 +48,10 @@ def lost_answer(sandbox: Sandbox) -> str:
 def ready(sandbox: Sandbox) -> str:
     """Every node of the adopted cluster runs and answers."""
     cluster = adopted(sandbox)
-    for machine in cluster.live.machines:
+    for machine in cluster.session.machines:
         if machine.state != ResourceState.RUNNING or not machine.address:
             raise ContractBroken(f"a node answers, and describe calls it '{machine.state}' at '{machine.address}'")
-    nodes = plural(len(cluster.live.machines), "node")
+    nodes = plural(len(cluster.session.machines), "node")
     return f"{nodes} answered hello {span(cluster.boot_s)} after create was called"
 
 
@@ -59,15 +59,17 @@ def watchdog(sandbox: Sandbox) -> str:
     """A node whose lease is over while its client is silent ends itself."""
     able = _self_destruct_capability(sandbox)
     cluster = adopted(sandbox)
-    for machine in cluster.live.machines:
+    for machine in cluster.session.machines:
         argv = sandbox.ask("self_destruct", machine)
         if (able is True) != (bool(argv) and all(isinstance(word, str) for word in argv)):
             raise ContractBroken(f"self_destruct gives {argv!r}, and the capability says {able!r}")
-    send_lease(cluster.live, Lease(hard_end=sandbox.ctx.clock.now() + LEASE_LEFT_S), sandbox.ctx.clock.now())
+    send_lease(cluster.session, Lease(hard_end=sandbox.ctx.clock.now() + LEASE_LEFT_S), sandbox.ctx.clock.now())
     began = sandbox.ctx.clock.monotonic()
-    cluster.live.close()
+    cluster.session.close()
     limit_s = LEASE_LEFT_S + sandbox.patience_s + sandbox.core.gone_s
-    if not sandbox.poll_until(limit_s, lambda: all(_has_ended(sandbox, machine) for machine in cluster.live.machines)):
+    if not sandbox.poll_until(
+        limit_s, lambda: all(_has_ended(sandbox, machine) for machine in cluster.session.machines)
+    ):
         raise ContractBroken(
             f"the lease was over, the client silent, and {span(limit_s)} later the provider still has a node"
         )
@@ -198,7 +200,7 @@ def bill(sandbox: Sandbox) -> str:
     cluster.close()
     sandbox.end_cluster(cluster.row.name)
     offered = sum(price["per_hour"] for price in cluster.row.offer.get("prices") or ())
-    reported = sum(machine.per_hour for machine in cluster.live.machines)
+    reported = sum(machine.per_hour for machine in cluster.session.machines)
     if abs(offered - reported) > PRICE_TOLERANCE * offered:
         raise ContractBroken(f"the offer said {dollars(offered)}/h, its machines say {dollars(reported)}/h")
     if not sandbox.rented:

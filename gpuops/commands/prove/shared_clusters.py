@@ -49,17 +49,17 @@ class CreatedCluster:
 class AdoptedCluster:
     """A cluster whose `create` answer was lost, found by its mark and brought up by gpuops."""
 
-    live: ClusterSession
+    session: ClusterSession
     lost: list[Resource]
     """The resources that the lost answer named."""
     boot_s: float
 
     @property
     def row(self) -> ClusterRow:
-        return self.live.row
+        return self.session.row
 
     def close(self) -> None:
-        self.live.close()
+        self.session.close()
 
 
 @dataclass

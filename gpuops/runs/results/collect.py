@@ -59,7 +59,7 @@ HURRIED_FETCH_S = 10.0
 class Agents:
     """The nodes of a run that were followed to their end; `reports` has one for each of them."""
 
-    live: ClusterSession
+    session: ClusterSession
     reports: Mapping[int, NodeReport]
 
     def collect(self, ctx: Context, row: RunRow, progress: Progress) -> Evidence:
@@ -68,11 +68,11 @@ class Agents:
         nodes = classify_nodes(self.reports)
         asked = [index for index, state in nodes.items() if state.gives_files]
         with progress.during(f"looking at what {row.name} made"):
-            fetched = _run_final_fetch(ctx, self.live, row, progress, asked)
-            vanished = _find_vanished(ctx, self.live, asked, self.reports) if fetched.failed else []
+            fetched = _run_final_fetch(ctx, self.session, row, progress, asked)
+            vanished = _find_vanished(ctx, self.session, asked, self.reports) if fetched.failed else []
             if vanished:
                 asked = [index for index in asked if index not in vanished]
-                fetched = _run_final_fetch(ctx, self.live, row, progress, asked)
+                fetched = _run_final_fetch(ctx, self.session, row, progress, asked)
         absentees = [index for index, state in nodes.items() if state.is_absent or index in vanished]
         preempted = any(report.kind == ReasonKind.PREEMPTED for report in self.reports.values())
         return Evidence(
@@ -80,12 +80,12 @@ class Agents:
             self.reports,
             fetched,
             vanished,
-            handed=_list_handed_over(self.live, row, asked, absentees) if absentees or preempted else {},
-            sink_states=_sink_states(ctx, self.live, row, progress, asked) if request_of(row).sink else {},
+            handed=_list_handed_over(self.session, row, asked, absentees) if absentees or preempted else {},
+            sink_states=_sink_states(ctx, self.session, row, progress, asked) if request_of(row).sink else {},
         )
 
     def release(self, row: RunRow) -> None:
-        release(self.live, row)
+        release(self.session, row)
 
 
 @dataclass(frozen=True)

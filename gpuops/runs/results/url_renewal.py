@@ -31,7 +31,7 @@ class UrlRenewal:
 
     def __init__(self, ctx: Context, session: ClusterSession, row: RunRow) -> None:
         self._ctx = ctx
-        self._live = session
+        self._session = session
         self._row = row
         self._sink = request_of(row).sink
         facts = ctx.ledger.run(row.id).facts
@@ -53,7 +53,7 @@ class UrlRenewal:
         now = self._ctx.clock.now()
         if not self._uploads or self._until - now > RENEW_BEFORE_END_S or now - self._tried < RETRY_INTERVAL_S:
             return
-        lease = self._ctx.ledger.cluster(self._live.row.id).lease
+        lease = self._ctx.ledger.cluster(self._session.row.id).lease
         if bucket.desired_grant_end(now, lease.end) - self._until < MIN_GAIN_S:
             return
         self._tried = now
@@ -69,7 +69,7 @@ class UrlRenewal:
                 return
             for index, urls in enumerate(granted.urls):
                 try:
-                    self._live.clients[index].call("urls", run=self._row.name, urls=urls.document())
+                    self._session.clients[index].call("urls", run=self._row.name, urls=urls.document())
                 except NodeRefused as refusal:  # a node that has ended needs none
                     if refusal.kind not in FINAL_REFUSALS:
                         raise
