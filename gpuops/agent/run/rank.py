@@ -64,7 +64,7 @@ def run_script(folder: str, command: Sequence[str], env: Mapping[str, str], earl
             )
             pass_on_late(process.pid, early)
             record = record._replace(pid=process.pid)
-            write_json(base + ".json", record._asdict())
+            _write_record(base + ".json", record)
             code = process.wait()
         except OSError as error:
             errors.write((f"gpuops: cannot start {command[0]}: {error.strerror}\n").encode())
@@ -76,8 +76,15 @@ def run_script(folder: str, command: Sequence[str], env: Mapping[str, str], earl
         oom=code == -signal.SIGKILL and oom_kills() > kills,
         error=read_json(env["TORCHELASTIC_ERROR_FILE"]) if env.get("TORCHELASTIC_ERROR_FILE") else None,
     )
-    write_json(base + ".json", record._asdict())
+    _write_record(base + ".json", record)
     return record
+
+
+def _write_record(path: str, record: RankRecord) -> None:
+    try:
+        write_json(path, record._asdict())
+    except OSError:
+        pass  # a full disk, on which a message finds no room either: torchrun still learns how the script ended
 
 
 def pass_on_late(group: int, early: Sequence[int]) -> None:

@@ -54,6 +54,14 @@ def test_it_ends_with_the_scripts_code(run: Path, code: int) -> None:
     assert noted["oom"] is False
 
 
+@pytest.mark.parametrize("code", [0, 3])
+def test_on_a_full_disk_it_ends_with_the_scripts_code(run: Path, code: int) -> None:
+    agent, _ = bootstrap.build_agent(run / "agent")
+    argv = [sys.executable, "-I", str(agent), "rank", "--node-run", str(run), "--", "sh", "-c", f"exit {code}"]
+    full = ["sh", "-c", 'ulimit -f 0; exec "$@"', "sh", *argv]
+    assert subprocess.run(full, env={**os.environ, "RANK": "5"}, check=False, timeout=HANG_S).returncode == code
+
+
 @pytest.mark.parametrize("sign", [signal.SIGKILL, signal.SIGTERM, signal.SIGSEGV, signal.SIGUSR1])
 def test_it_ends_by_the_scripts_signal(run: Path, sign: int) -> None:
     assert start(run, "sh", "-c", f"kill -{int(sign)} $$").wait(HANG_S) == -sign
