@@ -142,7 +142,8 @@ def _describe_run(run: RunRow, now: float) -> LiveRun:
     return LiveRun(
         run=run.name,
         state=run.state,
-        ranks=run.facts.get("world") if run.request["kind"] == "torchrun" else None,
+        # Not `request_of`: one damaged row must not hide what else is up.
+        ranks=run.facts.get("world") if run.request.get("kind") == "torchrun" else None,
         for_s=now - (run.started or run.created),
         silent_s=None if latest is None else max(0.0, now - latest),
     )

@@ -211,3 +211,15 @@ def test_status_says_where_open_ports_are(world: Context, state: str, shown: dic
     assert [line for line in status.cluster_lines([cluster]) if "https" in line] == [
         "lab: node0 shows https://p1"
     ] * len(shown)
+
+
+def test_status_shows_a_run_whose_request_is_damaged(world: Context) -> None:
+    """What looks must go on: another cluster may cost money."""
+    row = a_cluster(world, type("Provider", (), {"describe": staticmethod(lambda one: one)})())
+    world.ledger.add_run(
+        stem="train", cluster=row.id, folder=world.folder, tree="project", request={}, facts={},
+        owner_process=world.me, now=1.0,
+    )  # fmt: skip
+    (cluster,) = status.describe_clusters(world)
+    assert cluster.doing is not None
+    assert (cluster.doing.run, cluster.doing.ranks) == ("train-1", None)
