@@ -38,7 +38,8 @@ from gpuops.offers.billing_account import payer_record
 from gpuops.offers.lease_limits import MIN_LEASE_S, LeaseLimits, until_offer_ends
 from gpuops.offers.price_approval import PRICE_ROUNDING, PriceApproval
 from gpuops.offers.price_terms import Terms
-from gpuops.offers.search import OfferSearch, OfferSource, Refusals
+from gpuops.offers.refusals import Refusals
+from gpuops.offers.search import OfferSearch, OfferSource
 
 CREATE_ATTEMPTS_MAX = 4
 

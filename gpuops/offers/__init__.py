@@ -1,6 +1,7 @@
 """What to rent, for how much, and for how long.
 
-search           rounds of offers, what the account may spend, why no offer could be had
+search           rounds of offers, and what the account may spend
+refusals         why no offer of a round could be had
 offer_table      offers as people read them
 price_approval   the question before money is spent, and the price limits that follow from it
 lease_limits     until when a cluster may live, from flags and balance

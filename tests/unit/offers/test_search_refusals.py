@@ -6,7 +6,7 @@ import pytest
 
 from gpuops.core.errors import NoCapacity, QuotaExceeded
 from gpuops.core.models import Offer, Price
-from gpuops.offers.search import WAIT_HINT, Refusals
+from gpuops.offers.refusals import WAIT_HINT, Refusals
 
 FULL = NoCapacity("a has none left", "wait, or go elsewhere")
 SHORT = QuotaExceeded("0 of 16 vCPU", "file a request: gpuops quota aws")
