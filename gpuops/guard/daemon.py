@@ -9,7 +9,6 @@ of it is listed any more.
 
 from __future__ import annotations
 
-import enum
 import os
 import signal
 import sqlite3
@@ -28,8 +27,9 @@ from gpuops.core.errors import AuthFailed, GpuopsError
 from gpuops.core.platform import HERE
 from gpuops.core.polling import Clock, Poller
 from gpuops.guard import heartbeat
+from gpuops.guard.schedule import ATTEMPT_S, Job, next_job, retry_pause_s
 from gpuops.guard.start import command, ensure
-from gpuops.ledger.rows import ClusterState, RunState
+from gpuops.ledger.rows import ClusterState
 
 if TYPE_CHECKING:
     from gpuops.core.context import Context
@@ -37,33 +37,14 @@ if TYPE_CHECKING:
 
 TICK_S = 1.0
 """From one round to the next: how soon a dead owner process or the end of a lease is noticed."""
-LEASE_MARGIN_S = 60.0
-"""The node's own watchdog ends it first; the guard is the second dead-man."""
-RETRY_S = 30.0
-RETRY_SLOW_S = 300.0
-"""The first and the longest pause between attempts that fail."""
 NOTICE_FAILURES = 3
 """After this many failed attempts in a row a notice says so to the next command."""
-NODE_CHECK_INTERVAL_S = 60.0
-"""A cluster that is simply up is checked this often: its nodes may have ended by themselves."""
-ATTEMPT_S = 600.0
-"""An attempt may take this long once its cluster's lease has ended: longer than bringing results home takes."""
 ROUND_FAILURES_MAX = 40
 """After this many failed rounds in a row the guard leaves; the next command starts another."""
 CHILD_EXIT_TIMEOUT_S = 3600.0
 """How long a guard waits for its child once the cluster is gone: it may still fetch what a bucket has kept."""
 TAKEOVER_S = 5.0
 """How long a new guard waits for the lock of one that is leaving."""
-
-
-class Job(enum.Enum):
-    """What a child of the guard is started for."""
-
-    TEND = "tend"
-    END_AT_ONCE = "end-at-once"
-    """As TEND; but what is rented, and had its time to bring results home in an earlier attempt, waits no longer."""
-    CLEAR = "clear"
-    """What its provider still lists of a cluster that is gone."""
 
 
 def main(home: Path, cluster: int) -> int:
@@ -109,40 +90,6 @@ def make_context(home: Path, folder: Path | None = None) -> Context:
         services=SERVICES,
         dotenv=settings.dotenv,
     )
-
-
-# -- what is to be done ---------------------------------------------------------------------------
-
-
-def needs_tending(row: ClusterRow, runs: Sequence[RunRow], now: float, since_check_s: float) -> bool:
-    """Whether a cluster has outlived its lease, or has something to be done and no living process that does it.
-
-    `now`: UTC seconds; `since_check_s`: seconds since the last attempt was started.
-    """
-    if row.is_overdue(now - LEASE_MARGIN_S):
-        return True
-    if row.has_live_owner():
-        return False
-    owned = [run.has_live_owner() for run in runs if run.state is not RunState.HOME]
-    over = row.ephemeral and not any(owned)
-    return row.state is not ClusterState.UP or over or not all(owned) or since_check_s >= NODE_CHECK_INTERVAL_S
-
-
-def is_overtime(row: ClusterRow, now: float, ran_s: float, limit_s: float = ATTEMPT_S) -> bool:
-    """Whether an attempt keeps its cluster from its end. One that began before the lease ended does not know of the
-    end: it follows a run, or waits for a node that never answers."""
-    late_s = now - row.end if row.end is not None else 0.0
-    return late_s > LEASE_MARGIN_S and (ran_s > late_s or ran_s >= limit_s)
-
-
-def is_out_of_time(row: ClusterRow, now: float, ran_s: float) -> bool:
-    """Whether an attempt has known of the lease's end for as long as bringing results home may take."""
-    return row.end is not None and ATTEMPT_S <= ran_s <= now - row.end
-
-
-def retry_pause_s(failures: int) -> float:
-    """The pause after a number of failed attempts in a row."""
-    return min(RETRY_S * 2.0 ** min(failures - 1, 30), RETRY_SLOW_S)
 
 
 # -- the guard ------------------------------------------------------------------------------------
@@ -218,7 +165,7 @@ class Guard:
                 except Exception:
                     failures += 1
                     _log_failure()
-                    poller.retry_after(RETRY_S)
+                    poller.retry_after(retry_pause_s(1))
                 if failures == ROUND_FAILURES_MAX:
                     break
         finally:
@@ -280,12 +227,12 @@ class Guard:
 
     def _tend(self, row: ClusterRow, runs: Sequence[RunRow]) -> None:
         now, ran_s = self._clock.now(), self._clock.monotonic() - self._started
-        is_overtime_now = is_overtime(row, now, ran_s, self._limit_s)
-        if self._child:
-            if is_overtime_now:
-                self._replace(Job.END_AT_ONCE if is_out_of_time(row, now, ran_s) else Job.TEND)
-        elif (is_overtime_now or self._clock.monotonic() >= self._retry_at) and needs_tending(row, runs, now, ran_s):
-            self._start(Job.TEND)
+        rested = self._clock.monotonic() >= self._retry_at
+        job = next_job(row, runs, now, ran_s, self._limit_s, working=self._child is not None, rested=rested)
+        if job and self._child:
+            self._replace(job)
+        elif job:
+            self._start(job)
 
     def _replace(self, job: Job) -> None:
         """An attempt had its time. One that takes long because a disk of the user's own is slow must not be ended at

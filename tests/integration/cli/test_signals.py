@@ -269,7 +269,7 @@ def end_now(node: Path) -> None:
 def expire(shell: Shell) -> None:
     """Let the lease have ended a good while ago, as this computer sees it."""
     from gpuops.core.models import Lease
-    from gpuops.guard.daemon import LEASE_MARGIN_S
+    from gpuops.guard.schedule import LEASE_MARGIN_S
     from gpuops.ledger.store import Ledger
 
     ledger = Ledger.open(shell.home)

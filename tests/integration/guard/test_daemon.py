@@ -22,8 +22,8 @@ from gpuops.core.errors import NodeError
 from gpuops.core.models import Lease, Request
 from gpuops.core.polling import Clock
 from gpuops.core.processes import Identity, myself, started
-from gpuops.guard import cleanup, daemon, heartbeat, start
-from gpuops.guard.daemon import Job
+from gpuops.guard import cleanup, daemon, heartbeat, schedule, start
+from gpuops.guard.schedule import Job
 from gpuops.ledger.rows import ClusterState, RunState
 from gpuops.ledger.store import ClusterRow, Ledger, RunRow
 from gpuops.offers.lease_limits import LeaseLimits
@@ -69,15 +69,15 @@ def run(state: str, owner_process: Identity | None) -> RunRow:
 
 
 def test_who_needs_the_guard(other: Identity) -> None:
-    long_ago = Lease(hard_end=NOW - daemon.LEASE_MARGIN_S - 1)
-    just_now = Lease(hard_end=NOW - daemon.LEASE_MARGIN_S + 1)
+    long_ago = Lease(hard_end=NOW - schedule.LEASE_MARGIN_S - 1)
+    just_now = Lease(hard_end=NOW - schedule.LEASE_MARGIN_S + 1)
     table: list[tuple[ClusterRow, list[RunRow], bool]] = [
         (row(), [], False),
         (row(owner_process=DEAD), [], False),
         (row("creating"), [], True),
         (row("creating", owner_process=DEAD), [], True),
         (row("creating", owner_process=other), [], False),
-        (row("creating", owner_process=other, boot=NOW - daemon.LEASE_MARGIN_S - 1), [], True),
+        (row("creating", owner_process=other, boot=NOW - schedule.LEASE_MARGIN_S - 1), [], True),
         (row("ending", owner_process=DEAD), [], True),
         (row("ending", owner_process=other), [], False),
         (row(ephemeral=True), [], True),
@@ -95,33 +95,8 @@ def test_who_needs_the_guard(other: Identity) -> None:
         (row(owner_process=other, lease=Lease(None, 5.0, NOW - 100)), [], True),
     ]
     for cluster, runs, expected in table:
-        assert daemon.needs_tending(cluster, runs, NOW, since_check_s=1.0) is expected, (cluster, runs)
-    assert daemon.needs_tending(row(), [], NOW, daemon.NODE_CHECK_INTERVAL_S), "now and then it is checked"
-
-
-def test_which_attempt_is_overtime() -> None:
-    late = Lease(hard_end=NOW - daemon.LEASE_MARGIN_S - 1)
-    table: list[tuple[ClusterRow, float, bool]] = [
-        (row(), 9999.0, False),
-        (row(lease=late), daemon.LEASE_MARGIN_S, False),
-        (row(lease=late), daemon.LEASE_MARGIN_S + 2, True),
-        (row(lease=Lease(hard_end=NOW - 1)), 9999.0, False),
-        (row(lease=Lease(hard_end=NOW - 9999)), daemon.ATTEMPT_S, True),
-        (row("creating", boot=NOW - 9999), daemon.ATTEMPT_S - 1, False),
-    ]
-    for cluster, ran_s, expected in table:
-        assert daemon.is_overtime(cluster, NOW, ran_s) is expected, (cluster, ran_s)
-
-
-def test_who_has_had_time_enough_to_bring_things_home() -> None:
-    table: list[tuple[ClusterRow, float, bool]] = [
-        (row(), 9999.0, False),
-        (row(lease=Lease(hard_end=NOW - 9999)), daemon.ATTEMPT_S, True),
-        (row(lease=Lease(hard_end=NOW - 9999)), daemon.ATTEMPT_S - 1, False),
-        (row(lease=Lease(hard_end=NOW - 700)), 701.0, False),
-    ]
-    for cluster, ran_s, expected in table:
-        assert daemon.is_out_of_time(cluster, NOW, ran_s) is expected, (cluster, ran_s)
+        assert schedule.needs_tending(cluster, runs, NOW, since_check_s=1.0) is expected, (cluster, runs)
+    assert schedule.needs_tending(row(), [], NOW, schedule.NODE_CHECK_INTERVAL_S), "now and then it is checked"
 
 
 # -- doing it -------------------------------------------------------------------------------------
@@ -344,17 +319,6 @@ def test_what_is_rented_waits_once_for_what_is_on_it(
     assert (asked, cloud.machines()) == ([], [])
 
 
-def test_failures_are_tried_again_ever_more_seldom() -> None:
-    assert [daemon.retry_pause_s(failures) for failures in (1, 2, 3, 4, 5, 10_000)] == [
-        30.0,
-        60.0,
-        120.0,
-        240.0,
-        300.0,
-        300.0,
-    ]
-
-
 class Hanging:
     """An attempt that is ended, or over when a test says so."""
 
@@ -409,7 +373,7 @@ def test_attempts_that_fail_are_made_again(there: tuple[Cloud, Context], clock: 
         clock[0] += 0.5
         assert office.guard.round()
         assert len(office.attempts) == failures + 1, "not at once"
-        clock[0] += daemon.retry_pause_s(failures + 1)
+        clock[0] += schedule.retry_pause_s(failures + 1)
     assert office.guard.round()
     office.over(0)
     assert office.guard.round()
@@ -443,7 +407,7 @@ def test_a_ledger_that_cannot_be_read_is_not_waited_for_for_ever(
     _, world = there
     (world.home / "owner").write_text(OWNER + "\n")
     (world.home / "ledger.db").mkdir()
-    monkeypatch.setattr(daemon, "RETRY_S", 0.001)
+    monkeypatch.setattr(schedule, "RETRY_S", 0.001)
     daemon.Guard(world.home, 1).watch()
     assert heartbeat.read(world.home, 1) is None, "no round was completed"
 
@@ -458,7 +422,7 @@ def test_a_bug_does_not_end_the_guard(there: tuple[Cloud, Context], monkeypatch:
             raise RuntimeError("can't start new process")
         return False
 
-    monkeypatch.setattr(daemon, "RETRY_S", 0.001)
+    monkeypatch.setattr(schedule, "RETRY_S", 0.001)
     monkeypatch.setattr(daemon.Guard, "round", round_)
     daemon.Guard(world.home, 1).watch()
     assert rounds == [0, 1]
@@ -472,7 +436,7 @@ def test_a_guard_that_has_just_begun_looks_at_no_node_that_a_command_has_just_se
     office = Office(world, lab)
     assert office.guard.round()
     assert office.jobs == [], "a process that would find nothing new"
-    clock[0] += daemon.NODE_CHECK_INTERVAL_S
+    clock[0] += schedule.NODE_CHECK_INTERVAL_S
     assert office.guard.round()
     assert office.jobs == [Job.TEND]
 
@@ -483,22 +447,22 @@ def test_an_attempt_that_hangs_keeps_no_cluster_beyond_its_lease(
     _, world = there
     lab = cluster(world, lease=Lease(idle_s=1800.0))
     office = Office(world, lab)
-    clock[0] += daemon.NODE_CHECK_INTERVAL_S
+    clock[0] += schedule.NODE_CHECK_INTERVAL_S
     assert office.guard.round()
-    clock[0] += 10 * daemon.ATTEMPT_S
+    clock[0] += 10 * schedule.ATTEMPT_S
     assert office.guard.round()
     assert office.jobs == [Job.TEND], "without an end it may follow a run for as long as that takes"
-    world.ledger.set_cluster(lab, lease=Lease(hard_end=time.time() - 2 * daemon.LEASE_MARGIN_S))
+    world.ledger.set_cluster(lab, lease=Lease(hard_end=time.time() - 2 * schedule.LEASE_MARGIN_S))
     assert office.guard.round()
     assert (office.attempts[0][0].is_ended, office.jobs) == (True, [Job.TEND, Job.TEND]), "one that knows of the end"
     world.ledger.set_cluster(lab, lease=Lease(hard_end=1.0))
-    clock[0] += daemon.ATTEMPT_S - 1.0
+    clock[0] += schedule.ATTEMPT_S - 1.0
     assert office.guard.round()
     assert len(office.attempts) == 2
     clock[0] += 1.0
     assert office.guard.round()
     assert (office.attempts[1][0].is_ended, office.jobs[2]) == (True, Job.END_AT_ONCE)
-    clock[0] += 2 * daemon.ATTEMPT_S - 1.0
+    clock[0] += 2 * schedule.ATTEMPT_S - 1.0
     assert office.guard.round()
     assert len(office.attempts) == 3, "the next has twice as long"
 
@@ -514,9 +478,9 @@ def test_a_lease_that_ends_while_an_attempt_is_waited_for_ends_the_wait(
     clock[0] += 1.0
     assert office.guard.round()
     assert len(office.attempts) == 1
-    clock[0] += 2 * daemon.LEASE_MARGIN_S
+    clock[0] += 2 * schedule.LEASE_MARGIN_S
     office.guard._retry_at = clock[0] + 100.0
-    world.ledger.set_cluster(lab, lease=Lease(hard_end=time.time() - daemon.LEASE_MARGIN_S - 1.0))
+    world.ledger.set_cluster(lab, lease=Lease(hard_end=time.time() - schedule.LEASE_MARGIN_S - 1.0))
     assert office.guard.round()
     assert len(office.attempts) == 2
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 import time
 
 from gpuops.core.models import Lease
-from gpuops.guard.daemon import LEASE_MARGIN_S
+from gpuops.guard.schedule import LEASE_MARGIN_S
 from gpuops.ledger.store import Ledger
 from tests.conftest import until
 from tests.system.lab.hosts import Host, Lab

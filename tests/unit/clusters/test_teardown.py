@@ -25,7 +25,7 @@ from gpuops.core.errors import AuthFailed, ProviderError, RateLimited, StillBill
 from gpuops.core.models import Lease, Resource
 from gpuops.core.polling import Clock
 from gpuops.core.reporting import Silent
-from gpuops.guard import daemon, heartbeat
+from gpuops.guard import daemon, heartbeat, schedule
 from gpuops.ledger.store import ClusterRow
 from tests.fakes.provider import NAME, OWNER, Cloud, FakeClock, Fault, Scripted, surroundings
 
@@ -33,7 +33,7 @@ from tests.fakes.provider import NAME, OWNER, Cloud, FakeClock, Fault, Scripted,
 class Over:
     """An attempt that was made in this very process."""
 
-    def __init__(self, home: Path, cluster: int, job: daemon.Job, failures: int) -> None:
+    def __init__(self, home: Path, cluster: int, job: schedule.Job, failures: int) -> None:
         self.status = daemon.run_attempt(home, cluster, job, failures)
 
     def poll(self) -> int:

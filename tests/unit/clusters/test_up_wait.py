@@ -15,7 +15,7 @@ from gpuops.clusters import up as clusters
 from gpuops.core.context import Context
 from gpuops.core.errors import AuthFailed, Interrupted, NoCapacity, Unknown, UsageError
 from gpuops.core.models import Offer, Price, Request
-from gpuops.guard import daemon
+from gpuops.guard import schedule
 from gpuops.nodes.session import ClusterSession
 from gpuops.offers.lease_limits import LeaseLimits
 from tests.fakes.provider import NAME, Cloud, FakeClock, Fault, Scripted, surroundings
@@ -101,8 +101,8 @@ def test_the_guard_lets_it_wait_and_undoes_it_when_it_is_killed(there: tuple[Clo
             killed = dataclasses.replace(
                 row, owner_process=dataclasses.replace(row.owner_process, start=row.owner_process.start - 5.0)
             )
-            assert not daemon.needs_tending(row, [], now, daemon.NODE_CHECK_INTERVAL_S), "its owner lives"
-            assert daemon.needs_tending(killed, [], now, 0.0), "its owner is dead"
+            assert not schedule.needs_tending(row, [], now, schedule.NODE_CHECK_INTERVAL_S), "its owner lives"
+            assert schedule.needs_tending(killed, [], now, 0.0), "its owner is dead"
 
     world.clock = Watched(look)
     with pytest.raises(NoCapacity):

@@ -11,7 +11,7 @@ import pytest
 from gpuops.core.context import Context
 from gpuops.core.errors import AuthFailed, NodeError, StillBilling
 from gpuops.core.models import Lease
-from gpuops.guard import cleanup, daemon, heartbeat
+from gpuops.guard import cleanup, daemon, heartbeat, schedule
 from gpuops.ledger.rows import ClusterRow, ClusterState
 
 A, B = {"RUNPOD_API_KEY": "rpa_" + "A" * 40}, {"RUNPOD_API_KEY": "rpa_" + "B" * 40}
@@ -149,6 +149,6 @@ def test_a_guard_whose_keys_expired_says_so_and_unsays_it(
     )  # fmt: skip
     for error, said in ((expired, "aws"), (NodeError("away"), "aws"), (None, "")):
         ends.append(error)
-        daemon.run_attempt(world.home, lab.id, daemon.Job.TEND, 0)
+        daemon.run_attempt(world.home, lab.id, schedule.Job.TEND, 0)
         assert [*heartbeat.read_refusals(world.home, [lab])] == ([said] if said else [])
     assert "lab: lab-0 may still be there" in capsys.readouterr().err
