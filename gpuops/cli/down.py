@@ -38,18 +38,18 @@ def down(
     as_json: Json = False,
 ) -> None:
     from gpuops.clusters.orphans import down_by_tag
-    from gpuops.commands import down as ending
+    from gpuops.commands import down as down_command
     from gpuops.ledger.store import LedgerTooNew
 
     ctx, _ = make_context(as_json=as_json)
     try:
         report_news(ctx, orphans=False)
-        orphaned = ending.find_orphans(ctx, names or [])
+        orphaned = down_command.find_orphans(ctx, names or [])
         with ctx.signals:
             ctx.signals.backward()
             known = [name for name in names or [] if name not in orphaned]
-            rows = [] if names and not known else ending.pick_clusters(ctx, known, everything)
-            said = ending.down(ctx, rows, ctx.progress, force=force)
+            rows = [] if names and not known else down_command.pick_clusters(ctx, known, everything)
+            said = down_command.down(ctx, rows, ctx.progress, force=force)
         if orphaned:
             raise StillBilling(
                 f"{', '.join(orphaned)} may still live, and the ledger does not know of it",

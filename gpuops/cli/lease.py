@@ -31,10 +31,10 @@ def lease(
     from gpuops.core.errors import NodeError
     from gpuops.core.models import Lease
     from gpuops.nodes.session import open_session, send_lease
-    from gpuops.offers import lease_limits as leases
+    from gpuops.offers import lease_limits
     from gpuops.offers.search import balance_shortfall
 
-    by_s = leases.parse_span(extend) if extend is not None else None
+    by_s = lease_limits.parse_span(extend) if extend is not None else None
     ctx, _ = make_context(as_json=as_json)
     report_news(ctx)
     row = selection.find_by_name(ctx.ledger.clusters(), name)
@@ -44,7 +44,7 @@ def lease(
         selection.refuse_unfinished(row)
         if ours == Lease():
             ctx.out.say(f"note: {row.name} had no end until now")
-        ours = leases.extend_lease(ours, by_s, now)
+        ours = lease_limits.extend_lease(ours, by_s, now)
         session = open_session(ctx, row)
         try:
             send_lease(session, ours, now)
@@ -62,5 +62,5 @@ def lease(
     ctx.out.result(
         "lease",
         {"name": row.name, "hard_end": ours.end, "idle_s": ours.idle_s},
-        [f"{row.name}: {leases.describe_lease(ours, now, ephemeral=row.ephemeral)}"],
+        [f"{row.name}: {lease_limits.describe_lease(ours, now, ephemeral=row.ephemeral)}"],
     )

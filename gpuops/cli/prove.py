@@ -47,7 +47,7 @@ def prove(
     as_json: Json = False,
 ) -> None:
     from gpuops.cli.request import count_named_machines, machine_request, parse_provider_options
-    from gpuops.commands.prove import proof_record as records
+    from gpuops.commands.prove import proof_record
     from gpuops.commands.prove.prove import prove as run_proof
 
     if not 0 < spend < float("inf"):
@@ -58,7 +58,7 @@ def prove(
             raise UsageError(f"{flag} has no meaning here: nothing is kept", f"leave out {flag}; --spend is the limit")
     if record is not None:
         record = typed_path("--record", str(record), Path())
-        records.check_free(record)
+        proof_record.check_free(record)
     ctx, _ = make_context(as_json=as_json, yes=yes, strict=True)
     options = parse_provider_options(ctx, provider, context.args, "prove")
     request = machine_request(
@@ -67,11 +67,11 @@ def prove(
     report_news(ctx)
     with ctx.signals:
         proof = run_proof(ctx, request, spend)
-    ctx.out.result(records.KIND, proof.record.document(), [])
+    ctx.out.result(proof_record.KIND, proof.record.document(), [])
     for line in proof.last:
         ctx.out.say(line)
     if record is not None:
-        records.save(record, proof.record)
+        proof_record.save(record, proof.record)
         ctx.out.say(f"the record is in {record}")
     if proof.exit_code:
         raise typer.Exit(proof.exit_code)

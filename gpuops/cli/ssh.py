@@ -40,12 +40,12 @@ def ssh(
     ] = None,
     node: Node = 0,
 ) -> None:
-    from gpuops.commands import ssh as login
+    from gpuops.commands import ssh as ssh_command
 
     ctx, _ = make_context()
     report_news(ctx)
-    row, machine = login.pick_node(ctx, name, node, "ssh")
-    code = login.open_shell(ctx, row, machine, node, passed_words() or [])
+    row, machine = ssh_command.pick_node(ctx, name, node, "ssh")
+    code = ssh_command.open_shell(ctx, row, machine, node, passed_words() or [])
     if code:
         raise typer.Exit(code)
 
@@ -64,7 +64,7 @@ def forward(
         int | None, typer.Option("--local", metavar="PORT", help="Another port here.", show_default=False)
     ] = None,
 ) -> None:
-    from gpuops.commands import ssh as login
+    from gpuops.commands import ssh as ssh_command
 
     if len(words) > 2:
         raise UsageError(f"'{words[2]}' is more than gpuops forward takes", "write it like: gpuops forward lab 6006")
@@ -73,8 +73,8 @@ def forward(
     here = port if local is None else _port(str(local))
     ctx, _ = make_context()
     report_news(ctx)
-    row, machine = login.pick_node(ctx, name, node, "forward")
-    code = login.forward(ctx, row, machine, node, port, here)
+    row, machine = ssh_command.pick_node(ctx, name, node, "forward")
+    code = ssh_command.forward(ctx, row, machine, node, port, here)
     if code:
         raise typer.Exit(code)
 

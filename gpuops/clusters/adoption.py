@@ -24,7 +24,7 @@ from gpuops.ledger.store import ClusterRow, RunRow
 from gpuops.nodes import host_key_handover
 from gpuops.nodes.gpu_shares import folded, with_virtual
 from gpuops.nodes.session import contact_cluster, open_programs, open_session, send_lease, sort_by_node, write_ssh_names
-from gpuops.offers import lease_limits as leases
+from gpuops.offers import lease_limits
 from gpuops.offers.billing_account import find_payer, payer_record
 from gpuops.sync.run_folder import RunHome
 from gpuops.sync.run_record import RunRecord
@@ -69,7 +69,7 @@ class Adopted:
     def describe(self, now: float) -> list[str]:
         """Sentences for people. `now`: UTC seconds."""
         count = plural(self.nodes, "node")
-        until = leases.describe_lease(self.row.lease, now)
+        until = lease_limits.describe_lease(self.row.lease, now)
         return [f"{self.row.name} is back: {count} on {self.row.provider}; {until}", *map(_describe_run, self.runs)]
 
 
@@ -144,7 +144,7 @@ def adopt(ctx: Context, lost: LostCluster, *, complete: bool = True) -> Adopted:
     price = sum(resource.per_hour for resource in machines)
     payer = find_payer(ctx, Request(lost.provider, region=machines[0].region)) if rented else None
     now = ctx.clock.now()
-    default_lease = leases.new_lease(leases.LeaseLimits(), rented=rented, per_hour=price, now=now)
+    default_lease = lease_limits.new_lease(lease_limits.LeaseLimits(), rented=rented, per_hour=price, now=now)
     if is_unclaimed or (lease == Lease() and rented):
         lease = default_lease
     elif rented and default_lease.hard_end is not None:  # what a node says does not make it live for ever

@@ -33,7 +33,7 @@ from gpuops.ledger.rows import ClusterState
 from gpuops.ledger.store import ClusterRow
 from gpuops.nodes import bootstrap, host_key_handover
 from gpuops.nodes.session import ClusterSession, contact_cluster, machines_of, write_ssh_names
-from gpuops.offers import lease_limits as leases
+from gpuops.offers import lease_limits
 
 if TYPE_CHECKING:
     from gpuops.transport.schemas import NodeHello
@@ -239,7 +239,7 @@ def describe_local_disks(hellos: Sequence[NodeHello | None]) -> str:
 def _cost_so_far(ctx: Context, row: ClusterRow, machines: Sequence[Resource]) -> str:
     """The cost of waiting so far, as a suffix; empty where it is free."""
     per_hour = sum(machine.per_hour for machine in machines if machine.bills)
-    spent = leases.money_spent(per_hour, row.created, ctx.clock.now())
+    spent = lease_limits.money_spent(per_hour, row.created, ctx.clock.now())
     return f", {money(spent)} so far" if spent >= 0.005 else ""
 
 

@@ -25,7 +25,7 @@ from gpuops.core.signals import HandOver
 from gpuops.core.sink import BucketSink
 from gpuops.ledger.store import RunRow
 from gpuops.nodes.session import ClusterSession, open_session
-from gpuops.offers import lease_limits as leases
+from gpuops.offers import lease_limits
 from gpuops.offers.lease_limits import LeaseLimits
 from gpuops.offers.price_approval import PriceApproval
 from gpuops.runs import retries
@@ -164,7 +164,7 @@ def _announce_offer(ctx: Context, job: Job, offer: Offer) -> str:
     """What is settled and said before anything is rented. Raises UsageError."""
     if job.detach:
         rented = is_rented(ctx.provisioner(offer.provider))
-        lease = leases.new_lease(job.wish, rented=rented, per_hour=offer.per_hour, now=ctx.clock.now())
+        lease = lease_limits.new_lease(job.wish, rented=rented, per_hour=offer.per_hour, now=ctx.clock.now())
         retention.confirm_hold(ctx, job.request, offer.provider, offer.per_hour, lease)
     return estimate_upload(ctx, job, offer)
 

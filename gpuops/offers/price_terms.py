@@ -9,7 +9,7 @@ from gpuops.core.errors import Rejected
 from gpuops.core.format import money
 from gpuops.core.models import Lease, Offer, Payer, Request
 from gpuops.ledger.store import ClusterRow
-from gpuops.offers import lease_limits as leases
+from gpuops.offers import lease_limits
 from gpuops.offers.lease_limits import LeaseLimits
 from gpuops.offers.price_approval import PRICE_ROUNDING, PriceApproval, max_price_flag
 from gpuops.offers.search import ACCOUNT_WAIT_S, OfferSearch
@@ -49,8 +49,8 @@ class Terms:
         if funds is not None and funds.balance is not None:
             now = self._ctx.clock.now()
             requested = self._requested_lease(first.per_hour, now)
-            _, note = leases.cut_to_balance(requested, funds, first.per_hour, now)
-            self._note(leases.balance_warning(funds, first.per_hour) or note)
+            _, note = lease_limits.cut_to_balance(requested, funds, first.per_hour, now)
+            self._note(lease_limits.balance_warning(funds, first.per_hour) or note)
 
     def payer(self, offer: Offer) -> Payer | None:
         """Who pays for an offer; None for what is free."""
@@ -89,14 +89,14 @@ class Terms:
         funds = self._search.account.answer(0.0 if since is None else ACCOUNT_WAIT_S)
         if funds is None:
             return lease
-        lease, note = leases.cut_to_balance(lease, funds, per_hour, now)
+        lease, note = lease_limits.cut_to_balance(lease, funds, per_hour, now)
         if since is not None:
-            self._note(note or leases.balance_warning(funds, per_hour))
+            self._note(note or lease_limits.balance_warning(funds, per_hour))
         return lease
 
     def _requested_lease(self, per_hour: float, now: float, since: float | None = None) -> Lease:
         """The lease that the flags name, however long the balance lasts."""
-        return leases.new_lease(self._limits, rented=self._rented, per_hour=per_hour, now=now, since=since)
+        return lease_limits.new_lease(self._limits, rented=self._rented, per_hour=per_hour, now=now, since=since)
 
     def _note(self, note: str) -> None:
         if note:

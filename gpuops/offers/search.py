@@ -17,7 +17,7 @@ from gpuops.core.polling import Poller
 from gpuops.core.provider import LoadedProvisioner, is_rented
 from gpuops.ledger.rows import ClusterState
 from gpuops.ledger.store import ClusterRow
-from gpuops.offers import lease_limits as leases
+from gpuops.offers import lease_limits
 from gpuops.offers.billing_account import find_payer, refuse_dotenv
 from gpuops.offers.lease_limits import Funds
 from gpuops.offers.price_approval import PriceApproval
@@ -73,7 +73,7 @@ def balance_shortfall(ctx: Context, row: ClusterRow, lease: Lease, now: float) -
     except GpuopsError:  # the package that brings the provider is no longer installed
         return ""
     per_hour = sum(resource.per_hour for resource in ctx.ledger.resources(row.id) if resource.bills)
-    return leases.balance_ends_first(lease, funds, per_hour, now) if funds is not None else ""
+    return lease_limits.balance_ends_first(lease, funds, per_hour, now) if funds is not None else ""
 
 
 class OfferSearch:
@@ -136,10 +136,10 @@ class OfferSearch:
         funds = self.account.answer(ACCOUNT_WAIT_FOR_OFFERS_S)
         if funds is None:
             return offers
-        payable = [offer for offer in offers if not leases.explain_spend_limit(funds, offer.per_hour)]
+        payable = [offer for offer in offers if not lease_limits.explain_spend_limit(funds, offer.per_hour)]
         if not payable:
             raise QuotaExceeded(
-                leases.explain_spend_limit(funds, min(offer.per_hour for offer in offers)),
+                lease_limits.explain_spend_limit(funds, min(offer.per_hour for offer in offers)),
                 "end something, at the provider's console if need be, ask for less, or have the limit raised there",
             )
         return payable

@@ -19,7 +19,7 @@ from gpuops.core.run_models import VerdictOutcome
 from gpuops.ledger.rows import ClusterState
 from gpuops.ledger.store import ClusterRow, RunRow
 from gpuops.nodes.session import ClusterSession
-from gpuops.offers import lease_limits as leases
+from gpuops.offers import lease_limits
 from gpuops.offers.lease_limits import MIN_LEASE_S, LeaseLimits
 from gpuops.offers.price_approval import PriceApproval
 from gpuops.runs import receipt
@@ -226,7 +226,7 @@ def first_event_time(row: RunRow, matches: Callable[[JournalEvent], bool]) -> fl
 def final_cost(row: ClusterRow, per_hour: float) -> float:
     """What a cluster that is gone has cost, in $, at the higher of the offered price and its machines' own."""
     offered = sum(float(price["per_hour"]) for price in row.offer.get("prices") or ())
-    return leases.money_spent(max(per_hour, offered), row.created, row.ended or row.created)
+    return lease_limits.money_spent(max(per_hour, offered), row.created, row.ended or row.created)
 
 
 def remaining_limits(wish: LeaseLimits, row: ClusterRow, spent: float, now: float) -> tuple[LeaseLimits, str]:

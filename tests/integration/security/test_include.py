@@ -11,7 +11,7 @@ from typing import Any
 
 import pytest
 
-from gpuops.commands import ssh as login
+from gpuops.commands import ssh as ssh_command
 
 OURS = "Host gpuops-lab-0\n  HostName 10.0.0.5\n  ForwardAgent no\n"
 NEEDED = ", once ~/.ssh/config begins with the line: Include "
@@ -34,7 +34,7 @@ class User:
         machine: Any = SimpleNamespace(data={"connection": "ssh"})
         world: Any = SimpleNamespace(home=self.home / ".gpuops")
         row: Any = SimpleNamespace(name="lab")
-        first, second = login.host_name_lines(world, row, [machine])
+        first, second = ssh_command.host_name_lines(world, row, [machine])
         assert first == "log in: gpuops ssh lab"
         return second.removeprefix("plain ssh and VS Code: gpuops-lab-0")
 
@@ -132,6 +132,6 @@ def test_elsewhere_it_is_not_there(user: User, config: Callable[[User], str]) ->
 
 
 def test_without_a_configuration(user: User) -> None:
-    assert login._read_user_config() == ""
+    assert ssh_command._read_user_config() == ""
     user.config.write_bytes(b"\xff\xfe")
-    assert login._read_user_config() == "\ufffd\ufffd"
+    assert ssh_command._read_user_config() == "\ufffd\ufffd"

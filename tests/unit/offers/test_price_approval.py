@@ -20,8 +20,7 @@ from gpuops.core.errors import GpuopsError, NoCapacity, QuotaExceeded, UsageErro
 from gpuops.core.format import clock_time
 from gpuops.core.models import Lease, Offer, Price, Request
 from gpuops.core.polling import Clock
-from gpuops.offers import lease_limits as leases
-from gpuops.offers import offer_table, price_approval
+from gpuops.offers import lease_limits, offer_table, price_approval
 from gpuops.offers.lease_limits import (
     BALANCE_RESERVE_S,
     MIN_LEASE_S,
@@ -317,7 +316,7 @@ def test_of_an_account_only_what_can_be_reckoned_with_is_passed_on(there: tuple[
 
 
 def test_the_words_of_the_lease_are_those_of_the_table() -> None:
-    assert leases.describe_lease(DAY, NOW).startswith(
+    assert lease_limits.describe_lease(DAY, NOW).startswith(
         f"ends in 24 h 00 min (at {clock_time(NOW + 24 * H, NOW)}), or after"
     )
     assert PRICE == 1.25

@@ -14,8 +14,7 @@ from gpuops.core.models import Lease, Offer, Price, Resource
 from gpuops.core.run_models import RunRequest
 from gpuops.ledger.rows import RunFacts
 from gpuops.ledger.store import ClusterRow, RunRow
-from gpuops.offers import lease_limits as leases
-from gpuops.offers import offer_table
+from gpuops.offers import lease_limits, offer_table
 from gpuops.offers.lease_limits import LeaseLimits
 from gpuops.offers.price_approval import PriceApproval
 from gpuops.offers.price_terms import Terms
@@ -45,7 +44,7 @@ def test_hours_and_money_are_the_jobs() -> None:
     row = cluster(lease=Lease(NOW + 5 * H, 1800.0, NOW + 2 * H))
     wish, why = retries.remaining_limits(LeaseLimits(6.0, 10.0, 30.0), row, 4.0, NOW)
     assert (wish, why) == (LeaseLimits(6.0, 6.0, 30.0, NOW + 5 * H), "")
-    made = leases.new_lease(wish, rented=True, per_hour=2.0, now=NOW)
+    made = lease_limits.new_lease(wish, rented=True, per_hour=2.0, now=NOW)
     assert made == Lease(NOW + 5 * H, 1800.0, NOW + 3 * H), "not six hours from now"
 
 

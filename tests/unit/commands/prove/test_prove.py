@@ -12,7 +12,7 @@ from typing import Any
 import pytest
 
 from gpuops.cli.terminal.output import Output
-from gpuops.commands.prove import proof_record as records
+from gpuops.commands.prove import proof_record
 from gpuops.commands.prove.prove import Proof, plan_steps, prove
 from gpuops.core.errors import AuthFailed, NoCapacity, UsageError
 from gpuops.core.format import span
@@ -170,11 +170,11 @@ def test_one_that_failed_is_not_believed_at_once(proving: Prove) -> None:
 
 def test_a_record_is_one_document_that_never_replaces_another(proving: Prove, tmp_path: Path) -> None:
     proof, path = proving(Plain()), tmp_path / "plain.json"
-    records.check_free(path)
-    records.save(path, proof.record)
+    proof_record.check_free(path)
+    proof_record.save(path, proof.record)
     document = json.loads(path.read_text())
     assert (document["schema"], document["kind"], document["provider"]) == (1, "proof", "plain")
     with pytest.raises(UsageError, match="exists already"):
-        records.check_free(path)
+        proof_record.check_free(path)
     with pytest.raises(UsageError, match="there is no folder"):
-        records.check_free(tmp_path / "nowhere" / "plain.json")
+        proof_record.check_free(tmp_path / "nowhere" / "plain.json")
