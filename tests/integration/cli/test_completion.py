@@ -13,7 +13,7 @@ import pytest
 from gpuops.cli import completion
 from gpuops.core.models import Lease
 from gpuops.core.processes import myself
-from gpuops.ledger.store import Ledger
+from gpuops.ledger.store import FILE, Ledger
 from tests.conftest import HANG_S
 
 BASH = shutil.which("bash") or ""
@@ -84,7 +84,7 @@ def test_where_nothing_can_be_read_nothing_is_offered(tmp_path: Path, monkeypatc
     home.mkdir()
     assert completion.clusters("") == []
     assert not list(home.iterdir())
-    (home / completion.LEDGER).write_bytes(b"no database")
+    (home / FILE).write_bytes(b"no database")
     assert completion.runs("") == completion.live_runs("") == []
     monkeypatch.setenv("GPUOPS_HOME", "not absolute")
     assert completion.clusters("") == []
