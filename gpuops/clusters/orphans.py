@@ -336,7 +336,7 @@ def _destroy_at_provider(ctx: Context, name: str, provisioner: Provisioner, reso
             trouble, last = error.message, error
             if isinstance(error, RateLimited):
                 poller.retry_after(error.retry_after)
-    raise still_billing_error(remaining, {}, trouble, name, suggest_command("gpuops reap", last)) from last
+    raise still_billing_error(remaining, 0.0, trouble, name, suggest_command("gpuops reap", last)) from last
 
 
 def down_by_tag(ctx: Context, names: Sequence[str], everything: bool) -> list[str]:

@@ -9,10 +9,9 @@ Resources that still shut down then are left to the guard (`clusters.leftovers`)
 
 from __future__ import annotations
 
-from collections.abc import Collection, Mapping, Sequence
+from collections.abc import Collection, Sequence
 from contextlib import suppress
 from dataclasses import dataclass
-from typing import Any
 
 from gpuops.core.context import Context
 from gpuops.core.errors import (
@@ -167,9 +166,9 @@ def destroy_cluster(
             poller.retry_after(step.retry_after_s)
     remaining = teardown.remaining
     remaining = [] if is_costless(remaining) else [resource for resource in remaining if resource.state not in COSTLESS]
-    offer = row.offer if remaining or ctx.ledger.has_open_intents(row.id) else {}
+    offered = row.offered_per_hour if remaining or ctx.ledger.has_open_intents(row.id) else 0.0
     command = suggest_command(f"gpuops down {row.name}", error)
-    raise still_billing_error(remaining, offer, error.message if error else "", row.name, command) from error
+    raise still_billing_error(remaining, offered, error.message if error else "", row.name, command) from error
 
 
 class _Teardown:
@@ -357,15 +356,15 @@ def suggest_command(command: str, error: BaseException | None, otherwise: str = 
 
 
 def still_billing_error(
-    remaining: Sequence[Resource], offer: Mapping[str, Any], trouble: str, otherwise: str, command: str
+    remaining: Sequence[Resource], offered: float, trouble: str, otherwise: str, command: str
 ) -> StillBilling:
     """The error that names what may still be there, its price per hour, why, and the next command.
 
-    `otherwise`: what to name where nothing is known by name. The price is the resources' own, else their offer's.
+    `otherwise`: what to name where nothing is known by name. The price is the resources' own, else `offered` ($/h).
     """
     names = ", ".join(resource.name for resource in remaining) or otherwise
     price = sum(resource.per_hour for resource in remaining if resource.bills)
     if not price and (any(resource.bills for resource in remaining) or not remaining):
-        price = sum(line["per_hour"] for line in offer.get("prices") or ())
+        price = offered
     bill = f" and bill {money(price)}/h" if price else ""
     return StillBilling(f"{names} may still be there{bill}" + (f": {trouble}" if trouble else ""), command)

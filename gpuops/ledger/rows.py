@@ -74,6 +74,16 @@ class ClusterRow(Owned):
         return Payer.parse(self.offer.get("payer"))
 
     @property
+    def offered_per_hour(self) -> float:
+        """$/h of its offer; 0 where none was accepted yet."""
+        return sum(float(price["per_hour"]) for price in self.offer.get("prices") or ())
+
+    @property
+    def place(self) -> str:
+        """Where its machines are; empty where its provider does not say."""
+        return str((self.offer.get("data") or {}).get("place") or "")
+
+    @property
     def end(self) -> float | None:
         """When the cluster's lease ends, or before it is up, its boot lease: UTC seconds; None without a lease."""
         return self.boot_deadline if self.state is ClusterState.CREATING else self.lease.end

@@ -178,7 +178,7 @@ def find_preemption(row: RunRow, cluster: ClusterRow, end: RunOutcome) -> Preemp
     return Preemption(
         run=row.name,
         cluster=cluster.name,
-        place=offer_place(cluster),
+        place=cluster.place,
         node=end.verdict.node,
         say=end.verdict.say,
         step=end.progress.get("step"),
@@ -192,12 +192,8 @@ def find_preemption(row: RunRow, cluster: ClusterRow, end: RunOutcome) -> Preemp
 def preemption_before_run(cluster: ClusterRow, error: MachineGone, now: float) -> Preemption:
     """The preemption of machines that ended before there was a run. `now`: when that was noticed (UTC seconds)."""
     return Preemption(
-        "", cluster.name, offer_place(cluster), error.node, error.message, noticed=now, warned=False, started=False
+        "", cluster.name, cluster.place, error.node, error.message, noticed=now, warned=False, started=False
     )
-
-
-def offer_place(cluster: ClusterRow) -> str:
-    return str((cluster.offer.get("data") or {}).get("place") or "")
 
 
 def first_step_time(row: RunRow) -> float | None:
@@ -225,8 +221,7 @@ def first_event_time(row: RunRow, matches: Callable[[JournalEvent], bool]) -> fl
 
 def final_cost(row: ClusterRow, per_hour: float) -> float:
     """What a cluster that is gone has cost, in $, at the higher of the offered price and its machines' own."""
-    offered = sum(float(price["per_hour"]) for price in row.offer.get("prices") or ())
-    return lease_limits.money_spent(max(per_hour, offered), row.created, row.ended or row.created)
+    return lease_limits.money_spent(max(per_hour, row.offered_per_hour), row.created, row.ended or row.created)
 
 
 def remaining_limits(wish: LeaseLimits, row: ClusterRow, spent: float, now: float) -> tuple[LeaseLimits, str]:
@@ -238,8 +233,7 @@ def remaining_limits(wish: LeaseLimits, row: ClusterRow, spent: float, now: floa
     if wish.max_cost is None:
         return dataclasses.replace(wish, until=until), ""
     rest = wish.max_cost - spent
-    offered = sum(float(price["per_hour"]) for price in row.offer.get("prices") or ())
-    if rest * 3600 < MIN_LEASE_S * offered:
+    if rest * 3600 < MIN_LEASE_S * row.offered_per_hour:
         return wish, f"{money(spent)} of --max-cost {money(wish.max_cost)} are spent: less than {least} are left"
     return dataclasses.replace(wish, until=until, max_cost=rest), ""
 

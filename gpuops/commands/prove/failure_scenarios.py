@@ -199,7 +199,7 @@ def bill(sandbox: Sandbox) -> str:
     cluster = adopted(sandbox)
     cluster.close()
     sandbox.end_cluster(cluster.row.name)
-    offered = sum(price["per_hour"] for price in cluster.row.offer.get("prices") or ())
+    offered = cluster.row.offered_per_hour
     reported = sum(machine.per_hour for machine in cluster.session.machines)
     if abs(offered - reported) > PRICE_TOLERANCE * offered:
         raise ContractBroken(f"the offer said {dollars(offered)}/h, its machines say {dollars(reported)}/h")
