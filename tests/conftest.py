@@ -25,7 +25,7 @@ from gpuops.cli.terminal.output import Output
 from gpuops.core.context import Context
 from gpuops.core.platform import HERE
 from gpuops.core.signals import Signals
-from gpuops.guard import heartbeat
+from gpuops.guard import guard_heartbeat
 from gpuops.guard.services import SERVICES
 from gpuops.ledger.store import Ledger
 from tests.fakes import torchrun
@@ -231,7 +231,7 @@ def no_guards(home: Path) -> Iterator[None]:
     """No guard of the home's first clusters starts: who holds a guard's lock is taken for the guard."""
     with ExitStack() as held:
         for cluster in range(1, 9):
-            held.enter_context(FileLock(heartbeat.lock_path(home, cluster)))
+            held.enter_context(FileLock(guard_heartbeat.lock_path(home, cluster)))
         yield
 
 

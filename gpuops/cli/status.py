@@ -41,10 +41,10 @@ def status(
         ctx.out.result("status", {"clusters": [], "guard_refused": {}}, ["nothing is up"])
         return
     from gpuops.commands.status import cluster_lines, describe_clusters
-    from gpuops.guard import heartbeat
+    from gpuops.guard import guard_heartbeat
 
     clusters = describe_clusters(ctx)
-    refusals = heartbeat.read_refusals(ctx.home, ctx.ledger.list_guarded())
+    refusals = guard_heartbeat.read_refusals(ctx.home, ctx.ledger.list_guarded())
     for provider, refusal in refusals.items():
         ctx.out.say(f"note: the guard cannot end what is rented at {provider}: {refusal['say']}")
         ctx.out.say(f"hint: {refusal['hint']}; then type `gpuops status` again: the guard takes over new ones")

@@ -26,7 +26,7 @@ from typing import TYPE_CHECKING, Any, Protocol
 from gpuops.core.errors import AuthFailed, GpuopsError
 from gpuops.core.platform import HERE
 from gpuops.core.polling import Clock, Poller
-from gpuops.guard import heartbeat
+from gpuops.guard import guard_heartbeat
 from gpuops.guard.schedule import ATTEMPT_S, Job, next_job, retry_pause_s
 from gpuops.guard.start import command, ensure
 from gpuops.ledger.rows import ClusterState
@@ -54,7 +54,7 @@ def main(home: Path, cluster: int) -> int:
     for name in ("SIGINT", HERE.hang_up):  # a terminal's signals are not for the guard
         if hasattr(signal, name):
             signal.signal(getattr(signal, name), signal.SIG_IGN)
-    lock = FileLock(heartbeat.lock_path(home, cluster), timeout=TAKEOVER_S)
+    lock = FileLock(guard_heartbeat.lock_path(home, cluster), timeout=TAKEOVER_S)
     try:
         lock.acquire()
     except Timeout:
@@ -150,7 +150,7 @@ class Guard:
         self._over_since: float | None = None
         self._token: str | None = None
         """That of the cluster: in a new ledger another one may have its number."""
-        self._beat: heartbeat.Heartbeat | None = None
+        self._beat: guard_heartbeat.Heartbeat | None = None
 
     def watch(self) -> None:
         """Rounds until the cluster needs no guard. A bug does not end the guard either: nothing else is there."""
@@ -176,7 +176,7 @@ class Guard:
         """Whether the guard stays."""
         row, runs, is_wanted, is_left = self._look()
         if row and self._beat is None:
-            self._beat = heartbeat.start(self._home, row, os.environ)
+            self._beat = guard_heartbeat.start(self._home, row, os.environ)
         self._collect()
         if row and is_wanted:
             self._over_since = None
@@ -184,8 +184,8 @@ class Guard:
         elif row and is_left and not self._child and not self._cleared:
             self._cleared = True
             self._start(Job.CLEAR)
-        if self._beat and self._clock.monotonic() - self._beat.at >= heartbeat.BEAT_INTERVAL_S:
-            self._beat = heartbeat.beat(self._home, self._cluster, self._beat)
+        if self._beat and self._clock.monotonic() - self._beat.at >= guard_heartbeat.BEAT_INTERVAL_S:
+            self._beat = guard_heartbeat.beat(self._home, self._cluster, self._beat)
         return (row is not None and is_wanted) or self._finishes()
 
     def wanted_row(self) -> ClusterRow | None:
@@ -194,7 +194,7 @@ class Guard:
         if row and (is_wanted or (is_left and not self._cleared)):
             return row
         if row is None or (row.state is ClusterState.GONE and not is_left):
-            heartbeat.remove_files(self._home, self._cluster)
+            guard_heartbeat.remove_files(self._home, self._cluster)
         return None
 
     def _look(self) -> tuple[ClusterRow | None, Sequence[RunRow], bool, bool]:
@@ -280,7 +280,7 @@ def run_attempt(home: Path, cluster: int, job: Job, failures: int) -> int:
     except Exception as error:
         refused = next((cause for cause in (error, error.__cause__) if isinstance(cause, AuthFailed)), None)
         if refused:
-            heartbeat.record_refusal(home, row, refused)
+            guard_heartbeat.record_refusal(home, row, refused)
         _log_failure(row.name)
         if failures + 1 == NOTICE_FAILURES and job is not Job.CLEAR:
             _leave_notice(home, row, error)
@@ -297,7 +297,7 @@ def _run_job(ctx: Context, row: ClusterRow, job: Job) -> None:
         from gpuops.guard import cleanup
 
         cleanup.clean_up(ctx, row.id, saving=job is Job.TEND)
-        heartbeat.record_refusal(ctx.home, row, None)
+        guard_heartbeat.record_refusal(ctx.home, row, None)
 
 
 def _leave_notice(home: Path, row: ClusterRow, error: Exception) -> None:

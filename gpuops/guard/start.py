@@ -9,7 +9,7 @@ import time
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from gpuops.guard import heartbeat
+from gpuops.guard import guard_heartbeat
 
 if TYPE_CHECKING:
     from gpuops.ledger.store import ClusterRow
@@ -26,12 +26,12 @@ def ensure(home: Path, row: ClusterRow) -> None:
     from gpuops.core.processes import start_background
 
     try:
-        with FileLock(heartbeat.lock_path(home, row.id), timeout=0):
+        with FileLock(guard_heartbeat.lock_path(home, row.id), timeout=0):
             pass
     except Timeout:
-        if not heartbeat.must_be_replaced(home, row, os.environ, time.monotonic()):
+        if not guard_heartbeat.must_be_replaced(home, row, os.environ, time.monotonic()):
             return
-        heartbeat.kill_guard(home, row.id)
+        guard_heartbeat.kill_guard(home, row.id)
     with open(home / "guard.log", "ab") as log:
         start_background(
             command(home, row.id),

@@ -22,7 +22,7 @@ from gpuops.core.errors import NodeError
 from gpuops.core.models import Lease, Request
 from gpuops.core.polling import Clock
 from gpuops.core.processes import Identity, myself, started
-from gpuops.guard import cleanup, daemon, heartbeat, schedule, start
+from gpuops.guard import cleanup, daemon, guard_heartbeat, schedule, start
 from gpuops.guard.schedule import Job
 from gpuops.ledger.rows import ClusterState, RunState
 from gpuops.ledger.store import ClusterRow, Ledger, RunRow
@@ -409,7 +409,7 @@ def test_a_ledger_that_cannot_be_read_is_not_waited_for_for_ever(
     (world.home / "ledger.db").mkdir()
     monkeypatch.setattr(schedule, "RETRY_S", 0.001)
     daemon.Guard(world.home, 1).watch()
-    assert heartbeat.read(world.home, 1) is None, "no round was completed"
+    assert guard_heartbeat.read(world.home, 1) is None, "no round was completed"
 
 
 def test_a_bug_does_not_end_the_guard(there: tuple[Cloud, Context], monkeypatch: pytest.MonkeyPatch) -> None:

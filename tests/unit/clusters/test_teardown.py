@@ -25,7 +25,7 @@ from gpuops.core.errors import AuthFailed, ProviderError, RateLimited, StillBill
 from gpuops.core.models import Lease, Resource
 from gpuops.core.polling import Clock
 from gpuops.core.reporting import Silent
-from gpuops.guard import daemon, heartbeat, schedule
+from gpuops.guard import daemon, guard_heartbeat, schedule
 from gpuops.ledger.store import ClusterRow
 from tests.fakes.provider import NAME, OWNER, Cloud, FakeClock, Fault, Scripted, surroundings
 
@@ -118,12 +118,12 @@ def test_the_guard_sees_it_off(there: tuple[Cloud, Context], monkeypatch: pytest
                 path.unlink()
 
     monkeypatch.setattr(Clock, "sleep", sleep)
-    heartbeat.lock_path(world.home, row.id).touch()
+    guard_heartbeat.lock_path(world.home, row.id).touch()
     guard = daemon.Guard(world.home, row.id, Over)
     while guard.round():
         pass
     assert guard.wanted_row() is None
-    assert [*(world.home / heartbeat.FOLDER).iterdir()] == [], "it forgets what it wrote down"
+    assert [*(world.home / guard_heartbeat.FOLDER).iterdir()] == [], "it forgets what it wrote down"
     assert cloud.machines() == []
     assert world.ledger.list_gone_with_leftovers() == []
     assert looks[0] == pytest.approx(leftovers.LEFTOVER_PAUSE_MIN_S, rel=0.5)
@@ -145,14 +145,14 @@ def test_nobody_looks_for_ever(
     before = len(cloud.calls())
     cloud.play(leaves=True, **({"list_owned_always": list_owned} if list_owned else {}))
     monkeypatch.setattr(Clock, "sleep", lambda *_: None)
-    heartbeat.lock_path(world.home, row.id).touch()
+    guard_heartbeat.lock_path(world.home, row.id).touch()
     guard = daemon.Guard(world.home, row.id, Over)
     while guard.round():
         pass
     assert cloud.calls()[before:].count("list_owned") == looks
     assert world.ledger.list_guarded(), "the next command's guard tries again"
     assert guard.wanted_row() is None, "and none that this one starts as it leaves"
-    assert [*heartbeat.read_refusals(world.home, [row])] == ([NAME] if list_owned else [])
+    assert [*guard_heartbeat.read_refusals(world.home, [row])] == ([NAME] if list_owned else [])
     (said,) = orphans.clear_departing(world)
     assert said.startswith("lab costs nothing any more; left of it: 1 machine shutting down")
     assert said.endswith("which is not cleared: the provider said AuthFailed") == bool(list_owned)

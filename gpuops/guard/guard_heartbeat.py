@@ -24,6 +24,7 @@ from gpuops.core.settings import ACCOUNTS, KEYS
 if TYPE_CHECKING:
     from gpuops.ledger.store import ClusterRow
 
+
 FOLDER = "guards"
 ACCOUNT_VARIABLES = (*KEYS, "AWS_PROFILE", "AWS_CONFIG_FILE", "AWS_SHARED_CREDENTIALS_FILE")
 """The variables that choose an account; others of a provider only say where it is asked."""

@@ -11,19 +11,19 @@ import pytest
 from filelock import FileLock
 
 from gpuops.core.processes import Identity, started
-from gpuops.guard import heartbeat, start
+from gpuops.guard import guard_heartbeat, start
 from tests.conftest import until
-from tests.unit.guard.test_heartbeat import row
+from tests.unit.guard.test_guard_heartbeat import row
 
 GUARD = """
 import subprocess, sys
 from pathlib import Path
 from filelock import FileLock
-from gpuops.guard import heartbeat
-from tests.unit.guard.test_heartbeat import row
+from gpuops.guard import guard_heartbeat
+from tests.unit.guard.test_guard_heartbeat import row
 home = Path(sys.argv[1])
-with FileLock(heartbeat.lock_path(home, 1)):
-    last = heartbeat.start(home, row(), {})
+with FileLock(guard_heartbeat.lock_path(home, 1)):
+    last = guard_heartbeat.start(home, row(), {})
     child = subprocess.Popen([sys.executable, "-c", "input()"], stdin=subprocess.PIPE)
     print(child.pid, flush=True)
     input()
@@ -50,9 +50,9 @@ def test_a_guard_that_hangs_is_replaced(
     monkeypatch.setattr("gpuops.core.processes.start_background", lambda argv, **_: begun.append(argv))
     start.ensure(tmp_path, row())
     assert begun == [], "it works"
-    monkeypatch.setattr(heartbeat, "STALE_S", 0.0)
+    monkeypatch.setattr(guard_heartbeat, "STALE_S", 0.0)
     start.ensure(tmp_path, row())
     assert begun == [start.command(tmp_path, 1)]
     until(lambda: not any(one.alive() for one in hanging), "its end, and its child's")
-    with FileLock(heartbeat.lock_path(tmp_path, 1), timeout=60):
+    with FileLock(guard_heartbeat.lock_path(tmp_path, 1), timeout=60):
         pass

@@ -11,7 +11,7 @@ import pytest
 from gpuops.core.context import Context
 from gpuops.core.errors import AuthFailed, NodeError, StillBilling
 from gpuops.core.models import Lease
-from gpuops.guard import cleanup, daemon, heartbeat, schedule
+from gpuops.guard import cleanup, daemon, guard_heartbeat, schedule
 from gpuops.ledger.rows import ClusterRow, ClusterState
 
 A, B = {"RUNPOD_API_KEY": "rpa_" + "A" * 40}, {"RUNPOD_API_KEY": "rpa_" + "B" * 40}
@@ -21,7 +21,7 @@ PROFILE = {"AWS_PROFILE": "work", "AWS_CONFIG_FILE": "/somewhere/config"}
 
 @pytest.fixture
 def home(tmp_path: Path) -> Path:
-    heartbeat.lock_path(tmp_path, 1)
+    guard_heartbeat.lock_path(tmp_path, 1)
     return tmp_path
 
 
@@ -33,30 +33,30 @@ def row(provider: str = "runpod") -> ClusterRow:
 
 
 def must_be_replaced(home: Path, cluster: ClusterRow, environ: dict[str, str]) -> bool:
-    return heartbeat.must_be_replaced(home, cluster, environ, time.monotonic())
+    return guard_heartbeat.must_be_replaced(home, cluster, environ, time.monotonic())
 
 
 def test_no_key_is_written_down(home: Path) -> None:
     for provider in ("runpod", "aws"):
-        heartbeat.start(home, row(provider), {**A, **AWS, "PATH": "/bin", "AWS_SESSION_TOKEN": ""})
-        text = "".join(path.read_text() for path in (home / heartbeat.FOLDER).iterdir())
+        guard_heartbeat.start(home, row(provider), {**A, **AWS, "PATH": "/bin", "AWS_SESSION_TOKEN": ""})
+        text = "".join(path.read_text() for path in (home / guard_heartbeat.FOLDER).iterdir())
         assert not [value for value in (*A.values(), *AWS.values()) if value in text]
         assert "SESSION" not in text
-    assert [path.name for path in (home / heartbeat.FOLDER).iterdir()] == ["1.json"]
+    assert [path.name for path in (home / guard_heartbeat.FOLDER).iterdir()] == ["1.json"]
 
 
 def test_a_guard_is_stale_when_its_last_round_is_long_ago(home: Path) -> None:
-    last = heartbeat.start(home, row(), {})
-    assert heartbeat.read(home, 1) == last
+    last = guard_heartbeat.start(home, row(), {})
+    assert guard_heartbeat.read(home, 1) == last
     for now, is_stale in (
         (last.at, False),
-        (last.at + heartbeat.STALE_S, False),
-        (last.at + heartbeat.STALE_S + 1.0, True),
+        (last.at + guard_heartbeat.STALE_S, False),
+        (last.at + guard_heartbeat.STALE_S + 1.0, True),
         (last.at - 1.0, True),  # of before this computer's start
     ):
-        assert heartbeat.must_be_replaced(home, row(), {}, now) is is_stale
-    later = heartbeat.beat(home, 1, last)
-    assert heartbeat.read(home, 1) == later
+        assert guard_heartbeat.must_be_replaced(home, row(), {}, now) is is_stale
+    later = guard_heartbeat.beat(home, 1, last)
+    assert guard_heartbeat.read(home, 1) == later
     assert later.at > last.at
 
 
@@ -64,7 +64,7 @@ def test_a_guard_is_stale_when_its_last_round_is_long_ago(home: Path) -> None:
 def test_who_has_written_nothing_down_yet_is_let_be(home: Path, text: str | None) -> None:
     """It holds the lock and has only just begun."""
     if text is not None:
-        (home / heartbeat.FOLDER / "1.json").write_text(text)
+        (home / guard_heartbeat.FOLDER / "1.json").write_text(text)
     assert not must_be_replaced(home, row(), A)
 
 
@@ -89,8 +89,8 @@ def test_who_has_written_nothing_down_yet_is_let_be(home: Path, text: str | None
 def test_the_environment_that_was_rented_with_comes_back(
     home: Path, provider: str, rented: dict[str, str], guard: dict[str, str], environ: dict[str, str], replaced: bool
 ) -> None:
-    heartbeat.start(home, row(provider), rented)
-    heartbeat.start(home, row(provider), guard)
+    guard_heartbeat.start(home, row(provider), rented)
+    guard_heartbeat.start(home, row(provider), guard)
     assert must_be_replaced(home, row(provider), environ) is replaced
 
 
@@ -98,36 +98,36 @@ def test_keys_that_are_refused(home: Path) -> None:
     """Expired ones, most often: said until the guard has others, which any command may bring."""
     old, new = {**AWS, "AWS_SESSION_TOKEN": "old"}, {**AWS, "AWS_SESSION_TOKEN": "new"}
     aws = row("aws")
-    heartbeat.start(home, aws, old)
+    guard_heartbeat.start(home, aws, old)
     assert not must_be_replaced(home, aws, new), "there is no need"
-    heartbeat.record_refusal(home, aws, AuthFailed("the session token has expired", "aws sso login"))
+    guard_heartbeat.record_refusal(home, aws, AuthFailed("the session token has expired", "aws sso login"))
     refused = {"aws": {"say": "the session token has expired", "hint": "aws sso login"}}
-    assert heartbeat.read_refusals(home, [aws]) == refused
-    assert heartbeat.read_refusals(home, []) == {}, "of clusters that there are"
+    assert guard_heartbeat.read_refusals(home, [aws]) == refused
+    assert guard_heartbeat.read_refusals(home, []) == {}, "of clusters that there are"
     assert not must_be_replaced(home, aws, old), "the same would be refused again"
     assert not must_be_replaced(home, aws, {})
     assert must_be_replaced(home, aws, new)
-    heartbeat.record_refusal(home, aws, None)
-    assert heartbeat.read_refusals(home, [aws]) == {}
-    heartbeat.record_refusal(home, aws, AuthFailed("no", "yes"))
-    heartbeat.start(home, aws, new)
-    assert heartbeat.read_refusals(home, [aws]) == {}, "a new guard, new keys"
+    guard_heartbeat.record_refusal(home, aws, None)
+    assert guard_heartbeat.read_refusals(home, [aws]) == {}
+    guard_heartbeat.record_refusal(home, aws, AuthFailed("no", "yes"))
+    guard_heartbeat.start(home, aws, new)
+    assert guard_heartbeat.read_refusals(home, [aws]) == {}, "a new guard, new keys"
 
 
 def test_a_disk_that_cannot_be_written_stops_no_guard(tmp_path: Path) -> None:
     missing = tmp_path / "no" / "folder"
-    last = heartbeat.start(missing, row(), A)
-    heartbeat.beat(missing, 1, last)
-    heartbeat.record_refusal(missing, row(), AuthFailed("no", "yes"))
-    heartbeat.remove_files(missing, 1)
+    last = guard_heartbeat.start(missing, row(), A)
+    guard_heartbeat.beat(missing, 1, last)
+    guard_heartbeat.record_refusal(missing, row(), AuthFailed("no", "yes"))
+    guard_heartbeat.remove_files(missing, 1)
 
 
 def test_no_other_process_is_ended_for_a_guard(home: Path) -> None:
     """A guard that is dead, whose number another process has by now."""
-    heartbeat.start(home, row(), {})
-    path = home / heartbeat.FOLDER / "1.json"
+    guard_heartbeat.start(home, row(), {})
+    path = home / guard_heartbeat.FOLDER / "1.json"
     path.write_text(path.read_text().replace(f"[{os.getpid()}, ", f"[{os.getpid()}, 1"))
-    heartbeat.kill_guard(home, 1)
+    guard_heartbeat.kill_guard(home, 1)
 
 
 def test_a_guard_whose_keys_expired_says_so_and_unsays_it(
@@ -142,7 +142,7 @@ def test_a_guard_whose_keys_expired_says_so_and_unsays_it(
             raise StillBilling("lab-0 may still be there", "gpuops down lab") from error
 
     monkeypatch.setattr(cleanup, "clean_up", tend)
-    heartbeat.lock_path(world.home, 1)
+    guard_heartbeat.lock_path(world.home, 1)
     lab = world.ledger.intend(
         provider="aws", name="lab", folder=world.folder, ephemeral=False, token="t", request={}, boot_deadline=0.0,
         lease=Lease(), owner_process=world.me, now=0.0,
@@ -150,5 +150,5 @@ def test_a_guard_whose_keys_expired_says_so_and_unsays_it(
     for error, said in ((expired, "aws"), (NodeError("away"), "aws"), (None, "")):
         ends.append(error)
         daemon.run_attempt(world.home, lab.id, schedule.Job.TEND, 0)
-        assert [*heartbeat.read_refusals(world.home, [lab])] == ([said] if said else [])
+        assert [*guard_heartbeat.read_refusals(world.home, [lab])] == ([said] if said else [])
     assert "lab: lab-0 may still be there" in capsys.readouterr().err
