@@ -58,7 +58,7 @@ def up(
         machine_request,
         parse_provider_options,
     )
-    from gpuops.clusters import up as cluster
+    from gpuops.clusters import creation as cluster
     from gpuops.offers import offer_table
 
     if provider.startswith("-"):

@@ -1,7 +1,7 @@
 """Create machines, wait for them, tear them down, find orphans.
 
 selection      which cluster a command means: a pure decision
-up             offers are tried until machines exist and answer; what was half made is undone
+creation       offers are tried until machines exist and answer; what was half made is undone
 readiness      one loop with one deadline until created machines are nodes that answer
 virtual_nodes  several nodes on one machine
 teardown       destroy and list repeatedly, until nothing of a cluster costs money

@@ -12,7 +12,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
-from gpuops.clusters import up as clusters
+from gpuops.clusters import creation as clusters
 from gpuops.commands.plan import Plan, Size
 from gpuops.core.context import Context
 from gpuops.core.models import Offer, Payer

@@ -9,7 +9,7 @@ import dataclasses
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 
-from gpuops.clusters import up as clusters
+from gpuops.clusters import creation as clusters
 from gpuops.commands.end_after_run import end_after, end_cluster, end_preempted, hand_over
 from gpuops.commands.logs import make_merger
 from gpuops.commands.plan import Job, Plan

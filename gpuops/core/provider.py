@@ -1,7 +1,7 @@
 """The contract of a provisioner: the few things only a provider can do.
 
 A provisioner translates; it never waits, retries, journals on its own, or prints. Polling,
-deadlines, back-off, marking and the ledger live once, in `gpuops.clusters.up` and `gpuops.clusters.teardown`.
+deadlines, back-off, marking and the ledger live once, in `gpuops.clusters.creation` and `gpuops.clusters.teardown`.
 A third party implements this Protocol in a wheel of its own and names it in the entry point group
 `gpuops.provisioners` (`name = "package.module:factory"`, called with a Context); nothing in this
 repository has to change.

@@ -19,7 +19,7 @@ GROUND = {
 SSH = {"gpuops.transport.ssh", "gpuops.nodes.bootstrap", "gpuops.core.parallel", "gpuops.transport.connection"}
 """What an SDK is to other provisioners, the SSH layer is to that of plain hosts."""
 HOSTS = {"provisioners.ssh.provisioner", "provisioners.ssh.hosts", "provisioners.ssh.placement"}
-STORIES = {"gpuops.clusters.up", "gpuops.runs.prepare"}
+STORIES = {"gpuops.clusters.creation", "gpuops.runs.prepare"}
 SERVICES = [
     "ledger.store", "transport.connection", "transport.rpc", "sync.upload", "sync.download", "runs.launch_spec",
     "runs.logs.lines", "runs.outcome.verdict", "offers.lease_limits", "core.settings",

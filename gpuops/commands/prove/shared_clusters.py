@@ -9,8 +9,8 @@ from dataclasses import dataclass
 from functools import partial
 from typing import Generic, TypeVar, cast
 
+from gpuops.clusters.creation import bring_up
 from gpuops.clusters.teardown import destroy_cluster
-from gpuops.clusters.up import bring_up
 from gpuops.commands.prove.fault_injection import AnswerLosingProvisioner, ContractBroken, NotRunnable, RecordingJournal
 from gpuops.commands.prove.sandbox import Closeable, Sandbox
 from gpuops.core.errors import NoCapacity, Unknown

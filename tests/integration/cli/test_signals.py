@@ -65,13 +65,13 @@ def test_the_second_signal_hurries_what_hears_nothing(shell: Shell, tmp_path: Pa
 @pytest.mark.parametrize(
     ("name", "place", "starting"),
     [
-        ("INT", "gpuops.clusters.up:find_offers", False),
-        ("INT", "gpuops.clusters.up:_create_first_available", False),
-        ("INT", "gpuops.clusters.up:wait_ready", False),
+        ("INT", "gpuops.clusters.creation:find_offers", False),
+        ("INT", "gpuops.clusters.creation:_create_first_available", False),
+        ("INT", "gpuops.clusters.creation:wait_ready", False),
         ("INT", "gpuops.sync.upload:push_many", True),
         ("INT", "gpuops.nodes.python:prepare_pythons", True),
         ("INT", "gpuops.runs.launch:node_specs", True),
-        ("HUP", "gpuops.clusters.up:_create_first_available", False),
+        ("HUP", "gpuops.clusters.creation:_create_first_available", False),
         ("HUP", "gpuops.sync.upload:push_many", True),
         ("HUP", "gpuops.runs.launch:node_specs", True),
     ],
@@ -89,7 +89,7 @@ def test_a_signal_before_there_is_a_run(shell: Shell, place: str, starting: bool
 
 
 def test_ctrl_c_during_up(shell: Shell) -> None:
-    done = shell.run("up", "local", "--nodes", "2", driver="signal:INT:gpuops.clusters.up:wait_ready")
+    done = shell.run("up", "local", "--nodes", "2", driver="signal:INT:gpuops.clusters.creation:wait_ready")
     assert done.returncode == 130, done.stderr
     assert "undoing local-1\n" in done.stderr
     assert "local-1 is undone, nothing of it is left\n" in done.stderr

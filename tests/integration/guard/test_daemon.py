@@ -15,7 +15,7 @@ from pathlib import Path
 import psutil
 import pytest
 
-from gpuops.clusters.up import bring_up
+from gpuops.clusters.creation import bring_up
 from gpuops.core import provider as contract
 from gpuops.core.context import Context
 from gpuops.core.errors import NodeError

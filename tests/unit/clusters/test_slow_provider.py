@@ -10,7 +10,7 @@ from gpuops.cli.terminal.progress import PlainProgress
 from gpuops.core.context import Context
 from gpuops.core.errors import NodeError, StillBilling
 from tests.fakes.provider import Cloud, FakeClock, Fault, surroundings
-from tests.unit.clusters.test_up import up
+from tests.unit.clusters.test_creation import up
 
 
 class Watched(FakeClock):

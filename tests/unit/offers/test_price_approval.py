@@ -13,7 +13,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from gpuops.cli.terminal.output import Output
-from gpuops.clusters import up as clusters
+from gpuops.clusters import creation as clusters
 from gpuops.clusters.teardown import tear_down
 from gpuops.core.context import Context
 from gpuops.core.errors import GpuopsError, NoCapacity, QuotaExceeded, UsageError

@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 
 from gpuops.cli.terminal.output import Output
-from gpuops.clusters import up as clusters
+from gpuops.clusters import creation as clusters
 from gpuops.clusters.leftovers import clear_leftovers_once
 from gpuops.core.context import Context
 from gpuops.core.errors import NoCapacity, NodeError, QuotaExceeded

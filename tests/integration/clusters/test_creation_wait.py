@@ -1,4 +1,4 @@
-"""What tests/unit/clusters/test_up_wait.py leaves to real processes or sockets."""
+"""What tests/unit/clusters/test_creation_wait.py leaves to real processes or sockets."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from gpuops.core.polling import Clock
 from gpuops.nodes.session import ClusterSession
 from gpuops.offers.search import SEARCH_PAUSES_S
 from tests.fakes.provider import Cloud, surroundings
-from tests.unit.clusters.test_up_wait import HOURS, NOTHING, said, up
+from tests.unit.clusters.test_creation_wait import HOURS, NOTHING, said, up
 
 
 @pytest.fixture

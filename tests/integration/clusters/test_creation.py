@@ -1,4 +1,4 @@
-"""What tests/unit/clusters/test_up.py leaves to real processes or sockets."""
+"""What tests/unit/clusters/test_creation.py leaves to real processes or sockets."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ from gpuops.ledger.store import ClusterRow
 from gpuops.nodes.session import ClusterSession, contact_cluster
 from tests.conftest import no_guards
 from tests.fakes.provider import NAME, Cloud, Fault, surroundings
-from tests.unit.clusters.test_up import assert_nothing_left, up
+from tests.unit.clusters.test_creation import assert_nothing_left, up
 
 
 @pytest.fixture

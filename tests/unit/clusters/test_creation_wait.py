@@ -11,7 +11,7 @@ from typing import Any
 import pytest
 
 from gpuops.cli.terminal.output import Output
-from gpuops.clusters import up as clusters
+from gpuops.clusters import creation as clusters
 from gpuops.core.context import Context
 from gpuops.core.errors import AuthFailed, Interrupted, NoCapacity, Unknown, UsageError
 from gpuops.core.models import Offer, Price, Request

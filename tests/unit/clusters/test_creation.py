@@ -13,10 +13,10 @@ import pytest
 
 from gpuops.cli.entry import execute
 from gpuops.cli.terminal.output import Output
+from gpuops.clusters import creation as clusters
 from gpuops.clusters import readiness
-from gpuops.clusters import up as clusters
+from gpuops.clusters.creation import CREATE_ATTEMPTS_MAX
 from gpuops.clusters.teardown import select_by_tag, tear_down
-from gpuops.clusters.up import CREATE_ATTEMPTS_MAX
 from gpuops.core.context import Context
 from gpuops.core.errors import (
     AuthFailed,
