@@ -36,7 +36,7 @@ def describe_regions(world: World, request: Request) -> Any:
     rows = [
         {"RegionName": name, "Endpoint": f"ec2.{name}.amazonaws.com", "OptInStatus": status}
         for name, status in found.items()
-        if (not wanted or name in wanted)
+        if name in (wanted or world.only_regions or found)
         and (asked.get("AllRegions") or wanted or status != "not-opted-in")
         and filters.fits(
             asked.get("Filters"),

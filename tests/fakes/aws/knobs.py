@@ -33,6 +33,7 @@ class Knobs:
     scores = Knob()
     not_offered = Knob()
     opted_in = Knob()
+    only_regions = Knob()
     instance_profiles = Knob()
     placement_groups = Knob()
     reservations = Knob()

@@ -54,6 +54,8 @@ class World:
         self.not_offered: set[tuple[str, str]] = set()
         self.pictures: list[Picture] = list(USUAL)
         self.opted_in: set[str] = set()
+        self.only_regions: tuple[str, ...] = ()
+        """All that are listed, where any is named: who looks everywhere asks each of seventeen, and for long."""
         self.instance_profiles: set[str] = set()
         self.placement_groups: set[str] = set()
         self.reservations: dict[str, dict[str, Any]] = {}

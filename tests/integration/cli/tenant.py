@@ -81,6 +81,7 @@ class Tenant:
 @pytest.fixture
 def tenant(desk: Desk, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Tenant]:
     with FakeAWS(tmp_path / "aws") as fake:
+        fake.only_regions = ("us-east-1", "us-west-2")
         fake.pending_s = 600.0  # nobody logs in to an address that somebody else may have
         for name, value in {"HOME": str(tmp_path), "COLUMNS": "200", **fake.env}.items():
             monkeypatch.setenv(name, value)

@@ -7,18 +7,16 @@ import os
 import re
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
-from functools import cache
 from pathlib import Path
 from typing import Any
 
 import pytest
-from botocore import loaders
 from botocore.retries import standard
 
 from gpuops.core.models import Request
 from gpuops.core.polling import Clock
 from gpuops.ledger.store import Ledger
-from provisioners.aws import AwsProvisioner, credentials, errors, launch, network, offers
+from provisioners.aws import AwsProvisioner, errors, launch, network, offers
 from tests.conftest import no_guards
 from tests.desk import Desk, Said
 from tests.fakes.aws import FakeAWS, Fault, course, filters
@@ -91,12 +89,6 @@ class Renter:
         return said.code, say, hint.removeprefix("hint: ")
 
 
-@cache
-def descriptions() -> Any:
-    """What botocore has read of AWS's services is not read again by each command: that takes longer than all else."""
-    return loaders.create_loader()
-
-
 @pytest.fixture
 def renter(desk: Desk, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Renter]:
     """Time is AWS's here: what waits lets it pass."""
@@ -104,6 +96,7 @@ def renter(desk: Desk, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Itera
         for name, value in {"HOME": str(tmp_path), "COLUMNS": "200", **fake.env}.items():
             monkeypatch.setenv(name, value)
         fake.pending_s = 86400.0
+        fake.only_regions = ("us-east-1", "us-west-2")
         monkeypatch.setattr(AwsProvisioner, "gone_s", 30.0)
         monkeypatch.setattr(AwsProvisioner, "settle_s", 30.0)
         monkeypatch.setattr(Clock, "now", lambda _: fake.world.now())
@@ -112,14 +105,6 @@ def renter(desk: Desk, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Itera
         monkeypatch.setattr(standard.ExponentialBackoff, "delay_amount", lambda *_: 0.0)
         for module in (launch, network):
             monkeypatch.setattr(module, "backoff_s", lambda attempt: fake.advance(2.0**attempt) or 0.0)
-        real = credentials.session
-
-        def session(env: Any, profile: str, dotenv: Any) -> Any:
-            found, source = real(env, profile, dotenv)
-            found._session.register_component("data_loader", descriptions())
-            return found, source
-
-        monkeypatch.setattr(credentials, "session", session)
         desk.home.mkdir()
         shop = Shop(fake, desk.home, dict(os.environ), Request("aws", nodes=1, gpus=4, spot=True))
         monkeypatch.setattr(
