@@ -163,6 +163,11 @@ class SafeFolder:
             os.makedirs(self.root, exist_ok=True)
         return self
 
+    def make_new(self, path: str) -> None:
+        """Create a folder, and missing ones above it. Raises FileExistsError where something has its name."""
+        with self._parent(path, make=True) as (folder, name):
+            os.mkdir(name, dir_fd=folder)
+
     def look(self, path: str) -> os.stat_result | None:
         """The state of a path, or of a link itself; None where nothing, or no folder on the way, lies there."""
         try:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any
 
@@ -25,12 +25,16 @@ class RunTable(Database):
         facts: Mapping[str, Any],
         owner_process: Identity,
         now: float,
+        claim: Callable[[Path], bool] = lambda home: not home.exists(),
     ) -> RunRow:
-        """Record a run before anything is started; its name is `<stem>-<n>`, the next free."""
+        """Record a run before anything is started; its name is `<stem>-<n>`, the next free.
+
+        `claim`: makes the run's folder, and returns whether it was not there yet. Another ledger (of another home, or
+        one that was lost) may have given its name in the same project.
+        """
         with self._transaction() as db:
             taken = {row[0] for row in db.execute("SELECT name FROM runs")}
-            taken |= {path.name for path in (folder / "runs").glob(f"{stem}-*")}  # of a ledger that was lost
-            name = next_free_name(stem, taken)
+            name = next_free_name(stem, taken, lambda name: claim(folder / "runs" / name))
             columns = {
                 "name": name,
                 "cluster": cluster,

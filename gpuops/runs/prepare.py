@@ -136,6 +136,7 @@ def prepare(
         },
         owner_process=ctx.me,
         now=ctx.clock.now(),
+        claim=lambda home: RunHome(home).claim(),
     )
     try:
         ctx.ensure_guard(session.row)
@@ -154,11 +155,7 @@ def record_not_started(ctx: Context, row: RunRow, error: BaseException) -> None:
         say = error.message if isinstance(error, GpuopsError) else type(error).__name__
         verdict = Verdict(VerdictOutcome.FAILED, getattr(error, "exit_code", BUG), f"not started: {say}")
     ctx.ledger.set_run(row.id, state=RunState.HOME, owner_process=None, ended=ctx.clock.now(), verdict=verdict)
-    for folder in (RunHome(row.home).out, row.home):
-        try:
-            folder.rmdir()
-        except OSError:
-            return  # something lies in it, or it was never made
+    RunHome(row.home).remove_unused()
 
 
 def _prepare_nodes(

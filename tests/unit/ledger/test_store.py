@@ -14,7 +14,8 @@ from gpuops.core.errors import UsageError
 from gpuops.core.models import Lease, Resource
 from gpuops.core.processes import Identity, myself
 from gpuops.ledger.schema import SCHEMA, set_aside
-from gpuops.ledger.store import FILE, Ledger, LedgerJournal, LedgerTooNew, LedgerUnwritable, RowGone
+from gpuops.ledger.store import FILE, Ledger, LedgerJournal, LedgerTooNew, LedgerUnwritable, RowGone, RunRow
+from gpuops.sync.run_folder import RunHome
 from tests.conftest import open_folder, without_root
 
 
@@ -59,6 +60,22 @@ def test_names_are_taken_for_ever_but_a_given_one_only_while_it_lives(ledger: Le
         intend(ledger, "lab")
     ledger.mark_gone(lab, 1.0, "down")
     assert ledger.cluster(intend(ledger, "lab")).id != lab
+
+
+def test_two_ledgers_give_no_name_of_a_run_twice_in_one_project(tmp_path: Path) -> None:
+    def add(home: str) -> RunRow:
+        (tmp_path / home).mkdir(exist_ok=True)
+        ledger = Ledger.open(tmp_path / home)
+        try:
+            return ledger.add_run(stem="bash", cluster=intend(ledger), folder=tmp_path, tree="project", request={},
+                                  facts={}, owner_process=myself(), now=1.0,
+                                  claim=lambda home: RunHome(home).claim())  # fmt: skip
+        finally:
+            ledger.close()
+
+    rows = [add(home) for home in ("mine", "hers", "mine")]
+    assert [row.name for row in rows] == ["bash-1", "bash-2", "bash-3"]
+    assert all(row.home.is_dir() and row.home.name == row.name for row in rows)
 
 
 def test_a_resource_said_twice_is_one(ledger: Ledger) -> None:

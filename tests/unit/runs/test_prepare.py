@@ -291,3 +291,26 @@ def test_a_run_that_no_guard_can_look_after_is_not_started(world: Context, monke
         prepare.prepare(world, Settings(), live, request, Sending(), Silent())
     (run,) = world.ledger.runs()
     assert (run.state, run.owner_process) == ("home", None)
+
+
+def test_a_run_has_its_folder_before_anything_else_and_leaves_none_that_it_did_not_use(
+    world: Context, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A command with another ledger may give a name in the same project at the same time."""
+    (world.folder / "runs/true-1").mkdir(parents=True)
+    seen: list[bool] = []
+
+    def fail(*_: object) -> None:
+        seen.append((world.folder / "runs/true-2").is_dir())
+        raise BlockingIOError(11, "Resource temporarily unavailable")
+
+    monkeypatch.setattr("gpuops.runs.prepare.add_virtual_nodes", lambda *_: None)
+    world.services = replace(world.services, ensure_guard=fail)
+    row = world.ledger.intend(provider="local", name="lab", folder=world.folder, ephemeral=True, token="t", request={},
+                              boot_deadline=0.0, lease=Lease(), owner_process=world.me, now=0.0)  # fmt: skip
+    request = replace(TRAIN, kind="command", script=None, argv=["true"], mode="run", nodes=1)
+    with pytest.raises(LocalDisk):
+        prepare.prepare(world, Settings(), ClusterSession(row, [], [], [], []), request, Sending(), Silent())
+    assert [run.name for run in world.ledger.runs()] == ["true-2"]
+    assert seen == [True]
+    assert [path.name for path in (world.folder / "runs").iterdir()] == ["true-1"]
