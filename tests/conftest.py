@@ -45,6 +45,13 @@ os.environ.setdefault("KF_RULE_CACHE_DIR", str(TESTS.parent / ".pytest_cache" / 
 """Where Kingfisher keeps its compiled rules: with a home of its own each test would compile them, for seconds."""
 hypothesis.settings.register_profile("ours", deadline=None)  # a busy machine is no failure
 hypothesis.settings.load_profile("ours")
+for _name, _usual in (
+    ("SIGINT", signal.default_int_handler),
+    ("SIGTERM", signal.SIG_DFL),
+    (HERE.hang_up, signal.SIG_DFL),
+):
+    if signal.getsignal(getattr(signal, _name)) is signal.SIG_IGN:  # as under nohup: tests send them to what they start
+        signal.signal(getattr(signal, _name), _usual)
 os.environ.pop("PYTHONDONTWRITEBYTECODE", None)  # commands start by the thousand: each would compile all of gpuops anew
 
 

@@ -50,7 +50,8 @@ def test_what_stays_up_by_its_users_word_is_not_ended_sooner_for_holding_results
     ],
 )  # fmt: skip
 def test_the_clock_is_named_where_it_is_known(hold: float, lease: Lease, words: str) -> None:
-    assert retention.loss_warning(hold, lease, NOON) == f"results are lost unless this computer is back {words}"
+    said = retention.loss_warning(hold, lease, NOON)
+    assert said == f"results are lost unless this computer is back {words}; {retention.AFTER_RESTART}"
 
 
 def test_who_detaches_is_told_what_the_wait_may_cost() -> None:
