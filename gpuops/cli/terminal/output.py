@@ -38,6 +38,12 @@ class Output:
         """Whether a question can be asked: stdin and stderr are terminals."""
         return sys.stdin.isatty() and self.err.isatty()
 
+    @property
+    def is_closed(self) -> bool:
+        """Whether nobody reads stdout any more."""
+        number = may_block(self.out)
+        return number is not None and WRITER.is_closed(number)
+
     @staticmethod
     def columns(stream: TextIO) -> int | None:
         """Columns of the terminal; None for a file or a pipe without COLUMNS."""
