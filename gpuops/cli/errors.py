@@ -32,6 +32,12 @@ def explain_parser_error(error: Exception, arguments: Sequence[str], commands: S
     if unknown := re.match(r"No such command '([^']*)'", message):
         return unknown_command(unknown[1], commands)
     if extra := re.fullmatch(r"Got unexpected extra arguments?(?:\(s\))? \((.*)\)", message):
+        if (
+            command == "train"
+            and "".join(arguments[1:2]).endswith(".py")
+            and "-" not in {word[:1] for word in arguments}
+        ):
+            return explain_unknown_mode(arguments[1], arguments[2:])
         return f"'{extra[1]}' is more than gpuops {command} takes", _separator_hint(
             command, arguments, extra[1]
         ) or help_line
@@ -57,6 +63,19 @@ def _separator_hint(command: str, arguments: Sequence[str], theirs: str) -> str:
         if " ".join(arguments[at:]) == theirs:
             example = shlex.join(["gpuops", *arguments[:at], "--", *arguments[at:], *(passed_words() or ())])
     return f"{rule}: {example}"
+
+
+def explain_unknown_mode(mode: str, arguments: Sequence[str]) -> tuple[str, str]:
+    """`(say, hint)` where `train` was given something else as its mode; `arguments`: what stands behind it.
+
+    A script in its place gets the whole line to type.
+    """
+    say = f"'{mode}' is neither single, multigpu nor multinode"
+    if not mode.endswith(".py"):
+        return say, "say how far to spread: gpuops train multinode"
+    theirs = [*arguments, *(passed_words() or ())]
+    line = ["gpuops", "train", "multinode", mode, *(["--", *theirs] if theirs else ())]
+    return say, f"say single, multigpu or multinode first: {shlex.join(line)}"
 
 
 def unknown_command(word: str, commands: Sequence[str]) -> tuple[str, str]:

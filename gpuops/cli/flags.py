@@ -144,7 +144,11 @@ class LaunchFlags:
     ] = None
     send_anyway: Annotated[
         list[str] | None,
-        _option("Send a file that looks like a secret, or what links in --data lead to. Repeatable.", metavar="PATH"),
+        _option(
+            "Send a file that looks like a secret, a script that is no Python here, or what links in --data lead to. "
+            "Repeatable.",
+            metavar="PATH",
+        ),
     ] = None
 
 

@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from typing import Annotated, Literal
 
 import typer
 
 from gpuops.cli import completion
+from gpuops.cli.errors import explain_unknown_mode
 from gpuops.cli.flags import Json, LaunchFlags, MachineFlags, Yes, with_flags
 from gpuops.cli.help import WORDS, TakesArguments, TakesCommand, example_help, passed_words
 from gpuops.cli.launch import CommandLine, launch
@@ -71,7 +73,7 @@ def train(
     yes: Yes = False,
     as_json: Json = False,
 ) -> None:
-    checked = check_mode(mode)
+    checked = check_mode(mode, [script] if script else [])
     named = {"SCRIPT": script, "-m": module, "--workload": workload}
     given = [name for name, value in named.items() if value is not None]
     if empty := [name for name in given if not named[name]]:
@@ -99,17 +101,12 @@ def train(
     launch(typed, make_request)
 
 
-def check_mode(mode: str) -> Literal["single", "multigpu", "multinode"]:
-    """The mode. Raises UsageError for an unknown one, with its own hint where the script stands in its place."""
+def check_mode(mode: str, arguments: Sequence[str]) -> Literal["single", "multigpu", "multinode"]:
+    """The mode. Raises UsageError for an unknown one. `arguments`: what stands behind it."""
     for known in MODES:
         if mode == known:
             return known
-    raise UsageError(
-        f"'{mode}' is neither single, multigpu nor multinode",
-        f"say how far to spread first: gpuops train multinode {mode}"
-        if mode.endswith(".py")
-        else "say how far to spread: gpuops train multinode",
-    )
+    raise UsageError(*explain_unknown_mode(mode, arguments))
 
 
 def check_size(mode: str, machine: MachineFlags, script: str | None) -> None:

@@ -1,6 +1,7 @@
 """One launch: prepare, start, follow, stop, finish, judge.
 
 prepare        everything a run needs is brought to its nodes; its row in the ledger
+script_check   what a script's text says before anything exists: not sent, no Python, starts its own ranks
 launch_spec    what each node is to start (pure)
 launch         one spec to each agent
 follow         logs home, byte by byte, until every node has reported

@@ -30,6 +30,7 @@ from gpuops.nodes.python import prepare_pythons, run_setup, run_versions, setup_
 from gpuops.nodes.session import ClusterSession, explain_connection_loss, readmit_this_computer
 from gpuops.offers.billing_account import refuse_tracked
 from gpuops.runs.follow import SLOW_RECONNECT_INTERVAL_S, UNREACHABLE_TIMEOUT_S
+from gpuops.runs.script_check import check_script
 from gpuops.sync import upload, workloads_and_data
 from gpuops.sync.download import DEFAULT_OUTS
 from gpuops.sync.push_record import PushRecord
@@ -98,7 +99,8 @@ def check_request(ctx: Context, request: RunRequest, sending: Sending) -> None:
     secret_values(request.secrets, ctx.folder, ctx.env)
     refuse_tracked(ctx.folder, [name for name in request.secrets if not ctx.env.get(name)])
     _, folder = choose_tree(request, ctx.folder)
-    _check_script(request, workloads_and_data.scan_project(ctx, folder, _send_anyway(request, sending)))
+    allow = _send_anyway(request, sending)
+    check_script(request, workloads_and_data.scan_project(ctx, folder, allow), allow)
 
 
 def describe_secrets(ctx: Context, request: RunRequest) -> str:
@@ -214,7 +216,7 @@ def _scan_tree(ctx: Context, request: RunRequest, sending: Sending, folder: Path
     first, *more = upload.summary(tree)
     for sentence in (f"code: {first}", *more):
         ctx.out.say(sentence)
-    _check_script(request, tree)
+    check_script(request, tree, sending.send_anyway)
     if request.data and not request.workload:
         tree = workloads_and_data.link_data(tree, ctx.folder, Path(request.data), shared=shared)
     return tree
@@ -291,20 +293,6 @@ def _ask_node(session: ClusterSession, index: int) -> NodeHello | None:
     except ConnectionLost:
         hello = session.reconnect(index).call("hello")
     return hello
-
-
-def _check_script(request: RunRequest, tree: upload.Tree) -> None:
-    """Refuse a script that will not be on the nodes, before torchrun misses it on each. Raises UsageError."""
-    if request.kind != "torchrun" or request.script is None or request.workload:
-        return
-    if any(entry.path == request.script for entry in tree.files):
-        return
-    held = [held for held in tree.held if held.path == request.script]
-    if held:
-        raise UsageError(f"{request.script} is not sent: {held[0].why}", f"send it: --send-anyway {request.script}")
-    raise UsageError(
-        f"{request.script} is not sent, since git or .gpuopsignore ignores it", "take it out of the ignore file"
-    )
 
 
 def _report_kept_edits(ctx: Context, reports: Sequence[upload.PushReport]) -> None:

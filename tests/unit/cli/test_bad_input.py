@@ -54,7 +54,11 @@ ROWS = [
     Row("a mode that is none", ("train", "twice"), "'twice' is neither single, multigpu nor multinode",
         "say how far to spread: gpuops train multinode"),
     Row("script in place of the mode", ("train", "a.py"), "'a.py' is neither single, multigpu nor multinode",
-        "say how far to spread first: gpuops train multinode a.py"),
+        "say single, multigpu or multinode first: gpuops train multinode a.py"),
+    *(Row(f"and its arguments: {' '.join(words)}", ("train", "multinode.py", *words),
+          "'multinode.py' is neither single, multigpu nor multinode",
+          "say single, multigpu or multinode first: gpuops train multinode multinode.py -- 50 10")
+      for words in (("50", "10"), ("--", "50", "10"), ("50", "--", "10"))),
     # What tells the processes of a run apart.
     *(Row(f"env: {word}", (*TRAIN, "--env", word),
           f"--env {word.partition('=')[0]} cannot be set: it tells each process of the run which one it is",
