@@ -79,6 +79,11 @@ class Death:
     said: str = ""
     """What the agent says happened, where no process can say it."""
 
+    @property
+    def explains(self) -> bool:
+        """Whether something tells why it died, more than an exit code does."""
+        return bool(self.tail or self.said or self.signal or self.oom or self.full)
+
 
 def find_deaths(kind: str, report: NodeReport, several: bool) -> list[Death]:
     """Every death on one node, in the order of its ranks. `several`: the run has other nodes."""
@@ -93,9 +98,13 @@ def find_deaths(kind: str, report: NodeReport, several: bool) -> list[Death]:
 def find_culprit(deaths: Iterable[Death]) -> Death | None:
     """The death that explains the others: the first by time that has a cause of its own.
 
-    One that comes more than `CULPRIT_WINDOW_S` after the first death did not cause it.
+    One that comes more than `CULPRIT_WINDOW_S` after the first death did not cause it. Of several within that time one
+    that says why it died comes first.
     """
     ordered = sorted(deaths, key=lambda death: (death.weight, _end_time(death)))
+    own = [death for death in ordered if death.weight == OWN]
+    together = [death for death in own if _end_time(death) <= _end_time(own[0]) + CULPRIT_WINDOW_S]
+    ordered = sorted(together, key=lambda death: not death.explains) + ordered[len(together) :]
     peers = [death for death in ordered if death.weight == PEER]
     if (
         ordered
@@ -129,7 +138,10 @@ def describe_death(death: Death) -> str:
 
 def suggest_fix(death: Death, run: str = "") -> str:
     """One thing to do. `run`: the run's name; without, commands mean the latest."""
-    everything = f"`{_logs_command_of(death, run)}` shows everything it said"
+    if death.rank is not None and not death.tail:
+        everything = f"it said nothing; `{logs_command(run)}` shows all that was said"
+    else:
+        everything = f"`{_logs_command_of(death, run)}` shows everything it said"
     return next(_find_hints(death, run), f"its last words are above; {everything}" if death.tail else everything)
 
 

@@ -219,7 +219,11 @@ def weigh_reports(row: RunRow, request: RunRequest, reports: Mapping[int, NodeRe
     """The verdict by the nodes' reports alone, their clocks corrected to ours."""
     skews = row.facts.skews or [0.0] * request.nodes
     by_our_clock = [reports[index].shifted(skews[index]) for index in sorted(reports)]
-    return judge(request, row.facts.world, by_our_clock, resume_hint(row.name, saved), row.name)
+    verdict = judge(request, row.facts.world, by_our_clock, resume_hint(row.name, saved), row.name)
+    if saved and verdict.outcome is VerdictOutcome.FAILED and "--resume" not in verdict.hint:
+        goes_on = f"what it had made is home: `--resume {row.name}` goes on from that"
+        verdict = dataclasses.replace(verdict, hint=join_sentences(verdict.hint, goes_on))
+    return verdict
 
 
 def bucket_place(row: RunRow) -> str:

@@ -60,8 +60,9 @@ _OWN_PACKAGE = r'File "[^"\n]*/project/({0}/[^"\n]*)\.py"'
 def advice(final: str, everything: str) -> Iterator[str]:
     """What helps, the best first. `final`: the exception that ended the program; `everything`: all its last lines."""
     for pattern, remedy in _REMEDIES:
-        if match := pattern.search(final):
-            yield remedy(match, everything) if callable(remedy) else remedy
+        match = pattern.search(final)
+        if match and (say := remedy(match, everything) if callable(remedy) else remedy):
+            yield say
     if wants_gpus(last_line(final)) or _ASSERTED_GPU.search(everything):
         yield GPUS
 
@@ -126,6 +127,16 @@ def _module(match: re.Match[str], everything: str) -> str:
 
 
 _NO_MODULE = re.compile(r"No module named '?([\w.]+)")
+WANDB = "--secret WANDB_API_KEY, or --env WANDB_MODE=offline"
+_ASKED = "it asked for input, and nobody can answer there: "
+
+
+def _asked(_match: re.Match[str], everything: str) -> str:
+    if "wandb" in everything:
+        return _ASKED + WANDB
+    return f"{_ASKED}give it behind `--`, with --env or with --secret (for a login of wandb: {WANDB})"
+
+
 _REMEDIES: tuple[tuple[re.Pattern[str], str | Callable[[re.Match[str], str], str]], ...] = (
     (_GPU_MEMORY, "use a smaller batch, or GPUs with more memory (`--gpu-mem`)"),
     (_SHARED_MEMORY, SHARED_MEMORY),
@@ -148,6 +159,20 @@ _REMEDIES: tuple[tuple[re.Pattern[str], str | Callable[[re.Match[str], str], str
         lambda match, _: f"there is no {match[1]} on the node: what git ignores is not sent, `--data PATH` brings it",
     ),
     (_PORT_TAKEN, "run it again: gpuops takes a fresh port each time; one that the script opens itself must be free"),
+    (re.compile(r"EOFError: EOF when reading a line"), _asked),
+    (
+        re.compile(r"wandb[^\n]*(?:[Aa][Pp][Ii][ _]key (?:not )?configured|no-tty|not logged in|wandb login)"),
+        "nobody can log in there: " + WANDB,
+    ),
+    (
+        re.compile(r"invalid literal for int\(\) with base 10: '(gpu|xpu)'"),
+        lambda match, everything: (
+            f"`--nproc_per_node={match[1]}` counts the GPUs of its machine, and it has none: name a number of ranks "
+            "(`--nproc_per_node=2`), or run it where there are GPUs"
+            if "nproc_per_node" in everything
+            else ""
+        ),
+    ),
     (re.compile(r"NCCL built in|NCCL is only supported with GPUs"), NCCL),
     (re.compile(r"invalid device ordinal"), ORDINAL),
     (

@@ -50,10 +50,10 @@ def report(state: NodeState) -> NodeReport:
     return lost_report(0, "as it says", LOST_KINDS[state]) if state in LOST_KINDS else OWN
 
 
-def judged(evidence: Evidence, sink: Any = None) -> Judgement:
+def judged(evidence: Evidence, sink: Any = None, *, saved: bool = False) -> Judgement:
     request = RunRequest(kind="command", mode="run", nodes=1, gpus=None, argv=("true",), sink=sink)
     row = SimpleNamespace(name="r-1", facts=RunFacts(bucket={"place": "s3://results/r-1"}), home=Path())
-    return judge_run(cast("Any", row), request, evidence, saved=False)
+    return judge_run(cast("Any", row), request, evidence, saved=saved)
 
 
 TABLE: list[tuple[NodeState, BucketFetch, Complete | Retryable | Lost]] = [
@@ -140,3 +140,12 @@ def test_every_kind_of_reason_is_a_state() -> None:
     own = [reports[index].kind for index, state in classify_nodes(reports).items() if state is NodeState.REPORTED]
     assert {*ReasonKind} - {*own} == {*LOST_KINDS.values()}
     assert ReasonKind("of a later version") is ReasonKind.OTHER
+
+
+@pytest.mark.parametrize(
+    ("saved", "ending"), [(True, "; what it had made is home: `--resume r-1` goes on from that"), (False, "")]
+)
+def test_a_failed_run_that_left_something_says_how_to_go_on(saved: bool, ending: str) -> None:
+    failed = {"outcome": "failed", "reason": {"kind": "command"}, "ranks": [], "launcher": {"code": 3}, "tail": "boom"}
+    verdict = judged(Evidence(0.0, {0: parse_report(0, failed)}, FinalFetch()), saved=saved).verdict
+    assert verdict.hint == f"its last words are above; `gpuops logs r-1 --node 0` shows everything it said{ending}"

@@ -551,6 +551,19 @@ def test_verdict(row: str) -> None:
     check(judge(TRAIN, 4, results[::-1]), then)  # whichever node answers first
 
 
+@pytest.mark.parametrize(("apart_s", "blamed"), [(0.2, 0), (4.9, 0), (5.1, 3)])
+def test_of_those_who_died_together_one_that_says_why_is_blamed(apart_s: float, blamed: int) -> None:
+    usage = "usage: ddp.py [-h]\nddp.py: error: argument --lr: invalid float value: 'x'\n"
+    results = [node(0, "failed", rank(0, 2, 100.0 + apart_s, usage)), node(1, "failed", rank(3, 2, 100.0))]
+    verdict = judge(TRAIN, 4, results)
+    assert (verdict.rank, verdict.tail) == (blamed, "" if blamed else usage.rstrip())
+
+
+def test_nobody_is_sent_to_read_the_log_of_a_silent_rank() -> None:
+    verdict = judge(TRAIN, 4, [VICTIM0, node(1, "failed", rank(3, 3))], run="boom-1")
+    assert verdict.hint == "it said nothing; `gpuops logs boom-1` shows all that was said"
+
+
 def test_what_a_hint_tells_to_type_names_the_run() -> None:
     """By the time it is typed another may be the latest."""
     results, _ = RANKS["an exit code"]
