@@ -38,6 +38,8 @@ before the access, which a process of the user could outrun, but no node."""
 FOLDER = os.O_RDONLY | getattr(os, "O_DIRECTORY", 0) | getattr(os, "O_NOFOLLOW", 0) | getattr(os, "O_CLOEXEC", 0)
 PLAIN = getattr(os, "O_NOFOLLOW", 0) | getattr(os, "O_BINARY", 0) | getattr(os, "O_CLOEXEC", 0)
 ABSENT_ERRNOS = (errno.ENOENT, errno.ENOTDIR, errno.ELOOP)
+NO_FOLDER_FLUSH = (errno.EINVAL, errno.ENOTSUP, errno.ENOSYS)
+"""What disks answer that flush files but no folders."""
 JUNCTION = 0xA0000003
 """Windows' other kind of link (`IO_REPARSE_TAG_MOUNT_POINT`)."""
 NO_WAIT = getattr(os, "O_NONBLOCK", 0)  # a pipe in a file's place must not block us
@@ -333,6 +335,23 @@ class SafeFolder:
             Whole(file).write(data)
         return True
 
+    def flush(self, *, files: bool = False) -> None:
+        """Wait until the names in this folder and in those below are on the disk; with `files`, the files' bytes as
+        well. A missing folder is success."""
+        if not HAS_HANDLES:
+            for place, _, names in os.walk(self.path) if files else ():  # Windows flushes no folder
+                for name in names:
+                    _flush_file(os.path.join(place, name), os.O_RDWR, None)
+            return
+        try:
+            with self._parent("x") as (handle, _):
+                for _, _, names, folder in os.fwalk(".", dir_fd=handle):
+                    for name in names if files else ():
+                        _flush_file(name, os.O_RDONLY, folder)
+                    _flush_folder(folder)
+        except FileNotFoundError:
+            pass
+
     def remove(self, path: str) -> None:
         """Remove a file or link; a missing one is success."""
         try:
@@ -388,6 +407,28 @@ def _plain(name: str, flags: int, folder: int | None) -> int:
         os.close(found)
         raise OSError(errno.EINVAL, "it is no plain file", name)
     return found
+
+
+def _flush_file(name: str, flags: int, folder: int | None) -> None:
+    """Flush a plain file; a link, and what has gone meanwhile, is passed over."""
+    try:
+        handle = _plain(name, flags, folder)
+    except OSError as error:
+        if error.errno in (*ABSENT_ERRNOS, errno.EINVAL):
+            return
+        raise
+    try:
+        os.fsync(handle)
+    finally:
+        os.close(handle)
+
+
+def _flush_folder(folder: int) -> None:
+    try:
+        os.fsync(folder)
+    except OSError as error:
+        if error.errno not in NO_FOLDER_FLUSH:
+            raise
 
 
 def _date(name: str, folder: int | None, mtime_ns: int) -> None:

@@ -34,7 +34,7 @@ from gpuops.runs.outcome.run_outcome import (
 from gpuops.runs.outcome.verdict import read_progress
 from gpuops.runs.results.collect import EarlierReports, Source, fetch_bucket
 from gpuops.sync import archive, bucket, sinks
-from gpuops.sync.merged_outputs import inherit
+from gpuops.sync.merged_outputs import OutFolder, inherit
 from gpuops.sync.restore_snapshots import list_outputs
 from gpuops.sync.run_folder import RunHome
 from gpuops.sync.run_record import RunRecord
@@ -178,6 +178,8 @@ def _persist(ctx: Context, row: RunRow, evidence: Evidence, judgement: Judgement
         progress = read_progress(reports[index] for index in sorted(reports))
         record = dataclasses.replace(record, left_behind=evidence.fetched.left_behind, progress=progress)
     home.write_record(record)
+    if judgement.may_destroy:
+        home.flush()
     ctx.ledger.set_run(
         row.id,
         state=RunState.HOME if judgement.may_destroy else RunState.ENDED,
@@ -186,6 +188,8 @@ def _persist(ctx: Context, row: RunRow, evidence: Evidence, judgement: Judgement
         verdict=judgement.verdict,
         facts={**ctx.ledger.run(row.id).facts, **_bucket_facts(row, judgement)},
     )
+    if judgement.may_destroy:
+        OutFolder(home).clear_dead()
     return record
 
 

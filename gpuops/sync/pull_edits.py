@@ -205,9 +205,12 @@ def save_node_edits(ctx: Context, row: ClusterRow, machine: Resource, index: int
             files = [file for file in files if file not in home]
         if not files:
             return ""
-        target = _cluster_folder(row).below(f"node{index}")
+        folder = _cluster_folder(row)
+        target = folder.below(f"node{index}")
         with progress.during(f"saving what was edited or made on node{index}: {describe_unmatched_files(files)}"):
             saved = save_unmatched_files(programs, PROJECT_TREE, files, target)
+            with local_errors(folder.path):
+                folder.flush()
         if saved.missing:
             raise NodeError(
                 f"node{index} does not give {describe_unmatched_files(saved.missing)}; "

@@ -80,6 +80,15 @@ class RunHome:
         document = read_json(self.path / RECORD)
         return RunRecord.parse(document) if document else None
 
+    def flush(self) -> None:
+        """Wait until the disk has all of it: the nodes that have it, too, may be destroyed next. Raises LocalDisk.
+
+        Files in `out/` were flushed when they were received; logs grow, and are flushed here.
+        """
+        with local_errors(self.path):
+            self.folder.below("logs").flush(files=True)
+            self.folder.flush()
+
     def log(self, node: int, stream: str) -> Path:
         """The path of a stream, to be read. Raises NodeError for a name that no genuine agent uses."""
         return self.path / self.log_name(node, stream)

@@ -260,7 +260,8 @@ def test_below_runs_no_link_is_followed(tmp_path: Path, link: str) -> None:
         before = everything(outside)
         home = RunHome(project / "runs" / "r-1")
         for act in (home.create, lambda home=home: home.write_record(RunRecord()), lambda home=home: publish(home),
-                    lambda home=home: log(home), lambda home=home: OutFolder(home).clear_dead()):  # fmt: skip
+                    lambda home=home: log(home), lambda home=home: OutFolder(home).clear_dead(),
+                    home.flush):  # fmt: skip
             with suppress(GpuopsError, OSError):
                 act()
         assert everything(outside) == before
@@ -284,6 +285,22 @@ def test_a_memory_that_was_brought_along_leads_nowhere(tmp_path: Path, place: An
     memory = {"held": {"a.pt": {"0": [[1, 1], "s", place]}}, "written": {}}
     (home.out / MEMORY_FILE).write_text(json.dumps(memory))
     assert OutFolder(home).memory().held == {}
+
+
+@pytest.mark.usefixtures("way")
+def test_what_is_flushed(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Every log, whatever way there is to it, and nothing that a link or a pipe leads to."""
+    home = RunHome(tmp_path / "runs" / "r-1")
+    home.flush()  # nothing is there yet
+    log(home)
+    (tmp_path / "mine").write_text("mine")
+    planted(home.path, "logs/node0/mine", tmp_path / "mine")
+    os.mkfifo(home.path / "logs" / "node0" / "pipe")
+    flushed: set[int] = set()
+    monkeypatch.setattr(safe_folder.os, "fsync", lambda handle: flushed.add(os.fstat(handle).st_ino))
+    home.flush()
+    assert home.log(0, "launcher.out").stat().st_ino in flushed
+    assert (tmp_path / "mine").stat().st_ino not in flushed
 
 
 # --- the writer itself ---------------------------------------------------------------------------

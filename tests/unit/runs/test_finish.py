@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 import json
+import os
 import threading
 import time
 from collections.abc import Iterable, Mapping
@@ -89,6 +90,28 @@ def test_only_what_is_certainly_lost_may_be_destroyed(world: Context, kind: str,
     assert (end.verdict.outcome, end.verdict.exit_code) == ("lost", 4)
 
 
+@pytest.mark.parametrize(("kind", "flushed"), [("node", False), ("gone", True)])
+def test_all_of_a_run_is_on_the_disk_before_its_nodes_may_go(
+    world: Context, monkeypatch: pytest.MonkeyPatch, kind: str, flushed: bool
+) -> None:
+    """Its logs, which only grow, and the folders that its files were renamed in; and before the ledger says so."""
+    cluster = a_cluster(world, created=time.time())
+    row = a_run(world, cluster, created=time.time())
+    home = RunHome(row.home)
+    home.folder.write_at(home.log_name(0, "rank0.out"), 0, b"last words\n")
+    (home.out / "sub").mkdir()
+    on_disk: set[int] = set()
+
+    def fsync(handle: int) -> None:
+        assert world.ledger.run(row.id).state != "home"
+        on_disk.add(os.fstat(handle).st_ino)
+
+    monkeypatch.setattr("gpuops.core.safe_folder.os.fsync", fsync)
+    conclude(world, ClusterSession(cluster, []), row, {0: lost_report(0, "node0 is silent", ReasonKind(kind))})
+    places = [home.path, home.path / "logs" / "node0" / "rank0.out", home.path / "logs" / "node0", home.out / "sub"]
+    assert [place.stat().st_ino in on_disk for place in places] == [flushed] * 4
+
+
 class Fetched:
     """Nodes whose results come home, but for those in `silent`."""
 
@@ -99,6 +122,22 @@ class Fetched:
     def __call__(self, _world: Any, _live: Any, _row: Any, _progress: Any, nodes: list[int]) -> FinalFetch:
         self.asked.append(list(nodes))
         return FinalFetch("node1 went away" if set(nodes) & set(self.silent) else "")
+
+
+@pytest.mark.parametrize(("kind", "left"), [("node", ["4194305-a"]), ("gone", [])])
+def test_what_a_killed_guard_was_receiving_goes_with_the_end_of_its_run(
+    world: Context, monkeypatch: pytest.MonkeyPatch, kind: str, left: list[str]
+) -> None:
+    """It still lived when the last fetch began, which clears what it finds of the dead."""
+    monkeypatch.setattr("gpuops.runs.results.collect._run_final_fetch", Fetched())
+    cluster = a_cluster(world, created=time.time())
+    row = a_run(world, cluster, created=time.time())
+    incoming = RunHome(row.home).incoming
+    (incoming / f"{DEAD.pid}-a").mkdir(parents=True)
+    (incoming / f"{DEAD.pid}-a" / "0-0").write_bytes(b"half")
+    conclude(world, ClusterSession(cluster, []), row, {0: lost_report(0, "node0 is silent", ReasonKind(kind))})
+    assert [path.name for path in incoming.glob("*")] == left
+    assert incoming.exists() == bool(left)
 
 
 def test_a_node_that_answers_nonsense_keeps_no_others_files_away() -> None:
