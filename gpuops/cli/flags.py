@@ -100,7 +100,10 @@ class LaunchFlags:
     ] = None
     prelude: Annotated[
         list[str] | None,
-        _option("A shell line before every rank, such as 'module load cuda'. Repeatable.", metavar="LINE"),
+        _option(
+            "A shell line before every rank, such as 'module load cuda'; the run ends where it fails. Repeatable.",
+            metavar="LINE",
+        ),
     ] = None
     python: Annotated[str | None, _option("The Python on the nodes.", metavar="PATH")] = None
     setup: Annotated[

@@ -8,10 +8,17 @@ from __future__ import annotations
 
 import os
 import re
+import shlex
 import shutil
 from typing import Callable, Mapping, Sequence
 
 from gpuops.agent.run_documents import LaunchSpec, RunKind
+
+PRELUDE_FAILED = "gpuops: the prelude line `{}` failed with exit code"
+_PRELUDE_FAILED = re.compile(r"gpuops: (the prelude line `.*` failed with exit code [0-9]+)")
+PRELUDE_HINT = "correct it, or go on in spite of it: --prelude 'LINE || true'"
+PRELUDE_FAILED_CODE = 126
+"""As a shell's own for a command that cannot be executed."""
 
 
 def build_command(spec: LaunchSpec, tokens: Mapping[str, str]) -> list[str]:
@@ -30,7 +37,24 @@ def with_prelude(
     if not lines:
         return list(argv)
     shell = which("bash") or "/bin/sh"
-    return [shell, "-c", "\n".join([*lines, 'exec "$@"']), shell, *argv]
+    return [shell, "-c", prelude_script(lines), shell, *argv]
+
+
+def prelude_script(lines: Sequence[str]) -> str:
+    """A shell script that runs each line, then its arguments in its own place. A line that fails ends it: what follows
+    would run without what the line was to prepare."""
+    return "\n".join([*map(_run_or_end, lines), 'exec "$@"'])
+
+
+def _run_or_end(line: str) -> str:
+    words = shlex.quote(PRELUDE_FAILED.format(" ".join(line.split())))
+    return f"eval {shlex.quote(line)} || {{ printf '%s %s\\n' {words} $? >&2; exit {PRELUDE_FAILED_CODE}; }}"
+
+
+def find_prelude_failure(text: str) -> str:
+    """What a prelude line that failed left in a program's stderr, as a clause; empty where none did."""
+    found = _PRELUDE_FAILED.findall(text)
+    return found[-1] if found else ""
 
 
 def build_environment(

@@ -12,6 +12,7 @@ import re
 from collections.abc import Iterable, Iterator
 from dataclasses import dataclass, replace
 
+from gpuops.agent.run.command_and_environment import PRELUDE_FAILED_CODE, PRELUDE_HINT, find_prelude_failure
 from gpuops.agent.run_documents import Outcome
 from gpuops.runs.outcome import suggested_fixes
 from gpuops.runs.outcome.node_report import NodeReport, RankReport, ReasonKind
@@ -128,6 +129,8 @@ def describe_death(death: Death) -> str:
         return f"{death.who} was ended by {_SIGNALS.get(death.signal, f'signal {death.signal}')}"
     if death.code is None:
         return f"{death.who} ended without saying how"
+    if death.code == PRELUDE_FAILED_CODE and (failed := find_prelude_failure(death.tail)):
+        return f"{death.who} never began: {failed}"
     final = extract_exception(death.tail)
     if suggested_fixes.is_gpu_memory(final):
         return f"{death.who} ran out of GPU memory and failed with exit code {death.code}"
@@ -295,6 +298,8 @@ def logs_command(run: str) -> str:
 
 
 def _find_hints(death: Death, run: str) -> Iterator[str]:
+    if death.code == PRELUDE_FAILED_CODE and find_prelude_failure(death.tail):
+        yield PRELUDE_HINT
     final = extract_exception(death.tail)
     if death.oom:
         yield "use a smaller batch or fewer data-loader workers, or a machine with more memory"

@@ -15,6 +15,7 @@ import pytest
 
 from gpuops.agent.processes import find_process
 from gpuops.agent.run import rank
+from gpuops.agent.run.command_and_environment import PRELUDE_FAILED_CODE, find_prelude_failure
 from gpuops.nodes import bootstrap
 
 HANG_S = 600.0
@@ -83,6 +84,16 @@ def test_arguments_arrive_byte_for_byte_behind_a_prelude(run: Path) -> None:
     source = "import json, os, sys; print(json.dumps([os.environ['WORD'], *sys.argv[1:]]))"
     start(run, sys.executable, "-c", source, *words).wait(HANG_S)
     assert json.loads((run / "ranks/5.out").read_bytes()) == ["from the prelude", *words]
+
+
+def test_a_prelude_line_that_fails_ends_it_with_its_own_words(run: Path) -> None:
+    prelude = ["if true\nthen echo 'one line'; fi", "[ -e none ] || true", "module load 'cuda 12'", "echo never"]
+    (run / "spec.json").write_text(json.dumps({"prelude": prelude}))
+    assert start(run, "echo", "never").wait(HANG_S) == PRELUDE_FAILED_CODE
+    assert (run / "ranks/5.out").read_text() == "one line\n"
+    said = (run / "ranks/5.err").read_text()
+    assert "module: " in said  # in the shell's own words
+    assert find_prelude_failure(said) == "the prelude line `module load 'cuda 12'` failed with exit code 127"
 
 
 @pytest.mark.parametrize("sign", [signal.SIGTERM, signal.SIGINT])

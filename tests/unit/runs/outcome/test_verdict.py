@@ -73,6 +73,10 @@ PORT = """\
 torch.distributed.DistNetworkError: The server socket has failed to listen on any local network address. port: 20777, \
 useIpv6: false, code: -98, name: EADDRINUSE, message: address already in use
 """
+PRELUDE = """\
+bash: line 1: module: command not found
+gpuops: the prelude line `module load cuda` failed with exit code 127
+"""
 NO_PEER = "torch.distributed.DistStoreError: Timed out after 6 seconds waiting for clients. 1/2 clients joined.\n"
 NO_HEAD = (
     "torch.distributed.DistNetworkError: The client socket has timed out after 5000ms while trying to connect to "
@@ -228,6 +232,13 @@ RANKS: dict[str, tuple[list[NodeReport], Then]] = {
     "an exit code": (
         [VICTIM0, node(1, "failed", killed(2, 15), rank(3, 3, 99.9, "bad config\n"), code=1)],
         blames_3("failed with exit code 3", "`gpuops logs --rank 3` shows everything it said"),
+    ),
+    "a prelude line that fails": (
+        [VICTIM0, node(1, "failed", rank(3, 126, 100.0, PRELUDE))],
+        blames_3(
+            "never began: the prelude line `module load cuda` failed with exit code 127",
+            "correct it, or go on in spite of it: --prelude 'LINE || true'",
+        ),
     ),
     "no space left on the device": (
         [VICTIM0, node(1, "failed", rank(3, 1, tail=DISK_FULL))],
