@@ -9,7 +9,7 @@ import time
 from typing import Any
 
 from gpuops.agent import client_activity, run_files
-from gpuops.agent.files import output_files
+from gpuops.agent.files import inventory, output_files
 from gpuops.agent.node import Emit, Node, Refusal, remove_file, write_json
 from gpuops.agent.peers import link, result_handover
 from gpuops.agent.result_storage import sink
@@ -117,8 +117,7 @@ def _prepare_folder(node: Node, spec: LaunchSpec, document: dict[str, Any], urls
     try:
         sink.wait_until_stored()
         sink.claim_place(node, spec, urls)
-        inventory = output_files.list_outputs(node, spec.tree, spec.outs)
-        write_json(os.path.join(folder, "inventory.json"), inventory)
+        write_json(os.path.join(folder, inventory.FILE), output_files.take_inventory(node, spec.tree, spec.outs))
         # Last: a folder without it holds a run that never began.
         write_json(os.path.join(folder, "spec.json"), document)
     except BaseException:
