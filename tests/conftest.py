@@ -10,7 +10,7 @@ import sys
 import tempfile
 import time
 from collections.abc import Callable, Iterator, Sequence
-from contextlib import ExitStack, closing, contextmanager
+from contextlib import closing, contextmanager
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, TypeVar
@@ -18,14 +18,12 @@ from typing import Any, TypeVar
 import hypothesis
 import psutil
 import pytest
-from filelock import FileLock
 
 from gpuops.cli.terminal import output, writer
 from gpuops.cli.terminal.output import Output
 from gpuops.core.context import Context
 from gpuops.core.platform import HERE
 from gpuops.core.signals import Signals
-from gpuops.guard import guard_heartbeat
 from gpuops.guard.services import SERVICES
 from gpuops.ledger.store import Ledger
 from tests.fakes import torchrun
@@ -234,11 +232,10 @@ class Shell:
 
 
 @contextmanager
-def no_guards(home: Path) -> Iterator[None]:
-    """No guard of the home's first clusters starts: who holds a guard's lock is taken for the guard."""
-    with ExitStack() as held:
-        for cluster in range(1, 9):
-            held.enter_context(FileLock(guard_heartbeat.lock_path(home, cluster)))
+def no_guards() -> Iterator[None]:
+    """No guard is started, and every one is taken to work."""
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr("gpuops.guard.start.ensure", lambda *_, **__: None)
         yield
 
 

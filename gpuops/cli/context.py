@@ -99,7 +99,7 @@ def _report_notices(ctx: Context) -> None:
 
 def _ensure_guards(ctx: Context) -> None:
     for row in ctx.ledger.list_guarded():
-        ctx.ensure_guard(row)
+        ctx.ensure_guard(row, waits=False)
 
 
 def _report_unknown_to_ledger(ctx: Context) -> None:

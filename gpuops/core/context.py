@@ -26,7 +26,8 @@ class Services:
 
     open_ledger: Callable[[Path], Ledger]
     load_provisioner: Callable[[str, provider.Context], LoadedProvisioner]
-    ensure_guard: Callable[[Path, ClusterRow], None]
+    ensure_guard: Callable[[Path, ClusterRow, bool], None]
+    """Starts a cluster's guard unless one works; the flag: whether its first heartbeat is waited for."""
 
 
 @dataclass
@@ -57,11 +58,11 @@ class Context:
     def ledger(self) -> Ledger:
         return self.services.open_ledger(self.home)
 
-    def ensure_guard(self, row: ClusterRow) -> None:
-        """Start a guard for this cluster unless one works already; returns at once. The first one keeps this
-        command's environment. Raises LocalDisk."""
+    def ensure_guard(self, row: ClusterRow, *, waits: bool = True) -> None:
+        """Start a guard for this cluster unless one works already, and wait until it does (`waits`). The first one
+        keeps this command's environment. Raises LocalDisk."""
         try:
-            self.services.ensure_guard(self.home, row)
+            self.services.ensure_guard(self.home, row, waits)
         except OSError as error:
             raise LocalDisk(
                 f"the guard cannot be started: {error.strerror or error}",

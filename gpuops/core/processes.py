@@ -66,19 +66,18 @@ def started(pid: int, system: System = HERE) -> float:
 
 def start_background(
     argv: Sequence[str], *, system: System = HERE, popen: Callable[..., Any] | None = None, **options: Any
-) -> None:
-    """Start a process that outlives this one and its terminal. Raises OSError."""
+) -> Any:
+    """Start a process that outlives this one and its terminal; what `popen` returns. Raises OSError."""
     import subprocess
 
     *preferred, last = system.background
     start = popen or subprocess.Popen
     for flags in preferred:
         try:
-            start(list(argv), **options, **flags)
-            return
+            return start(list(argv), **options, **flags)
         except PermissionError:
             continue  # a Windows job that this process belongs to forbids it
-    start(list(argv), **options, **last)
+    return start(list(argv), **options, **last)
 
 
 def start_apart(argv: Sequence[str], system: System = HERE, **options: Any) -> subprocess.Popen[bytes]:

@@ -59,6 +59,7 @@ def main(home: Path, cluster: int) -> int:
         lock.acquire()
     except Timeout:
         return 0
+    guard_heartbeat.claim(home, cluster)
     guard = Guard(home, cluster)
     try:
         guard.watch()
@@ -66,7 +67,7 @@ def main(home: Path, cluster: int) -> int:
         lock.release()
     # A command may have seen this guard between its last round and the release of the lock, and have started none.
     if row := guard.wanted_row():
-        ensure(home, row)
+        ensure(home, row, waits=False)
     return 0
 
 

@@ -1,12 +1,14 @@
 """The heartbeat file of each cluster's guard: its last completed round, its process, and fingerprints of its keys;
 and a second file with the provider's answer where it refuses those keys.
 
-A held lock or a living process proves that a guard exists, a fresh heartbeat that it works. No key is written
+A held lock or a living process proves that a guard exists, a fresh heartbeat that it works. Its first one comes with its
+first round; before that the file says only who has taken the lock, and when. No key is written
 anywhere: a guard keeps the environment of the command that started it.
 """
 
 from __future__ import annotations
 
+import dataclasses
 import hashlib
 import json
 import time
@@ -31,6 +33,10 @@ ACCOUNT_VARIABLES = (*KEYS, "AWS_PROFILE", "AWS_CONFIG_FILE", "AWS_SHARED_CREDEN
 BEAT_INTERVAL_S = 10.0
 STALE_S = 120.0
 """Many times longer than a round takes, also on a busy machine: a guard whose last one is older hangs."""
+FIRST_BEAT_S = 30.0
+"""How long a guard may take from its start to the end of its first round."""
+KILL_TIMEOUT_S = 5.0
+"""How long the death of a killed guard is waited for."""
 
 
 @dataclass(frozen=True)
@@ -42,11 +48,14 @@ class Heartbeat:
     """`time.monotonic()`, which all processes since boot share: setting the clock makes no guard look dead."""
     keys: Mapping[str, str] = field(default_factory=dict)
     """Variable to fingerprint: the account that this guard's environment names."""
-    rented: Mapping[str, str] = field(default_factory=dict)
-    """The same of the cluster's first guard, which had the environment that the cluster was rented with."""
+    rented: Mapping[str, str] | None = None
+    """The same of the cluster's first guard, which had the environment that the cluster was rented with; None before
+    that one has completed a round."""
+    has_begun: bool = True
+    """Whether a round was completed; False: `at` is when this guard took the lock."""
 
     def is_stale(self, now: float) -> bool:
-        return not 0.0 <= now - self.at <= STALE_S
+        return not 0.0 <= now - self.at <= (STALE_S if self.has_begun else FIRST_BEAT_S)
 
 
 def lock_path(home: Path, cluster: int) -> Path:
@@ -64,19 +73,27 @@ def fingerprints(provider: str, environ: Mapping[str, str]) -> dict[str, str]:
     }
 
 
+def claim(home: Path, cluster: int) -> None:
+    """Write down that this process is the guard of a cluster from now on, before its first round."""
+    former = read(home, cluster)
+    beat(home, cluster, Heartbeat(myself(), 0.0, rented=former.rented if former else None, has_begun=False))
+
+
 def start(home: Path, row: ClusterRow, environ: Mapping[str, str]) -> Heartbeat:
     """The first heartbeat of this process as the guard of a cluster. What a former guard was refused is forgotten."""
     keys = fingerprints(row.provider, environ)
     former = read(home, row.id)
     record_refusal(home, row, None)
-    return beat(home, row.id, Heartbeat(myself(), 0.0, keys, former.rented if former else keys))
+    rented = keys if former is None or former.rented is None else former.rented
+    return beat(home, row.id, Heartbeat(myself(), 0.0, keys, rented))
 
 
 def beat(home: Path, cluster: int, last: Heartbeat) -> Heartbeat:
     """Write down that a round is completed now. A full disk keeps no guard from its work."""
-    now = Heartbeat(last.process, time.monotonic(), last.keys, last.rented)
+    now = dataclasses.replace(last, at=time.monotonic())
     process = [now.process.pid, now.process.start]
-    _write(_path(home, cluster), {"process": process, "at": now.at, "keys": now.keys, "rented": now.rented})
+    document = {"process": process, "at": now.at, "keys": now.keys, "rented": now.rented, "has_begun": now.has_begun}
+    _write(_path(home, cluster), document)
     return now
 
 
@@ -85,10 +102,22 @@ def read(home: Path, cluster: int) -> Heartbeat | None:
     document = _read(_path(home, cluster))
     try:
         pid, started = document["process"]
-        keys, rented = dict(document["keys"]), dict(document["rented"])
-        return Heartbeat(Identity(int(pid), float(started)), float(document["at"]), keys, rented)
+        keys, rented = dict(document["keys"]), document["rented"]
+        return Heartbeat(
+            Identity(int(pid), float(started)),
+            float(document["at"]),
+            keys,
+            None if rented is None else dict(rented),
+            bool(document.get("has_begun", True)),  # a guard of an earlier gpuops writes nothing before its first round
+        )
     except (KeyError, TypeError, ValueError):
         return None
+
+
+def works(home: Path, cluster: int, now: float) -> bool:
+    """Whether a cluster's guard lives and has just completed a round."""
+    last = read(home, cluster)
+    return last is not None and last.has_begun and not last.is_stale(now) and last.process.alive()
 
 
 def must_be_replaced(home: Path, row: ClusterRow, environ: Mapping[str, str], now: float) -> bool:
@@ -97,6 +126,8 @@ def must_be_replaced(home: Path, row: ClusterRow, environ: Mapping[str, str], no
     last = read(home, row.id)
     if last is None or not last.process.alive():
         return False  # the process that holds the lock has just started
+    if not last.has_begun:
+        return last.is_stale(now)
     keys = fingerprints(row.provider, environ)
     returned = keys == last.rented != last.keys
     renewed = row.provider in read_refusals(home, [row]) and any(last.keys.get(name) != keys[name] for name in keys)
@@ -112,9 +143,11 @@ def kill_guard(home: Path, cluster: int) -> None:
         return
     with suppress(psutil.Error):
         process = psutil.Process(last.process.pid)
-        for victim in (process, *process.children(recursive=True)):
+        victims = [process, *process.children(recursive=True)]
+        for victim in victims:
             with suppress(psutil.Error):
                 victim.kill()
+        psutil.wait_procs(victims, KILL_TIMEOUT_S)
 
 
 def remove_files(home: Path, cluster: int) -> None:

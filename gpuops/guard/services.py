@@ -24,12 +24,12 @@ def _load_provisioner(name: str, surroundings: provider.Context) -> provider.Loa
     return registry.load_provisioner(name, surroundings)
 
 
-def _ensure_guard(home: Path, row: ClusterRow) -> None:
+def _ensure_guard(home: Path, row: ClusterRow, waits: bool) -> None:
     from gpuops.guard import start
 
-    start.ensure(home, row)
+    start.ensure(home, row, waits=waits)
 
 
 SERVICES = Services(_open_ledger, _load_provisioner, _ensure_guard)
-WITHOUT_GUARD = Services(_open_ledger, _load_provisioner, lambda _home, _row: None)
+WITHOUT_GUARD = Services(_open_ledger, _load_provisioner, lambda _home, _row, _waits: None)
 """Where what a command leaves is to be seen, not tidied up."""

@@ -624,7 +624,7 @@ def test_what_is_begun_while_the_guard_leaves_has_another(
     monkeypatch.setattr("signal.signal", lambda *_: None)
 
     def watch(_: daemon.Guard) -> None:
-        start.ensure(world.home, world.ledger.cluster(lab))
+        start.ensure(world.home, world.ledger.cluster(lab), waits=False)
         assert started == []
         running(world, lab, None)
 

@@ -85,7 +85,7 @@ def test_interrupted_while_it_is_fetched_nothing_is_left_to_a_guard(
         raise Interrupted("interrupted", PULL)
 
     monkeypatch.setattr("gpuops.commands.down._save_runs", lambda *_: [DeferredFetch(interrupted, "")])
-    monkeypatch.setattr("gpuops.guard.start.ensure", lambda *_: order.append("guard"))
+    monkeypatch.setattr("gpuops.guard.start.ensure", lambda *_, **__: order.append("guard"))
     with pytest.raises(Interrupted) as found:
         down(world, clusters(world), Silent(), force=False)
     assert (found.value.message, found.value.hint) == ("interrupted", PULL)
@@ -170,7 +170,7 @@ def test_an_interruption_stays_one_where_the_guard_cannot_take_over(
     """What is not handed over is named, with the command that ends it; the rest is handed over all the same."""
     guarded: list[str] = []
 
-    def ensure(_home: object, row: ClusterRow) -> None:
+    def ensure(_home: object, row: ClusterRow, **_: object) -> None:
         if row.name == "one":
             raise OSError(28, "No space left on device")
         guarded.append(row.name)

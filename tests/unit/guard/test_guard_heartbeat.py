@@ -68,6 +68,29 @@ def test_who_has_written_nothing_down_yet_is_let_be(home: Path, text: str | None
     assert not must_be_replaced(home, row(), A)
 
 
+def test_a_guard_that_never_completes_a_round_is_replaced(home: Path) -> None:
+    """It holds the lock, and that alone proves nothing."""
+    guard_heartbeat.claim(home, 1)
+    last = guard_heartbeat.read(home, 1)
+    assert last
+    assert not guard_heartbeat.works(home, 1, last.at)
+    late = last.at + guard_heartbeat.FIRST_BEAT_S
+    for now, replaced in ((late, False), (late + 1.0, True)):
+        assert guard_heartbeat.must_be_replaced(home, row(), A, now) is replaced
+    begun = guard_heartbeat.start(home, row(), A)
+    assert guard_heartbeat.works(home, 1, begun.at)
+    assert not guard_heartbeat.works(home, 1, begun.at + guard_heartbeat.STALE_S + 1.0)
+
+
+def test_the_keys_that_were_rented_with_outlive_a_guard_that_has_only_taken_the_lock(home: Path) -> None:
+    guard_heartbeat.claim(home, 1)
+    guard_heartbeat.start(home, row(), A)
+    guard_heartbeat.claim(home, 1)
+    assert not must_be_replaced(home, row(), A)
+    guard_heartbeat.start(home, row(), B)
+    assert must_be_replaced(home, row(), A)
+
+
 @pytest.mark.parametrize(
     ("provider", "rented", "guard", "environ", "replaced"),
     [
