@@ -50,6 +50,8 @@ NOTICE_EFFECTS = {
 """What a provider's notice does to the run, by the notice's kind."""
 SAME_END_WINDOW_S = 60.0
 """Announcements of the end by several nodes within this time are one: the nodes' clocks differ."""
+REST_MAX_BYTES = 8 << 20
+"""How much of a run's output is shown after its end: machines bill meanwhile, and a terminal takes few MB a second."""
 POLL_INTERVAL_S = 0.2
 HURRIED_STOP_TIMEOUT_S = 30.0
 """How long after a second signal unreachable nodes are still waited for."""
@@ -209,11 +211,15 @@ def show_run(ctx: Context, session: ClusterSession, row: RunRow, tail: HomeTail)
             ctx.out.line(line)
 
     follower, remarks = follow_with_remarks(ctx, session, row)
+
+    def has_ended() -> bool:
+        return follower.has_ended
+
     try:
         live_fetch, renewal = LiveFetch(session, row, ctx.clock), UrlRenewal(ctx, session, row)
         with show_waiting(ctx, row) as until_first_line:
             while not follower.watch(POLL_INTERVAL_S):
-                show(close_at_first_line(until_first_line, tail.new()))
+                show(close_at_first_line(until_first_line, tail.new(until=has_ended)))
                 live_fetch.poll()
                 renewal.poll()
                 remarks.poll()
@@ -222,7 +228,10 @@ def show_run(ctx: Context, session: ClusterSession, row: RunRow, tail: HomeTail)
         raise
     except Interrupted:
         with show_stopping(ctx.progress, row):
-            _stop_run(ctx, session, row, follower, lambda: show(tail.new()))
+            _stop_run(ctx, session, row, follower, lambda: show(tail.new(until=has_ended)))
+    if count := tail.skip(REST_MAX_BYTES):
+        is_, them = ("is", "it") if count == 1 else ("are", "them")
+        ctx.out.say(f"note: {plural(count, 'line')} {is_} not shown: `gpuops logs {row.name}` has {them}")
     show(tail.rest())
     remarks.say_notices()
     return follower

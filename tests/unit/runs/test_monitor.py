@@ -2,12 +2,21 @@
 
 from __future__ import annotations
 
+import io
 import json
 from pathlib import Path
 
+import pytest
+
+from gpuops.cli.terminal.output import Output
 from gpuops.core import polling
-from gpuops.runs.monitor import Remarks, busy_command, tensorboard_command
+from gpuops.core.context import Context
+from gpuops.nodes.session import ClusterSession
+from gpuops.runs.logs.home_tail import HomeTail
+from gpuops.runs.logs.lines import LineMerger
+from gpuops.runs.monitor import Remarks, busy_command, show_run, tensorboard_command
 from gpuops.sync.run_folder import RunHome
+from tests.unit.runs.test_finish import a_cluster, a_run
 
 
 class Clock(polling.Clock):
@@ -38,6 +47,42 @@ def test_silence_is_remarked_and_again_where_it_lasts(tmp_path: Path) -> None:
         for silent in ("2:00", "12:00", "10:00")
     ]  # fmt: skip
     assert busy_command("lab", gpus=False) == "gpuops ssh lab -- top -b -n 1"
+
+
+class EndedFollower:
+    """Of a run that ended while its lines were shown: all of them are home."""
+
+    has_ended = True
+
+    def watch(self, _timeout: float) -> bool:
+        return True
+
+
+@pytest.mark.parametrize(
+    ("lines", "shown", "said"),
+    [
+        (20, 20, ""),
+        (21, 20, "note: 1 line is not shown: `gpuops logs r-1` has it\n"),
+        (5000, 20, "note: 4980 lines are not shown: `gpuops logs r-1` has them\n"),
+    ],
+)
+def test_the_machines_of_an_ended_run_do_not_wait_for_a_long_log(
+    world: Context, monkeypatch: pytest.MonkeyPatch, lines: int, shown: int, said: str
+) -> None:
+    monkeypatch.setattr("gpuops.runs.monitor.REST_MAX_BYTES", 20 * 5)
+    out, err = io.StringIO(), io.StringIO()
+    world.out = Output(out=out, err=err)
+    cluster = a_cluster(world, created=0.0)
+    row = a_run(world, cluster, created=0.0)
+    home = RunHome(row.home)
+    home.folder.write_at(home.log_name(0, "launcher.out"), 0, b"".join(b"%04d\n" % number for number in range(lines)))
+    remarks = Remarks(world.out.say, home, world.folder, "", Clock())
+    monkeypatch.setattr("gpuops.runs.monitor.follow_with_remarks", lambda *_: (EndedFollower(), remarks))
+    session = ClusterSession(cluster, [])
+    show_run(world, session, row, HomeTail(home, LineMerger(nodes=1, ranks=1, kind="command")))
+    assert out.getvalue().split() == [f"{number:04}" for number in range(lines - shown, lines)]
+    assert err.getvalue().endswith(said)
+    assert ("not shown" in err.getvalue()) == bool(said)
 
 
 def event(kind: str, **data: object) -> bytes:
