@@ -9,8 +9,10 @@ from __future__ import annotations
 import re
 import shlex
 from collections.abc import Sequence
+from typing import Any
 
-from gpuops.cli.help import passed_words
+from gpuops.cli.help import passed_words, split_provider_options
+from gpuops.cli.other_tools import LINE_OF, sort_train_line, torchrun_flag
 from gpuops.core.names import did_you_mean
 
 NEAR = 0.75
@@ -20,6 +22,11 @@ PASSED: dict[str, str] = {
     "run": "your command stands behind `--`: gpuops run -- python3 hello.py",
 }
 """What belongs behind `--`, with an example."""
+MODE_FIRST = "say single, multigpu or multinode first"
+MODES_HINT = (
+    "say how far to spread: gpuops train single (one rank), gpuops train multigpu (a rank per GPU of one node) "
+    "or gpuops train multinode (several nodes)"
+)
 
 
 def explain_parser_error(error: Exception, arguments: Sequence[str], commands: Sequence[str]) -> tuple[str, str] | None:
@@ -32,17 +39,20 @@ def explain_parser_error(error: Exception, arguments: Sequence[str], commands: S
     if unknown := re.match(r"No such command '([^']*)'", message):
         return unknown_command(unknown[1], commands)
     if extra := re.fullmatch(r"Got unexpected extra arguments?(?:\(s\))? \((.*)\)", message):
-        if (
-            command == "train"
-            and "".join(arguments[1:2]).endswith(".py")
-            and "-" not in {word[:1] for word in arguments}
-        ):
-            return explain_unknown_mode(arguments[1], arguments[2:])
+        if command == "train" and "".join(arguments[1:2]).endswith(".py"):
+            say = explain_unknown_mode(arguments[1], ())[0]
+            return say, f"{MODE_FIRST}: {_sorted_line(error, arguments)}"
         return f"'{extra[1]}' is more than gpuops {command} takes", _separator_hint(
             command, arguments, extra[1]
         ) or help_line
     if hasattr(error, "possibilities"):  # an option that does not exist
         name, known = str(getattr(error, "option_name", "")), list(error.possibilities or ())
+        if command == "train" and torchrun_flag(name):
+            say = f"{name} is a flag of torchrun, which gpuops train starts by itself"
+            return say, f"type: {_sorted_line(error, arguments)}"
+        if command == "train" and not _nearest(name, known) and len(arguments) > 1:
+            rule = PASSED[command].partition(": ")[0]
+            return f"there is no option {name}", f"{rule}: {_sorted_line(error, arguments)}"
         ran = " ".join(arguments[1:]) if command == "run" and not "".join(arguments[1:2]).startswith("-") else ""
         return f"there is no option {name}{_nearest(name, known)}", _separator_hint(
             command, arguments, ran
@@ -50,7 +60,22 @@ def explain_parser_error(error: Exception, arguments: Sequence[str], commands: S
     if option := getattr(error, "option_name", None):
         needs = "takes no value" if "does not take" in message else "needs a value"
         return f"{option} {needs}", help_line
-    return _explain_parameter(error, message, arguments), help_line
+    say = _explain_parameter(error, message, arguments)
+    return say, MODES_HINT if command == "train" and say == "MODE is missing" else help_line
+
+
+def _sorted_line(error: Any, arguments: Sequence[str]) -> str:
+    """The typed line of `train` with each word where it belongs."""
+    takes_value = {
+        name: not getattr(parameter, "is_flag", False)
+        for parameter in error.ctx.command.params
+        if parameter.param_type_name == "option"
+        for name in (*parameter.opts, *parameter.secondary_opts)
+    }
+    rest, provider = split_provider_options(arguments[1:], takes_value)
+    line = sort_train_line(rest, {**takes_value, "--help": False, "-h": False}, passed_words() or ())
+    line.ours += provider
+    return line.typed()
 
 
 def _separator_hint(command: str, arguments: Sequence[str], theirs: str) -> str:
@@ -72,13 +97,19 @@ def explain_unknown_mode(mode: str, arguments: Sequence[str]) -> tuple[str, str]
     """
     say = f"'{mode}' is neither single, multigpu nor multinode"
     if not mode.endswith(".py"):
-        return say, "say how far to spread: gpuops train multinode"
+        return say, MODES_HINT
     theirs = [*arguments, *(passed_words() or ())]
     line = ["gpuops", "train", "multinode", mode, *(["--", *theirs] if theirs else ())]
-    return say, f"say single, multigpu or multinode first: {shlex.join(line)}"
+    return say, f"{MODE_FIRST}: {shlex.join(line)}"
 
 
 def unknown_command(word: str, commands: Sequence[str]) -> tuple[str, str]:
+    """What other tools call so goes before what is spelled alike: `top` is no misspelt `stop`."""
+    say = f"there is no command '{word}'"
+    if line := LINE_OF.get(word.lower()):
+        return say, f"type: {line}"
+    if word.endswith(".py"):
+        return say, f"type: gpuops train multinode {word}"
     return f"there is no command '{word}'{_nearest(word, commands)}", "see: gpuops --help"
 
 

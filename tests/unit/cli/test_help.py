@@ -8,6 +8,7 @@ from pathlib import Path
 
 import pytest
 
+from gpuops.cli.other_tools import LINE_OF, LINES
 from gpuops.cli.registry import COMMANDS
 from tests.desk import Desk
 
@@ -19,6 +20,27 @@ def test_alone_it_shows_what_there_is(desk: Desk) -> None:
     for name in COMMANDS:
         assert re.search(rf"^  {name} +[A-Z].*\.$", said.out, re.M), f"{name} has a whole sentence"
     assert not desk.home.exists()
+
+
+def test_help_is_a_word_as_well(desk: Desk) -> None:
+    assert desk.type("help") == desk.type("--help")
+    assert desk.type("help", "down") == desk.type("down", "--help")
+
+
+def test_what_other_tools_call_so_leads_to_commands_that_there_are() -> None:
+    for line in LINES:
+        for typed in re.findall(r"gpuops ([a-z-]+)", line):
+            assert typed in {*COMMANDS, "--version"}, line
+    assert not set(LINE_OF) & set(COMMANDS)
+    assert len(LINE_OF) == sum(map(len, LINES.values())), "no word stands twice"
+
+
+@pytest.mark.parametrize("name", ["README.md", "Makefile"])
+def test_how_gpuops_is_called_once_the_demo_has_run(name: str) -> None:
+    text = (Path(__file__).parents[3] / name).read_text(encoding="utf-8")
+    demo = text[text.index("\ndemo:") if name == "Makefile" else text.index("make demo") :].split("make check")[0]
+    assert "source .venv/bin/activate" in demo
+    assert ".venv/bin/gpuops" in demo
 
 
 @pytest.mark.parametrize("name", COMMANDS)
