@@ -42,6 +42,10 @@ REDIRECTING_VARIABLES = {
     "PIP_CONSTRAINT",
 }
 """Variables that would lead pip to other folders, or to another torch."""
+DEFAULT_VARIABLES = {"PIP_RETRIES": "2"}
+"""For pip, unless the machine says otherwise: its usual five take minutes on a host without internet."""
+RETRY_LINE = re.compile(r"WARNING: Retrying \(Retry\(")
+NO_INDEX = "no package index answers"
 EXTRA_INDEX_VARIABLES = {"PIP_EXTRA_INDEX_URL", "UV_EXTRA_INDEX_URL", "UV_INDEX"}
 MAX_KEPT_LINES = 20
 MAX_LINE_CHARACTERS = 300
@@ -305,7 +309,7 @@ def _run_step(argv: Sequence[str], emit: Emit, spawn: Spawn, without: Collection
     Raises Refusal(`make-failed`) with its last lines.
     """
     lines = LineReporter(emit)
-    environment = {name: value for name, value in os.environ.items() if name not in without}
+    environment = {**DEFAULT_VARIABLES, **{name: value for name, value in os.environ.items() if name not in without}}
     try:
         code = run_streaming(
             argv, lines.feed, lambda: emit({"beat": time.time()}), spawn, STEP_TIMEOUT_S, env=environment
@@ -316,6 +320,8 @@ def _run_step(argv: Sequence[str], emit: Emit, spawn: Spawn, without: Collection
     if code == 0:
         return
     what = f"a step took longer than {STEP_TIMEOUT_S / 60:.0f} minutes" if code is None else lines.error_line()
+    if lines.has_retried and "No matching distribution" in what:
+        what = f"{NO_INDEX}: {what}"
     raise Refusal(
         "make-failed",
         f"an environment with torch could not be made: {what}",
@@ -325,10 +331,14 @@ def _run_step(argv: Sequence[str], emit: Emit, spawn: Spawn, without: Collection
 
 
 class LineReporter:
-    """Emits output line by line, and keeps the last MAX_KEPT_LINES lines for an error message."""
+    """Emits output line by line, and keeps the last MAX_KEPT_LINES lines for an error message.
+
+    pip's lines about another try are one sentence, said once.
+    """
 
     def __init__(self, emit: Emit) -> None:
         self.last: list[str] = []
+        self.has_retried = False
         self._emit = emit
         self._part = b""
 
@@ -336,9 +346,16 @@ class LineReporter:
         *whole, self._part = re.split(rb"[\r\n]+", self._part + chunk)
         for line in whole:
             text = line.decode("utf-8", "replace").strip()[:MAX_LINE_CHARACTERS]
-            if text:
+            if RETRY_LINE.match(text):
+                self._report_retry()
+            elif text:
                 self.last = [*self.last[1 - MAX_KEPT_LINES :], text]
                 self._emit({"say": text})
+
+    def _report_retry(self) -> None:
+        if not self.has_retried:
+            self.has_retried = True
+            self._emit({"say": f"{NO_INDEX}; trying on (this host has no internet? --python PATH)"})
 
     def error_line(self) -> str:
         """The line that explains a failure best: the last that begins with `error`, else the last."""
