@@ -262,21 +262,22 @@ def end_orphans(
     `earlier_errors`: what had failed already. Raises StillBilling, else the first of these.
     """
     failed: list[str] = []
+    hints: list[str] = []
     why: GpuopsError | None = None
     try:
         destroy_orphans(ctx, orphans)
     except StillBilling as error:
         failed.append(error.message)
+        hints.append(error.hint)
         why = error
     if unasked:
         failed.append(f"something may still be there: {'; '.join(one.say for one in unasked)}")
+        hints += [one.why.hint for one in unasked if one.why]
+        why = next((one.why for one in unasked if find_auth_failure(one.why)), why)
     for one in earlier_errors if failed else earlier_errors[1:]:
         ctx.out.say(f"note: {one.message}")
     if failed:
-        whys = [one.why for one in unasked if find_auth_failure(one.why)] or [why]
-        raise StillBilling(
-            "; ".join(failed), suggest_command("gpuops reap", whys[0], "try again: gpuops reap")
-        ) from whys[0]
+        raise StillBilling("; ".join(failed), _join_hints(hints)) from why
     if earlier_errors:
         raise earlier_errors[0]
 
@@ -299,8 +300,16 @@ def destroy_orphans(ctx: Context, orphans: Sequence[Orphan]) -> None:
             continue
         _forget_names(ctx, {orphan.cluster for orphan in group})
     if errors:
-        why = next((error for error in errors if find_auth_failure(error)), None)
-        raise StillBilling("; ".join(error.message for error in errors), suggest_command("gpuops reap", why)) from why
+        why = next((error for error in errors if find_auth_failure(error)), errors[0])
+        hint = _join_hints([error.hint for error in errors])
+        raise StillBilling("; ".join(error.message for error in errors), hint) from why
+
+
+def _join_hints(hints: Sequence[str]) -> str:
+    """What to do about each failure, and then to look again."""
+    again = "gpuops reap"
+    steps = dict.fromkeys(hint.removesuffix(again).removesuffix("; then: ") for hint in hints)
+    return "; then: ".join([*filter(None, ["; ".join(filter(None, steps))]), again])
 
 
 def _forget_names(ctx: Context, names: Collection[str]) -> None:

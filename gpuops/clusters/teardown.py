@@ -22,7 +22,6 @@ from gpuops.core.errors import (
     RateLimited,
     Rejected,
     StillBilling,
-    Unknown,
 )
 from gpuops.core.format import money, plural, span
 from gpuops.core.models import COSTLESS, Resource, ResourceState
@@ -44,8 +43,8 @@ PERMANENT_ERRORS_MAX = 4
 def tear_down(ctx: Context, cluster: int, why: str, *, force: bool = False, notice: bool = False) -> None:
     """Destroy everything of a cluster and wait until nothing of it costs money. Raises StillBilling.
 
-    With `force`, hosts of the user's own that cannot be reached are given up; what is rented never is. `notice`: `why`
-    is left for the next command to show.
+    With `force`, what is on hosts of the user's own and cannot be ended is given up; what is rented never is. `notice`:
+    `why` is left for the next command to show.
     A ledger that cannot be written (a full disk) does not keep anything alive: its error is raised afterwards.
     """
     started = ctx.clock.monotonic()
@@ -164,11 +163,24 @@ def destroy_cluster(
             break
         if isinstance(step, Wait):
             poller.retry_after(step.retry_after_s)
+    if teardown.give_up_rest(error):
+        return []
     remaining = teardown.remaining
     remaining = [] if is_costless(remaining) else [resource for resource in remaining if resource.state not in COSTLESS]
     offered = row.offered_per_hour if remaining or ctx.ledger.has_open_intents(row.id) else 0.0
-    command = suggest_command(f"gpuops down {row.name}", error)
-    raise still_billing_error(remaining, offered, error.message if error else "", row.name, command) from error
+    hint = _suggest_after_down(row, error, is_rented=is_rented(provisioner), force=force)
+    raise still_billing_error(remaining, offered, error.message if error else "", row.name, hint) from error
+
+
+def _suggest_after_down(row: ClusterRow, error: ProviderError | None, *, is_rented: bool, force: bool) -> str:
+    """What to type after a teardown that failed: for hosts of the user's own, what makes an end of it."""
+    down = f"gpuops down {row.name}"
+    if is_rented and force and not find_auth_failure(error):
+        return "the guard goes on ending it; what is left: gpuops status --cloud"
+    if is_rented or find_auth_failure(error):
+        return suggest_command(down, error)
+    mend = f"{error.hint}; or " if isinstance(error, Rejected) and error.hint else ""
+    return f"{mend}give up what cannot be ended: {down} --force"
 
 
 class _Teardown:
@@ -181,7 +193,7 @@ class _Teardown:
         self._provisioner = provisioner
         self._row = row
         self._force = force
-        """Regions that do not answer are given up."""
+        """What cannot be ended is given up."""
         self._given_up: set[str] = set()
         self._listed_ids: set[str] = set()
         self._permanent_errors = 0
@@ -222,8 +234,25 @@ class _Teardown:
     def _destroy_reachable(self) -> None:
         self.remaining, unreachable = _destroy_reachable(self._ctx, self._provisioner, self._row, self._given_up)
         for region, why in unreachable.items() if self._force else ():
-            self._given_up.add(region)
-            self._ctx.out.say(f"note: {why}; what is there of {self._row.name} is given up: gpuops reap asks it again")
+            self._give_up(region, why)
+
+    def give_up_rest(self, error: ProviderError | None) -> bool:
+        """With `force`: give up what is left after the last attempt (`error`: how that failed), and return True.
+        Refused credentials are no reason: they can be mended."""
+        if not self._force or find_auth_failure(error):
+            return False
+        for region in sorted({resource.region for resource in self.remaining} - self._given_up):
+            self._give_up(region, error.message if error else self.describe_wait())
+        return True
+
+    def _give_up(self, region: str, why: str) -> None:
+        self._given_up.add(region)
+        known = [*self.remaining, *self._ctx.ledger.resources(self._row.id)]
+        ids = ", ".join(dict.fromkeys(resource.id for resource in known if resource.region == region))
+        self._ctx.out.say(
+            f"note: {why}; what is there of {self._row.name} is given up{ids and f' ({ids})'}: "
+            "`gpuops reap` ends it once it can; else end its processes and remove it by hand"
+        )
 
 
 def _destroy_unlisted(ctx: Context, provisioner: Provisioner, row: ClusterRow) -> None:
@@ -278,7 +307,11 @@ def _destroy_reachable(
         if isinstance(answers.get(resource.region), ProviderError) or not _costs_nothing(provisioner, resource)
     ]
     # Refused credentials count as an answer: the next attempt reports them.
-    unreachable = {region: answer.message for region, answer in answers.items() if isinstance(answer, Unknown)}
+    unreachable = {
+        region: answer.message
+        for region, answer in answers.items()
+        if isinstance(answer, ProviderError) and not isinstance(answer, AuthFailed)
+    }
     return [*reachable, *unsure], unreachable
 
 
@@ -349,10 +382,11 @@ def find_auth_failure(error: BaseException | None) -> AuthFailed | None:
     return error
 
 
-def suggest_command(command: str, error: BaseException | None, otherwise: str = "") -> str:
-    """What to type next; first what makes a provider take the credentials, where it is these that it refuses."""
-    refused = find_auth_failure(error)
-    return f"{refused.hint}; then: {command}" if refused and refused.hint else otherwise or command
+def suggest_command(command: str, error: BaseException | None) -> str:
+    """What to type next; first what mends the error: what makes a provider take the credentials, where it is these
+    that it refuses, else its own hint, where a retry alone would not help."""
+    refused = find_auth_failure(error) or (error if isinstance(error, Rejected) else None)
+    return f"{refused.hint}; then: {command}" if refused and refused.hint else command
 
 
 def still_billing_error(

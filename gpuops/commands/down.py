@@ -13,7 +13,7 @@ from gpuops.core.errors import GpuopsError, Interrupted, MalformedAnswer, NodeEr
 from gpuops.core.reporting import Progress, Silent
 from gpuops.ledger.rows import ClusterState, RunState
 from gpuops.ledger.store import ClusterRow, LedgerUnwritable, RunRow
-from gpuops.nodes.session import ClusterSession, all_machines_ended, open_session
+from gpuops.nodes.session import ClusterSession, all_machines_ended, machines_of, open_session
 from gpuops.runs.finish import Policy, RunOutcome, finish
 from gpuops.runs.graceful_stop import stop_and_wait
 from gpuops.runs.results.collect import Agents, Disks
@@ -213,10 +213,10 @@ def _save_reachable(ctx: Context, row: ClusterRow, progress: Progress) -> None:
 
 
 def _have_ended(ctx: Context, row: ClusterRow) -> bool:
-    """Whether the provider says that every machine has ended, and their disks with them; False where it is
-    unreachable."""
+    """Whether the provider says that every machine has ended, and their disks with them, or there never was one; False
+    where it is unreachable."""
     try:
-        return all_machines_ended(ctx, row)
+        return not machines_of(ctx, row) or all_machines_ended(ctx, row)
     except GpuopsError:
         return False
 

@@ -289,7 +289,7 @@ ROWS = [
         "leave out --gpu-type and --image"),
     *(Row(f"a book of hosts that holds {book[:12]}", file("~ssh/hosts.json", book), ("reap",),
           r"something may still be there: ssh could not be asked: {home}/ssh/hosts\.json cannot be read: .*",
-          "try again: gpuops reap", 5)
+          "restore it: .*; then: gpuops reap", 5)
       for book in ("", "not json", "[]", '{"a": 1}', '{"a": {"target": {"host": []}}}', "[" * 100_000)),
     # Plug-ins.
     Row("a plug-in that does not import", plugin("import no_such_module"), ("up", "moon"),
@@ -303,7 +303,8 @@ ROWS = [
     Row("a plug-in with an old contract", plugin(OLD), ("up", "moon"),
         "the provisioner 'moon' lacks .*, and does not fit this gpuops .*", "upgrade gpuops and the package .*"),
     Row("reap with a plug-in that does not import", plugin("import no_such_module"), ("reap",),
-        "something may still be there: moon could not be asked: .*", "try again: gpuops reap", 5),
+        "something may still be there: moon could not be asked: .*",
+        "reinstall the package .*; then: gpuops reap", 5),
     # The ledger.
     *(Row(f"{words[0]} with a ledger that cannot be opened", folder("~ledger.db"), words, UNABLE, CHECK)
       for words in (("up", "local"), ("runs",), ("down",), ("status",))),

@@ -108,6 +108,18 @@ def test_tidying_takes_what_is_ours_alone(tmp_path: Path) -> None:
     assert not root.exists()
 
 
+def test_tidying_takes_what_an_end_has_left(tmp_path: Path) -> None:
+    root, beside = tmp_path / ".gpuops-0badcafe", tmp_path / ".gpuops-0badcafe-2.gone-7"
+    for folder in (tmp_path / ".gpuops-0badcafe.gone-7" / "env" / "large", root / "data" / "n0", beside):
+        folder.mkdir(parents=True)
+    (root / "data" / "n0" / "node.json").write_text("{}")
+    bootstrap.remove_agent(ProcessConnection("here"), str(root))
+    assert sorted(tmp_path.iterdir()) == [root, beside], "a node is there, of a cluster called data"
+    (root / "data" / "n0" / "node.json").unlink()
+    bootstrap.remove_agent(ProcessConnection("here"), str(root))
+    assert [*tmp_path.iterdir()] == [beside]
+
+
 def test_a_program_that_says_something_else_is_said() -> None:
     with pytest.raises(NodeError, match="here gave no answer but 'login banner'"):
         bootstrap.call_agent_mode(ProcessConnection("here"), ["echo", json.dumps({})[:-1] + "\nlogin banner"])

@@ -8,13 +8,16 @@ from pathlib import Path
 import pytest
 
 from gpuops.core.errors import Rejected, Unknown, UsageError
-from gpuops.core.models import Request
+from gpuops.core.models import Intent, Request, ResourceState
 from gpuops.core.provider import Context
 from gpuops.nodes.bootstrap import MachineProbe
 from gpuops.transport.ssh import Target
+from provisioners.ssh.host_agent import NodeRecord
 from provisioners.ssh.hosts import HostBook, KnownHost
-from provisioners.ssh.placement import Host, place_nodes
+from provisioners.ssh.placement import Host, NodePlace, place_nodes
 from provisioners.ssh.provisioner import SshProvisioner
+from tests.fakes import host as fake
+from tests.fakes.host import FakeHost
 
 
 def host(name: str, gpus: int = 0) -> Host:
@@ -90,3 +93,66 @@ def test_the_book_of_hosts_is_for_our_eyes_and_whole(tmp_path: Path) -> None:
     path.write_text("{torn")
     with pytest.raises(Unknown, match=r"hosts\.json cannot be read"):
         book.names()
+
+
+FOLDER = f"{fake.ROOT}/lab/n0"
+NODE = NodeRecord("gpuops-0badcafe-lab-0", FOLDER, ResourceState.RUNNING)
+
+
+@pytest.fixture
+def known(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> tuple[FakeHost, SshProvisioner]:
+    """A host with one node of ours, in the file of hosts."""
+    there = FakeHost()
+    there.put_node(NODE)
+    monkeypatch.setattr("gpuops.transport.ssh.connect", there.connect)
+    HostBook(tmp_path / "ssh" / "hosts.json").record(fake.NAME, there.known_host)
+    return there, provisioner(tmp_path)
+
+
+def test_where_somebody_removed_the_agent_ours_is_brought(known: tuple[FakeHost, SshProvisioner]) -> None:
+    """Processes of ours may still run there: only an agent finds and ends them."""
+    there, hosts = known
+    there.agents.clear()
+    (found,) = hosts.list_owned("0badcafe", [])
+    assert found.data["folder"] == FOLDER
+    assert there.programs == ["nodes", "install", "nodes"]
+    there.agents.clear()
+    hosts.destroy([found])
+    assert there.nodes == {}
+    assert there.programs[3:6] == ["end", "install", "end"]
+    assert hosts.list_owned("0badcafe", []) == []
+    assert HostBook(hosts.context.home / "ssh" / "hosts.json").names() == []
+
+
+def test_where_no_agent_can_be_brought_either_that_is_said(known: tuple[FakeHost, SshProvisioner]) -> None:
+    there, hosts = known
+    there.agents.clear()
+    there.takes_agents = False
+    with pytest.raises(Unknown, match=r"the agent cannot be put on root@a: .*Read-only file system"):
+        hosts.list_owned("0badcafe", [])
+
+
+def test_a_host_that_is_away_may_be_forgotten(known: tuple[FakeHost, SshProvisioner]) -> None:
+    there, hosts = known
+    there.is_up = False
+    with pytest.raises(Unknown) as caught:
+        hosts.list_owned("0badcafe", [])
+    assert caught.value.hint.endswith("listens there; gone for good? gpuops reap --forget root@a")
+
+
+@pytest.mark.parametrize("is_removed", [True, False])
+def test_an_agent_that_another_commands_end_takes_away_is_brought_once_more(
+    known: tuple[FakeHost, SshProvisioner], tmp_path: Path, is_removed: bool
+) -> None:
+    """Two loops of `up` and `down` on one host."""
+    there, hosts = known
+    there.nodes.clear()
+    there.before_init = lambda: there.agents.clear() if is_removed and there.programs.count("init") == 1 else None
+    intent = Intent("0badcafe", "lab", "token", 2e9, tmp_path / "fedcba987654.pyz")
+    intent.agent.write_bytes(b"the agent")
+    place = NodePlace(fake.NAME, there.known_host.target, "/root", "python3", 0, None, 1.0)
+    agent = hosts._agent(fake.NAME, there.known_host).install(intent.agent)
+    hosts._create_node(0, place, agent, intent)
+    assert list(there.nodes) == [FOLDER]
+    again = ["install", "init"] if is_removed else []
+    assert there.programs == ["install", "init", *again]
