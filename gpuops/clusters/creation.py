@@ -201,10 +201,17 @@ def _preflight(ctx: Context, provisioner: Provisioner, request: Request) -> list
 
 
 def _settle_problems(ctx: Context, request: Request, problems: Sequence[Problem]) -> Request:
-    """The request with the user's confirmations of what only a person can settle (a host's key): all or none."""
+    """The request with the user's confirmation of what only a person can settle (hosts' keys): one question, for all
+    or none."""
     open_ones = [problem for problem in problems if problem.settle]
-    asked = ctx.out.interactive and not ctx.yes
-    if asked and open_ones and all(ctx.out.confirm(f"{problem.say}: go on?") for problem in open_ones):
+    if not open_ones or ctx.yes or not ctx.out.interactive:
+        return request
+    question = open_ones[0].say
+    if len(open_ones) > 1:
+        for problem in open_ones:
+            ctx.out.say(problem.say)
+        question = f"all {len(open_ones)} are right"
+    if ctx.out.confirm(f"{question}: go on?"):
         settled = {problem.settle: True for problem in open_ones}
         return dataclasses.replace(request, options={**request.options, **settled})
     return request

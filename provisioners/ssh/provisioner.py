@@ -28,6 +28,7 @@ from gpuops.core.format import plural
 from gpuops.core.models import MACHINE, Intent, Journal, Offer, Option, Problem, Request, Resource, ResourceState
 from gpuops.core.parallel import on_each
 from provisioners.base import CONTRACT, Context
+from provisioners.ssh.accepted_keys import AcceptedKeys
 from provisioners.ssh.host_agent import HostAgent, NodeRecord
 from provisioners.ssh.hosts import HostBook, KnownHost
 from provisioners.ssh.placement import (
@@ -78,7 +79,8 @@ class SshProvisioner:
         self.context = context
         folder = context.home / "ssh"
         self._book = HostBook(folder / "hosts.json", context.clock)
-        self._logins = Logins(folder, self._book)
+        self._accepted = AcceptedKeys(folder / "known_hosts")
+        self._logins = Logins(folder, self._book, self._accepted)
         self._ending: dict[str, _Ending] = {}
 
     # Before anything is made.
@@ -274,8 +276,10 @@ class SshProvisioner:
             self._book.remove_unchanged(name, entry)
 
     def forget(self, region: str) -> bool:
-        """Remove a host that no longer exists from the file of hosts. Returns whether it was in it."""
-        return self._book.remove(region)
+        """Remove a host that no longer exists, or was set up anew, from the file of hosts and from the accepted keys.
+        Returns whether it was in either."""
+        was_accepted = self._accepted.forget(region)
+        return self._book.remove(region) or was_accepted
 
     def self_destruct(self, resource: Resource) -> Sequence[str] | None:
         return None

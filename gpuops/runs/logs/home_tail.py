@@ -217,9 +217,7 @@ class HomeTail:
             for data in self._chunks(path, end):
                 yield from self._merger.feed(node, path.name, data)
 
-    def _chunks(
-        self, path: Path, end: int | None = None, until: Callable[[], bool] = lambda: False
-    ) -> Iterator[bytes]:
+    def _chunks(self, path: Path, end: int | None = None, until: Callable[[], bool] = lambda: False) -> Iterator[bytes]:
         """What was added to a file since the last call, up to `end`, or until `until()` holds."""
         offset = self._read.get(path, 0)
         end = path.stat().st_size if end is None else end

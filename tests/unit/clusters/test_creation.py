@@ -32,7 +32,7 @@ from gpuops.core.errors import (
     Unknown,
     UsageError,
 )
-from gpuops.core.models import Intent, Journal, Lease, Offer, Price, Request, Resource
+from gpuops.core.models import Intent, Journal, Lease, Offer, Price, Problem, Request, Resource
 from gpuops.core.polling import Clock
 from gpuops.nodes.session import ClusterSession
 from gpuops.offers.lease_limits import LeaseLimits
@@ -334,6 +334,27 @@ class Yes(Output):
     def confirm(self, question: str) -> bool:
         self.asked.append(question)
         return len(self.asked) == 1
+
+
+@pytest.mark.parametrize("hosts", [1, 3])
+def test_keys_of_several_hosts_are_one_question(
+    there: tuple[Cloud, Context], monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str], hosts: int
+) -> None:
+    _, world = there
+    says = [f"host{number} was never met before, its key is SHA256:{number}" for number in range(hosts)]
+    asked: list[str] = []
+    world.yes, world.out = False, Yes(asked)
+
+    def preflight(_: Scripted, request: Request) -> list[Problem]:
+        return [] if request.options.get("accept-new") else [Problem(say, "", settle="accept-new") for say in says]
+
+    monkeypatch.setattr("tests.fakes.provider.Scripted.preflight", preflight)
+    clusters.find_offers(world, TWO)
+    said = capsys.readouterr().err.splitlines()
+    if hosts == 1:
+        assert (said, asked) == ([], [f"{says[0]}: go on?"])
+    else:
+        assert (said, asked) == (says, ["all 3 are right: go on?"])
 
 
 def test_an_offer_of_fewer_nodes_is_none(there: tuple[Cloud, Context], monkeypatch: pytest.MonkeyPatch) -> None:

@@ -2,15 +2,17 @@
 
 from __future__ import annotations
 
+import base64
 import stat
 from pathlib import Path
 
 import pytest
 
-from gpuops.core.errors import Rejected, Unknown, UsageError
+from gpuops.core.errors import ConnectionLost, Rejected, Unknown, UsageError
 from gpuops.core.models import Intent, Request, ResourceState
 from gpuops.core.provider import Context
 from gpuops.nodes.bootstrap import MachineProbe
+from gpuops.transport import ssh
 from gpuops.transport.ssh import Target
 from provisioners.ssh.host_agent import NodeRecord
 from provisioners.ssh.hosts import HostBook, KnownHost
@@ -70,6 +72,48 @@ def test_what_makes_no_sense_for_hosts_of_ones_own(tmp_path: Path) -> None:
         provisioner(tmp_path).preflight(Request("ssh"))
     assert provisioner(tmp_path).list_owned("0badcafe", []) == []
     assert provisioner(tmp_path).list_owned("0badcafe", ["root@gone"]) == []
+
+
+KEYS = [
+    "ssh-ed25519 " + base64.b64encode(b"\0\0\0\x0bssh-ed25519\0\0\0\x20" + bytes([number]) * 32).decode()
+    for number in range(2)
+]
+
+
+@pytest.fixture
+def refusing(monkeypatch: pytest.MonkeyPatch) -> dict[str, str]:
+    """Hosts that show a key each (the value) and let nobody in."""
+    shown = {"10.0.0.8": KEYS[0], "10.0.0.9": KEYS[1]}
+
+    def refuse(*_: object) -> None:
+        raise ConnectionLost("it lets nobody in", "")
+
+    monkeypatch.setattr(ssh, "resolve_target", lambda typed, **_: Target(typed.split("@")[1], user="me"))
+    monkeypatch.setattr(ssh, "scan_host_key", lambda target, **_: (shown[target.host],))
+    monkeypatch.setattr(ssh, "revoked_keys", lambda *_: ())
+    monkeypatch.setattr(ssh, "connect", refuse)
+    return shown
+
+
+def test_a_key_that_was_accepted_is_kept_although_nobody_gets_in(tmp_path: Path, refusing: dict[str, str]) -> None:
+    both = {"host": ["me@10.0.0.8", "me@10.0.0.9"]}
+
+    def settles(**options: object) -> list[str]:
+        return [one.settle for one in provisioner(tmp_path).preflight(Request("ssh", options={**both, **options}))]
+
+    assert settles() == ["accept-new", "accept-new"]
+    assert settles(**{"accept-new": True}) == ["", ""]
+    assert settles() == ["", ""], "they are known from now on"
+    assert (tmp_path / "ssh" / "known_hosts").read_text() == "".join(
+        f"{name} {key}\n" for name, key in refusing.items()
+    )
+    refusing["10.0.0.9"] = KEYS[0]
+    changed = provisioner(tmp_path).preflight(Request("ssh", options={**both, "accept-new": True}))[1]
+    assert "the host key of me@10.0.0.9 is not the one that is known" in changed.say
+    assert changed.hint == "if the host was set up anew: gpuops reap --forget me@10.0.0.9, then try again"
+    assert provisioner(tmp_path).forget("me@10.0.0.9")
+    assert not provisioner(tmp_path).forget("me@10.0.0.9")
+    assert settles() == ["", "accept-new"]
 
 
 def test_the_book_of_hosts_is_for_our_eyes_and_whole(tmp_path: Path) -> None:
