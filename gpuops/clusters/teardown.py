@@ -45,19 +45,25 @@ def tear_down(ctx: Context, cluster: int, why: str, *, force: bool = False, noti
 
     With `force`, what is on hosts of the user's own and cannot be ended is given up; what is rented never is. `notice`:
     `why` is left for the next command to show.
-    A ledger that cannot be written (a full disk) does not keep anything alive: its error is raised afterwards.
+    A ledger that cannot be written (a full disk) does not keep anything alive: its error is raised afterwards. One that
+    cannot even be read, since another command holds it, does: StillBilling.
     """
     started = ctx.clock.monotonic()
-    row = ctx.ledger.cluster(cluster)
-    if row.state is ClusterState.GONE and not ctx.ledger.resources(cluster):
-        return
+    row = None
     try:
-        ctx.ledger.begin_end(cluster)
+        row = ctx.ledger.cluster(cluster)
+        if row.state is ClusterState.GONE and not ctx.ledger.resources(cluster):
+            return
+        try:
+            ctx.ledger.begin_end(cluster)
+        except LedgerUnwritable as error:
+            ctx.out.say(f"note: {error.message}; {row.name} is ended all the same")
+        provisioner = ctx.provisioner_of(row)
+        with ctx.progress.during(f"ending {row.name}", max(provisioner.gone_s, provisioner.settle_s)):
+            remaining = destroy_cluster(ctx, provisioner, row, force=force)
     except LedgerUnwritable as error:
-        ctx.out.say(f"note: {error.message}; {row.name} is ended all the same")
-    provisioner = ctx.provisioner_of(row)
-    with ctx.progress.during(f"ending {row.name}", max(provisioner.gone_s, provisioner.settle_s)):
-        remaining = destroy_cluster(ctx, provisioner, row, force=force)
+        name = row.name if row else "what was to be ended"
+        raise StillBilling(f"{name} may still be there: {error.message}", error.hint) from error
     forget_cluster(ctx, row)
     bucket.abort_cluster_uploads(ctx, cluster)
     message = f"{why} (took {span(ctx.clock.monotonic() - started)})" if notice else ""

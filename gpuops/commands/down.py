@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
+from contextlib import suppress
 from dataclasses import dataclass
 
 from gpuops.clusters import selection
@@ -237,11 +238,13 @@ def _given_up_error(row: ClusterRow, what: str, why: str) -> NodeError:
 def _save_run(
     ctx: Context, session: ClusterSession, run: RunRow, progress: Progress, failed: list[GpuopsError]
 ) -> DeferredFetch | None:
-    ctx.ledger.set_run(run.id, owner_process=ctx.me)
+    with suppress(LedgerUnwritable):  # as in _end_cluster
+        ctx.ledger.set_run(run.id, owner_process=ctx.me)
     ctx.out.say(f"stopping {run.name} and bringing its results home")
     reports = stop_and_wait(ctx, session, run, "gpuops down")
     hint = f"try again, or give them up: gpuops down {session.row.name} --force"
-    outcome = finish(ctx, run, Agents(session, reports), Policy(progress, ends_nodes=True, retry_hint=hint))
+    policy = Policy(progress, ends_nodes=True, retry_hint=hint, known_cluster=session.row)
+    outcome = finish(ctx, run, Agents(session, reports), policy)
     if outcome.nonsense:
         failed.append(_given_up_error(session.row, run.name, outcome.nonsense))
     if not outcome.deferred_fetch:

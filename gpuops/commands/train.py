@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import dataclasses
 from collections.abc import Callable, Mapping
+from contextlib import suppress
 from dataclasses import dataclass
 
 from gpuops.clusters import creation as clusters
@@ -23,13 +24,13 @@ from gpuops.core.run_models import RunRequest
 from gpuops.core.settings import Settings
 from gpuops.core.signals import HandOver
 from gpuops.core.sink import BucketSink
-from gpuops.ledger.store import RunRow
+from gpuops.ledger.store import LedgerUnwritable, RunRow
 from gpuops.nodes.session import ClusterSession, open_session
 from gpuops.offers import lease_limits
 from gpuops.offers.lease_limits import LeaseLimits
 from gpuops.offers.price_approval import PriceApproval
 from gpuops.runs import retries
-from gpuops.runs.finish import Policy, RunOutcome, finish
+from gpuops.runs.finish import Policy, RunOutcome, finish, latest_row
 from gpuops.runs.launch import launch
 from gpuops.runs.logs.home_tail import Filter, HomeTail, TracebackFilter
 from gpuops.runs.monitor import show_run, tensorboard_command
@@ -137,6 +138,9 @@ def _run_attempt(attempt: RunAttempt) -> JobOutcome:
     elif choice.row is None and not outcome.document.get("detached"):
         ctx.ledger.set_cluster(session.row.id, owner_process=None)
         _say_kept(ctx, session)
+    if outcome.record_again and outcome.finished is not None:
+        with suppress(LedgerUnwritable):  # it was noted before
+            outcome.record_again()
     return outcome
 
 
@@ -192,7 +196,8 @@ def _run_on(attempt: RunAttempt, session: ClusterSession) -> JobOutcome:
     if job.detach:
         return _detach(ctx, session, row, attempt.owns_cluster)
     reports = _follow(ctx, session, prepared, row)
-    run = finish(ctx, ctx.ledger.run(row.id), Agents(session, reports), Policy(attempt.progress, ends_nodes=True))
+    policy = Policy(attempt.progress, ends_nodes=True, known_cluster=session.row)
+    run = finish(ctx, latest_row(ctx, row), Agents(session, reports), policy)
     if run.deferred_fetch:
         run = _fetch_deferred(ctx, session, row, run, run.deferred_fetch, attempt.owns_cluster)
     if attempt.retries.resumed(retries.first_step_time(row)):
@@ -202,6 +207,7 @@ def _run_on(attempt: RunAttempt, session: ClusterSession) -> JobOutcome:
         verdict = dataclasses.replace(run.verdict, hint=run.verdict.hint.removesuffix(RETRIES_HINT))
         run = dataclasses.replace(run, verdict=verdict)
     outcome = _job_outcome(ctx, run)
+    outcome.finished, outcome.record_again = (row.id if run.may_destroy else None), run.record_again
     outcome.loss = retries.find_preemption(row, session.row, run) if job.retries else None
     return outcome
 
@@ -245,7 +251,7 @@ def _fetch_deferred(
     stopped = ctx.signals.count
     if ours:
         ctx.out.say(archive.describe_deferred_fetch(row, session.row.name))
-        if end_cluster(ctx, session, "its run ended"):
+        if end_cluster(ctx, session, "its run ended", row.id):
             return run  # this command and then the guard try to end them first: a fetch may take hours
         if not stopped:
             try:

@@ -25,6 +25,7 @@ from gpuops.runs.outcome.node_report import NodeReport, ReasonKind, lost_report
 from gpuops.runs.results.collect import Agents, Disks
 from gpuops.runs.results.url_renewal import UrlRenewal
 from gpuops.sync.pull_edits import save_cluster_edits
+from gpuops.sync.run_folder import RunHome
 
 POLL_INTERVAL_S = 1.0
 NONSENSE_ATTEMPTS_MAX = 3
@@ -202,6 +203,8 @@ def _finish_run(
     if not _take_run(ctx, run):
         return False  # a command took it while another run was finished
     run = ctx.ledger.run(run.id)  # its owner may have launched it just before it died
+    if _take_over_verdict(ctx, run):
+        return True
     try:
         session = _open_session(ctx, row)
     except NodeError as error:
@@ -216,6 +219,17 @@ def _finish_run(
     finally:
         session.close()
     return reports is not None
+
+
+def _take_over_verdict(ctx: Context, run: RunRow) -> bool:
+    """Whether a run's command brought everything home and told its verdict, but could not write it into the ledger.
+    Its nodes may have ended since, and say nothing any more."""
+    record = RunHome(run.home).read_record()
+    if record is None or record.verdict is None or record.missing != "":
+        return False
+    with suppress(LedgerUnwritable):  # it has nothing left on its nodes
+        ctx.ledger.set_run(run.id, state=RunState.HOME, owner_process=None, ended=record.ended, verdict=record.verdict)
+    return True
 
 
 def _open_session(ctx: Context, row: ClusterRow) -> ClusterSession:

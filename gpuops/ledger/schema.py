@@ -63,6 +63,13 @@ def is_damage(error: Exception) -> bool:
 
 
 def unwritable(path: Path, error: Exception) -> LedgerUnwritable:
+    if getattr(error, "sqlite_errorcode", 0) & 0xFF in (sqlite3.SQLITE_BUSY, sqlite3.SQLITE_LOCKED):
+        held = LedgerUnwritable(
+            f"another command holds the ledger {path}: {error}",
+            f"end it, or wait until it has ended (`lsof {path}` names it)",
+        )
+        held.exit_code = LocalDisk.exit_code  # nothing was typed wrongly
+        return held
     found = LedgerUnwritable(
         f"the ledger {path} cannot be used: {error}",
         "check the folder's permissions and free space, or set GPUOPS_HOME",

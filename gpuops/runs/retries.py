@@ -253,6 +253,10 @@ class JobOutcome:
     """What that cluster has cost, in $."""
     error: MachineGone | None = None
     """Where they ended before there was a run."""
+    finished: int | None = None
+    """The run's number in the ledger, where its machines hold nothing of it any more."""
+    record_again: Callable[[], None] | None = None
+    """As in `RunOutcome`."""
 
 
 Attempt = Callable[[LeaseLimits, str | None], JobOutcome]

@@ -60,7 +60,7 @@ def test_a_ledger_that_cannot_be_written_is_said_and_keeps_nobody_from_looking(
     for words in (("runs",), ("status",), ("down",), ("reap",)):
         said = desk.type(*words)
         assert said.code == 0
-        assert said.err.startswith(f"note: the ledger {desk.home / 'ledger.db'} cannot be used: database is locked\n")
+        assert said.err.startswith(f"note: another command holds the ledger {desk.home / 'ledger.db'}: database is locked\n")
     ledger.db.execute("ROLLBACK")
     ledger.close()
     assert "something happened" in desk.type("runs").err
@@ -77,8 +77,8 @@ def test_a_ledger_that_cannot_be_read_is_a_sentence(
         said = desk.type(*words)
         db.execute("ROLLBACK")
     db.close()
-    assert said.code == 2
-    assert f"error: the ledger {desk.home / 'ledger.db'} cannot be used: database is locked\n" in said.err
+    assert said.code == 4
+    assert f"error: another command holds the ledger {desk.home / 'ledger.db'}: database is locked\n" in said.err
     assert not list(desk.home.glob("bug-*"))
 
 

@@ -25,7 +25,7 @@ from gpuops.offers.price_approval import PriceApproval
 from gpuops.runs.finish import RunOutcome
 from gpuops.runs.retries import RetryState
 
-ROW = cast("Any", SimpleNamespace(name="r-1", facts=RunFacts(bucket={"place": "s3://results/lab/r-1"})))
+ROW = cast("Any", SimpleNamespace(id=1, name="r-1", facts=RunFacts(bucket={"place": "s3://results/lab/r-1"})))
 LIVE = cast("Any", SimpleNamespace(row=SimpleNamespace(name="lab")))
 END = cast("Any", object())
 """What is known before that."""
