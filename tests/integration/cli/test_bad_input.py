@@ -60,7 +60,9 @@ def test_a_ledger_that_cannot_be_written_is_said_and_keeps_nobody_from_looking(
     for words in (("runs",), ("status",), ("down",), ("reap",)):
         said = desk.type(*words)
         assert said.code == 0
-        assert said.err.startswith(f"note: another command holds the ledger {desk.home / 'ledger.db'}: database is locked\n")
+        assert said.err.startswith(
+            f"note: another command holds the ledger {desk.home / 'ledger.db'}: database is locked\n"
+        )
     ledger.db.execute("ROLLBACK")
     ledger.close()
     assert "something happened" in desk.type("runs").err
