@@ -13,6 +13,7 @@ import threading
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any, TypeVar, cast
 
+from gpuops.core.account_variables import AccountVariables
 from gpuops.core.errors import GpuopsError, Partial, Unknown
 from gpuops.core.models import Intent, Journal, Offer, Option, Payer, Problem, Request, Resource, ResourceState
 from gpuops.core.quota import Quota, QuotaIncrease, QuotaReport
@@ -38,6 +39,9 @@ class CheckedProvisioner:
         self.name = inner.name
         self.capabilities: Mapping[str, bool | str] = dict(inner.capabilities)
         self.options: Sequence[Option] = tuple(inner.options)
+        declared = declared_variables(inner)
+        self.credentials: Sequence[str] = declared.credentials
+        self.surroundings: Sequence[str] = declared.surroundings
         self.settle_s = float(inner.settle_s)
         self.gone_s = float(inner.gone_s)
 
@@ -144,6 +148,11 @@ class CheckedProvisioner:
             raise Unknown(
                 f"{self.name} did not answer within {self._limit_s:.0f} s", "check the network, try again"
             ) from None
+
+
+def declared_variables(one: object) -> AccountVariables:
+    """The account's variables that a provisioner, its class or its factory declares; none where it declares none."""
+    return AccountVariables(tuple(getattr(one, "credentials", ())), tuple(getattr(one, "surroundings", ())))
 
 
 class CallTimeout(Exception):

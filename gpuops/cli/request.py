@@ -172,7 +172,7 @@ def parse_environment(words: Sequence[str], environ: Mapping[str, str]) -> dict[
                 f"--env {name} cannot be set: it tells each process of the run which one it is",
                 "leave it out; --nodes and --gpus say how many there are",
             )
-        if name in KEYS:
+        if name in KEYS or name in _other_credentials():
             raise UsageError(
                 f"--env {name} would write a provider's key down with the run",
                 f"where the run needs it: --secret {name}, which is written nowhere",
@@ -181,6 +181,12 @@ def parse_environment(words: Sequence[str], environ: Mapping[str, str]) -> dict[
             raise UsageError(f"--env {name}: {name} is not set here", f"set it, or write --env {name}=VALUE")
         values[name] = value if equals else environ[name]
     return values
+
+
+def _other_credentials() -> set[str]:
+    from provisioners import registry
+
+    return registry.other_credentials()
 
 
 def find_key_like_values(values: Mapping[str, str]) -> dict[str, str]:

@@ -47,6 +47,6 @@ def status(
     refusals = guard_heartbeat.read_refusals(ctx.home, ctx.ledger.list_guarded())
     for provider, refusal in refusals.items():
         ctx.out.say(f"note: the guard cannot end what is rented at {provider}: {refusal['say']}")
-        ctx.out.say(f"hint: {refusal['hint']}; then type `gpuops status` again: the guard takes over new ones")
+        ctx.out.say(f"hint: {refusal['hint']}; {guard_heartbeat.describe_renewal(provider)}")
     document = {"clusters": [dataclasses.asdict(cluster) for cluster in clusters], "guard_refused": refusals}
     ctx.out.result("status", document, cluster_lines(clusters, width))

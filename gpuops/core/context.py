@@ -52,7 +52,7 @@ class Context:
     provisioners: dict[object, LoadedProvisioner] = field(default_factory=dict, repr=False)
     """Those that were asked for, by name: one connection to a provider serves the whole command."""
     dotenv: Mapping[str, str] = field(default_factory=dict, repr=False)
-    """Keys to providers in the project's `.env`."""
+    """`Settings.dotenv` of the project; a provisioner is handed what it declares as its credentials."""
 
     @cached_property
     def ledger(self) -> Ledger:
@@ -94,26 +94,29 @@ class Context:
         Of a cluster of which that was not noted, a key of `.env` goes before all that is not exported.
         """
         from gpuops.core.models import DOTENV
-        from gpuops.core.settings import dotenv_values, keys_for, with_keys
+        from gpuops.core.settings import dotenv_values, select, with_keys
 
-        keys = keys_for(row.provider, self.dotenv if row.folder == self.folder else dotenv_values(row.folder))
+        names = self.provisioner(row.provider).credentials
+        here = select(self.dotenv, names)
+        keys = here if row.folder == self.folder else dotenv_values(row.folder, names)
         source = row.payer and row.payer.source
         ahead = bool(keys) and source in (None, DOTENV) and source != self._source(row.provider)
-        if not ahead and keys == keys_for(row.provider, self.dotenv):
+        if not ahead and keys == here:
             return self.provisioner(row.provider)
-        env = with_keys(self.env, keys, insist=source == DOTENV) if ahead else self.env
+        env = with_keys(self.env, keys, names, insist=source == DOTENV) if ahead else self.env
         return self._load((row.provider, row.folder, source), row.provider, env, keys)
 
     def from_dotenv(self, name: str) -> LoadedProvisioner | None:
         """The provisioner with the key that the project's `.env` has for it; None where there is none, or where it is
         the first there is anyhow. Raises UsageError."""
         from gpuops.core.models import DOTENV
-        from gpuops.core.settings import keys_for, with_keys
+        from gpuops.core.settings import select, with_keys
 
-        keys = keys_for(name, self.dotenv)
+        names = self.provisioner(name).credentials
+        keys = select(self.dotenv, names)
         if not keys or self._source(name) == DOTENV:
             return None
-        return self._load((name, DOTENV), name, with_keys(self.env, keys, insist=True), keys)
+        return self._load((name, DOTENV), name, with_keys(self.env, keys, names, insist=True), keys)
 
     def _source(self, name: str) -> str | None:
         """Where the first key for a provider comes from; None where it does not say. Sends no request."""

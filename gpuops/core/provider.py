@@ -74,7 +74,7 @@ class Context:
     env: Mapping[str, str]
     """The real environment, and settings of `.env` that choose no account (a region)."""
     dotenv: Mapping[str, str] = field(default_factory=dict, repr=False)
-    """Keys to providers in the project's `.env`: the last place to look in (`credential`)."""
+    """What the project's `.env` holds of the provisioner's `credentials`: the last place to look in (`credential`)."""
     clock: Clock = field(default_factory=Clock, repr=False)
     """What its waits and deadlines are counted with."""
 
@@ -104,6 +104,15 @@ class Provisioner(Protocol):
     settle_s: float
     """For how many seconds `list_owned` and `describe` may not yet know what `create` has made; 0 where they
     know at once. So long is looked again before a lost answer counts as `nothing was made`."""
+    credentials: Sequence[str]
+    """Names of the variables with the keys to one account, which belong together (`Context.credential`). A project's
+    `.env` may hold them, the guard of a cluster keeps those that it was rented with, and others take their place where
+    they are refused. An attribute of the class, or of the factory where that is a function: read before it is called.
+    No name begins with `GPUOPS_`."""
+    surroundings: Sequence[str]
+    """Names of variables that choose the account or the address that a key is sent to, and are no secret (a profile, an
+    endpoint). They are read from the real environment alone: a project must not move its user into another account.
+    An attribute as `credentials` is."""
     gone_s: float
     """How many seconds the end of a cluster may take at this provider, first `destroy` to empty list."""
 

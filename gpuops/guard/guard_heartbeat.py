@@ -18,18 +18,17 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from gpuops.core.account_variables import AccountVariables
 from gpuops.core.errors import AuthFailed
 from gpuops.core.files import write_atomic
 from gpuops.core.processes import Identity, myself
-from gpuops.core.settings import ACCOUNTS, KEYS
+from provisioners import registry
 
 if TYPE_CHECKING:
     from gpuops.ledger.store import ClusterRow
 
 
 FOLDER = "guards"
-ACCOUNT_VARIABLES = (*KEYS, "AWS_PROFILE", "AWS_CONFIG_FILE", "AWS_SHARED_CREDENTIALS_FILE")
-"""The variables that choose an account; others of a provider only say where it is asked."""
 BEAT_INTERVAL_S = 10.0
 STALE_S = 120.0
 """Many times longer than a round takes, also on a busy machine: a guard whose last one is older hangs."""
@@ -66,10 +65,11 @@ def lock_path(home: Path, cluster: int) -> Path:
 
 def fingerprints(provider: str, environ: Mapping[str, str]) -> dict[str, str]:
     """What tells one account from another, and from which no key can be made again."""
+    declared = registry.account_variables(provider)
     return {
         name: hashlib.sha256(environ[name].encode(errors="replace")).hexdigest()[:12]
-        for name in ACCOUNTS.get(provider, ())
-        if name in ACCOUNT_VARIABLES and environ.get(name)
+        for name in (*declared.credentials, *declared.surroundings)
+        if environ.get(name)
     }
 
 
@@ -126,12 +126,20 @@ def must_be_replaced(home: Path, row: ClusterRow, environ: Mapping[str, str], no
     last = read(home, row.id)
     if last is None or not last.process.alive():
         return False  # the process that holds the lock has just started
-    if not last.has_begun:
+    refused = row.provider in read_refusals(home, [row])
+    needless = last.keys == last.rented and not refused  # most often: no provider is imported for it
+    if last.is_stale(now) or not last.has_begun or needless:
         return last.is_stale(now)
     keys = fingerprints(row.provider, environ)
     returned = keys == last.rented != last.keys
-    renewed = row.provider in read_refusals(home, [row]) and any(last.keys.get(name) != keys[name] for name in keys)
-    return last.is_stale(now) or returned or renewed
+    return returned or (refused and any(last.keys.get(name) != keys[name] for name in keys))
+
+
+def describe_renewal(provider: str) -> str:
+    """What to type once there are other keys than those that a provider refuses."""
+    if registry.account_variables(provider) == AccountVariables():
+        return "then end it yourself, `gpuops down NAME`: the guard keeps those that it has"
+    return "then type `gpuops status` again: the guard takes over new ones"
 
 
 def kill_guard(home: Path, cluster: int) -> None:

@@ -13,6 +13,7 @@ from contextlib import suppress
 from functools import partial
 from typing import Any
 
+from gpuops.core.account_variables import OURS
 from gpuops.core.errors import AuthFailed, ProviderError, QuotaExceeded, Rejected, Unknown
 from gpuops.core.models import Intent, Journal, Offer, Option, Payer, Problem, Request, Resource, ResourceState
 from gpuops.core.quota import Quota, QuotaIncrease, QuotaReport
@@ -56,6 +57,8 @@ class AwsProvisioner:
         "shares_disk": "a machine has its own disk",
     }
     options: Sequence[Option] = options.OPTIONS
+    credentials: Sequence[str] = OURS["aws"].credentials
+    surroundings: Sequence[str] = OURS["aws"].surroundings
     settle_s = 60.0
     gone_s = 1800.0  # shutting down took 19 minutes (field report, packer-plugin-amazon #682)
 

@@ -10,6 +10,7 @@ import dataclasses
 from collections.abc import Mapping, Sequence
 from typing import Any
 
+from gpuops.core.account_variables import OURS
 from gpuops.core.errors import AuthFailed, NoCapacity, Rejected, UsageError
 from gpuops.core.models import Intent, Journal, Offer, Option, Payer, Problem, Request, Resource
 from provisioners import keys
@@ -38,6 +39,8 @@ class RunpodProvisioner:
         "shares_disk": "a pod has its own disk",
     }
     options: Sequence[Option] = options.OPTIONS
+    credentials: Sequence[str] = OURS["runpod"].credentials
+    surroundings: Sequence[str] = OURS["runpod"].surroundings
     settle_s = 45.0
     gone_s = 120.0
 

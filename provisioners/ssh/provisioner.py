@@ -13,6 +13,7 @@ from collections.abc import Callable, Mapping, Sequence
 from functools import partial
 from typing import TypeVar
 
+from gpuops.core.account_variables import OURS
 from gpuops.core.errors import (
     ConnectionLost,
     GpuopsError,
@@ -72,6 +73,8 @@ class SshProvisioner:
         Option("identity", "The private key to log in with.", "path"),
         Option("accept-new", "Trust the key of a host that was never met before.", "bool", default=False),
     )
+    credentials: Sequence[str] = OURS["ssh"].credentials
+    surroundings: Sequence[str] = OURS["ssh"].surroundings
     settle_s = 0.0
     gone_s = 60.0
 

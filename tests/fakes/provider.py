@@ -89,6 +89,8 @@ class Scripted:
     contract = CONTRACT
     name = NAME
     options: Sequence[Option] = (Option("tier", "How good.", "str"),)
+    credentials: Sequence[str] = ("SCRIPTED_KEY",)
+    surroundings: Sequence[str] = ("SCRIPTED_URL",)
 
     def __init__(self, context: contract.Context) -> None:
         self.folder = Path(context.env["SCRIPTED"])

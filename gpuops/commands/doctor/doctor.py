@@ -21,7 +21,7 @@ from gpuops.core.provider import has_capability, is_rented
 from gpuops.ledger.store import ClusterRow
 from gpuops.nodes.python import own_pythons
 from gpuops.nodes.session import nodes_of, open_programs
-from gpuops.offers.billing_account import KEY_ORDER, find_payer, refuse_tracked
+from gpuops.offers.billing_account import KEY_ORDER, find_payer, refuse_dotenv
 from gpuops.transport.connect import connect
 from gpuops.transport.connection import ProcessConnection
 from provisioners import registry
@@ -82,7 +82,7 @@ def _payer_findings(ctx: Context, request: Request, *, named: bool) -> list[Find
     notes = [note("account", f"what is rented here: {paid}", f"keys are looked for in this order: {KEY_ORDER}")]
     found = notes if paid else []
     try:
-        refuse_tracked(ctx.folder)
+        refuse_dotenv(ctx, request.provider)
     except UsageError as refused:
         found.append(error(SETUP, refused.message, refused.hint))
     return found

@@ -15,7 +15,7 @@ from typing import Any
 import pytest
 
 from gpuops.core.errors import AuthFailed, NotSetUp, UsageError
-from gpuops.core.settings import load, surroundings
+from gpuops.core.settings import KEYS, load, surroundings
 from gpuops.ledger.store import Ledger
 from gpuops.offers import billing_account as payers
 from provisioners.aws import account as aws_access
@@ -133,10 +133,10 @@ def test_another_spelling_is_the_same_file(tmp_path: Path) -> None:
     """As on file systems that take `.ENV` for `.env`; here by a second name."""
     dotenv(tmp_path, {"RUNPOD_API_KEY": "k"})
     os.link(tmp_path / ".env", tmp_path / ".ENV")
-    payers.refuse_tracked(tmp_path)
+    payers.refuse_tracked(tmp_path, KEYS)
     track(tmp_path, ".ENV")
     with pytest.raises(UsageError, match="git tracks that file"):
-        payers.refuse_tracked(tmp_path)
+        payers.refuse_tracked(tmp_path, KEYS)
 
 
 # ---- looking and ending go on, in the account that was rented in

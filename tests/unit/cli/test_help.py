@@ -94,8 +94,8 @@ def test_a_providers_own_options_are_checked(moon: Desk, words: list[str], say: 
 
 
 def test_every_variable_that_is_read_is_explained() -> None:
-    from gpuops.core.settings import FROM_DOTENV, FROM_ENVIRONMENT
+    from gpuops.core.settings import FROM_DOTENV, FROM_ENVIRONMENT, KEYS
 
     example = (Path(__file__).parents[3] / ".env.example").read_text()
-    assert set(re.findall(r"^# ([A-Z_]+)=", example, re.M)) == {*FROM_DOTENV, *FROM_ENVIRONMENT}
+    assert set(re.findall(r"^# ([A-Z_]+)=", example, re.M)) == {*FROM_DOTENV, *FROM_ENVIRONMENT, *KEYS}
     assert os.linesep.join(line for line in example.splitlines() if not line.startswith("#")).strip() == ""

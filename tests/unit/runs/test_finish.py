@@ -7,7 +7,7 @@ import json
 import os
 import threading
 import time
-from collections.abc import Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from typing import Any, cast
 
 import pytest
@@ -37,6 +37,10 @@ from tests.conftest import HANG_S, until
 
 REQUEST = RunRequest(kind="command", mode="run", nodes=1, gpus=None, argv=("true",))
 DEAD = Identity(2**22 + 1, 1.0)
+
+
+def _provider(describe: Callable[[Resource], Resource]) -> Any:
+    return type("Provider", (), {"describe": staticmethod(describe), "credentials": ()})()
 
 
 def a_cluster(world: Context, *, created: float, ephemeral: bool = False) -> ClusterRow:
@@ -190,7 +194,7 @@ def test_a_machine_that_goes_while_its_results_are_fetched(
         there = machine.id != "1" or seen.count("1") < looks
         return machine if there else dataclasses.replace(machine, data={"reclaimed": True})
 
-    world.provisioners["local"] = cast(Any, type("Provider", (), {"describe": staticmethod(describe)})())
+    world.provisioners["local"] = _provider(describe)
     fetched = Fetched(1)
     monkeypatch.setattr("gpuops.runs.results.collect._run_final_fetch", fetched)
     cluster = a_cluster(world, created=time.time())
@@ -220,7 +224,7 @@ def test_a_virtual_node_that_ends_while_its_results_are_fetched(
         raise NodeRefused("this node has ended: it was ended", "start a new one", "ended")
 
     monkeypatch.setattr("gpuops.nodes.session.contact_node", refuse)
-    world.provisioners["local"] = cast(Any, type("Provider", (), {"describe": staticmethod(lambda machine: machine)})())
+    world.provisioners["local"] = _provider(lambda machine: machine)
     fetched = Fetched(1)
     monkeypatch.setattr("gpuops.runs.results.collect._run_final_fetch", fetched)
     cluster = a_cluster(world, created=time.time())
@@ -273,8 +277,7 @@ def test_what_a_machine_kept_before_it_went_comes_home_though_it_had_answered(
 
     monkeypatch.setattr("gpuops.sync.archive.fetch_archives", bring)
     monkeypatch.setattr("gpuops.runs.results.collect._run_final_fetch", Fetched(0))
-    ended = type("Provider", (), {"describe": lambda _, machine: dataclasses.replace(machine, state="ended")})()
-    world.provisioners["local"] = cast("Any", ended)
+    world.provisioners["local"] = _provider(lambda machine: dataclasses.replace(machine, state="ended"))
     cluster, row, said = a_reclaimed_run(world)
     machine = Resource("machine", "0", "", "m-0", True, state="running")
     end = conclude(world, ClusterSession(cluster, [machine], cast("Any", [Keeping("copying")])), row, {0: said})
