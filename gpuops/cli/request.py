@@ -13,6 +13,7 @@ from typing import Any, NoReturn, TypeVar
 
 from gpuops.cli.errors import NEAR
 from gpuops.cli.flags import LaunchFlags, MachineFlags, fill_from_table, flag_types
+from gpuops.cli.host_files import machines_of
 from gpuops.core.context import Context
 from gpuops.core.errors import UsageError
 from gpuops.core.models import Option, Request
@@ -119,15 +120,17 @@ def _add_option(parser: argparse.ArgumentParser, option: Option) -> None:
     if option.type == "bool":
         parser.add_argument(flag, dest=option.name, action="store_true", default=option.default)
     elif option.type == "lines":
-        parser.add_argument(flag, dest=option.name, type=partial(_read_lines, option.name), default=option.default)
+        parser.add_argument(flag, dest=option.name, type=partial(_read_lines, option), default=option.default)
     elif option.type == "list":
         parser.add_argument(flag, dest=option.name, action="append", default=option.default)
     else:
         parser.add_argument(flag, dest=option.name, type=_value_parser(option), default=option.default)
 
 
-def _read_lines(name: str, path: str) -> list[str]:
-    """The lines of a file without comments and empty lines. Raises UsageError."""
+def _read_lines(option: Option, path: str) -> list[str]:
+    """The lines of a file without comments and empty lines; the machines that they name, where the option names some.
+    Raises UsageError."""
+    name = option.name
     try:
         text = typed_path(f"--{name}", path, Path()).read_text(encoding="utf-8-sig")
     except (OSError, UnicodeDecodeError) as error:
@@ -136,7 +139,7 @@ def _read_lines(name: str, path: str) -> list[str]:
     lines = [line.partition("#")[0].strip() for line in text.splitlines()]
     if not any(lines):
         raise UsageError(f"--{name} {path} names nothing", "write one of them a line")
-    return [line for line in lines if line]
+    return machines_of(lines) if option.counts else [line for line in lines if line]
 
 
 def _value_parser(option: Option) -> Callable[[str], Any]:

@@ -69,7 +69,7 @@ class SshProvisioner:
         Option(
             "host", "A host: user@address:port, or a name from your ~/.ssh/config. Repeatable.", "list", counts=True
         ),
-        Option("hosts", "A file with a host a line.", "lines", counts=True),
+        Option("hosts", "A file with a host a line, such as $PBS_NODEFILE or a hostfile of MPI.", "lines", counts=True),
         Option("identity", "The private key to log in with.", "path"),
         Option("accept-new", "Trust the key of a host that was never met before.", "bool", default=False),
     )
