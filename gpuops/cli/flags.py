@@ -128,6 +128,14 @@ class LaunchFlags:
         float | None,
         _option("How long rented nodes wait for this computer to fetch the results after the run.", metavar="HOURS"),
     ] = None
+    join_timeout: Annotated[
+        float | None,
+        _option(
+            "How long a run in which no rank joins the others may print nothing and stand idle before it ends; "
+            "0: for ever. Without it: 30.",
+            metavar="MIN",
+        ),
+    ] = None
     sink: Annotated[
         str | None,
         _option(

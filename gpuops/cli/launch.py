@@ -26,6 +26,7 @@ from gpuops.cli.request import (
     machine_request,
     parse_environment,
     parse_grace,
+    parse_join_timeout,
     parse_provider_options,
 )
 from gpuops.core.context import Context
@@ -156,6 +157,7 @@ def complete_request(ctx: Context, request: RunRequest, flags: LaunchFlags) -> R
         resume=flags.resume,
         setup=flags.setup,
         hold_s=parse_grace(flags.grace),
+        join_timeout_s=parse_join_timeout(flags.join_timeout),
         sink=sinks.parse_sink(flags.sink) if flags.sink else None,
     )
     if request.workload:

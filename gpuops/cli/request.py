@@ -18,6 +18,7 @@ from gpuops.core.context import Context
 from gpuops.core.errors import UsageError
 from gpuops.core.models import Option, Request
 from gpuops.core.names import did_you_mean
+from gpuops.core.run_models import RunRequest
 from gpuops.core.settings import KEYS, Settings
 from gpuops.core.typed_paths import typed_path
 from gpuops.offers.lease_limits import LeaseLimits, parse_span
@@ -231,6 +232,17 @@ def parse_grace(hours: float | None) -> float | None:
     if hours is not None and not 0 < hours <= LIMIT_MAX:
         raise UsageError(f"--grace {hours:g} is no time to wait", "--grace takes hours, a number above 0")
     return None if hours is None else hours * 3600
+
+
+def parse_join_timeout(minutes: float | None) -> float | None:
+    """`--join-timeout` in seconds; None: no end. Raises UsageError for a number that is no length of time."""
+    if minutes is None:
+        return RunRequest.join_timeout_s
+    if not 0 <= minutes <= LIMIT_MAX:
+        raise UsageError(
+            f"--join-timeout {minutes:g} is no time to wait", "--join-timeout takes minutes, a number from 0 (for ever)"
+        )
+    return minutes * 60 or None
 
 
 def launch_flags(settings: Settings, table: str, flags: LaunchFlags) -> LaunchFlags:

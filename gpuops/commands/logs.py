@@ -232,7 +232,7 @@ def _follow_lines(ctx: Context, session: ClusterSession, row: RunRow, tail: Home
     following, remarks = follow_with_remarks(ctx, session, row)
     while not following.watch(POLL_INTERVAL_S):
         _print_new(ctx, tail, first)
-        remarks.poll()
+        remarks.poll(cut_off=following.is_cut_off)
         if ctx.ledger.run(row.id).state is RunState.HOME:  # another process has finished it
             following.quit()
             break

@@ -123,6 +123,8 @@ def node_specs(
         "outs": list(request.outs),
         "grace_s": request.grace_s,
     }
+    if torchrun and request.join_timeout_s is not None:
+        shared["join_timeout_s"] = request.join_timeout_s
     if request.hold_s is not None:
         shared["hold_s"] = request.hold_s
     if sink := sinks.spec_document(request, run):

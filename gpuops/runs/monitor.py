@@ -20,6 +20,7 @@ from gpuops.core.errors import Interrupted
 from gpuops.core.format import plural, span
 from gpuops.core.polling import Clock, Poller
 from gpuops.core.reporting import Silent
+from gpuops.core.run_models import RunRequest
 from gpuops.core.signals import HandOver
 from gpuops.ledger.store import RunRow
 from gpuops.nodes.session import ClusterSession
@@ -30,6 +31,7 @@ from gpuops.runs.logs.home_tail import Filter, HomeTail
 from gpuops.runs.logs.lines import STREAM
 from gpuops.runs.results.collect import fetch_now
 from gpuops.runs.results.url_renewal import UrlRenewal
+from gpuops.runs.script_check import command_to_start_once
 from gpuops.sync.run_folder import RunHome
 
 LIVE_FETCH_INTERVAL_S = 10.0
@@ -93,7 +95,8 @@ class LiveFetch:
 class Remarks:
     """Remarks about one run that is followed.
 
-    Any thread may call `handle_log_bytes`, only one the other methods. `inspect_command` shows what node0 does.
+    Any thread may call `handle_log_bytes`, only one the other methods. `inspect_command` shows what node0 does;
+    `unjoined` is what is said once where no rank joins the others.
     """
 
     def __init__(
@@ -103,8 +106,12 @@ class Remarks:
         folder: Path,
         inspect_command: str,
         clock: Clock,
+        unjoined: str = "",
     ) -> None:
         self._say = say
+        self._unjoined = unjoined
+        self._has_joined = False
+        """Whether a rank of any node was seen to join the others."""
         self._home = home
         self._folder = folder
         self._inspect_command = inspect_command
@@ -125,10 +132,19 @@ class Remarks:
         """Take bytes of a stream from the Follower (a `follow.OnBytes`)."""
         if stream == NODE_EVENTS:
             *lines, self._partial_lines[node] = (self._partial_lines.get(node, b"") + data).split(b"\n")
-            self._notices += filter(None, map(self._describe_new_notice, lines))
+            self._notices += filter(None, map(self._describe_event, lines))
         if STREAM.fullmatch(stream):
             with self._lock:
                 self._last_output_at = self._clock.monotonic()
+
+    def _describe_event(self, line: bytes) -> str:
+        kind = event_kind(line)
+        if kind == "joined":
+            self._has_joined = True
+        if kind == "unjoined" and not self._has_joined:
+            say, self._unjoined = self._unjoined, ""
+            return say
+        return self._describe_new_notice(line)
 
     def _describe_new_notice(self, line: bytes) -> str:
         say, at = describe_notice(line)
@@ -138,10 +154,13 @@ class Remarks:
             self._announced_ends += [at] if at is not None else []
         return say
 
-    def poll(self) -> None:
-        """Make the remarks that are due."""
+    def poll(self, *, cut_off: bool = False) -> None:
+        """Make the remarks that are due. `cut_off`: a node cannot be heard now, which is another thing than silence."""
         self.say_notices()
         now = self._clock.monotonic()
+        if cut_off:
+            with self._lock:
+                self._last_output_at = now
         self._remark_on_silence(now)
         if now - self._last_board_search >= BOARD_POLL_INTERVAL_S and not self._has_announced_board:
             self._last_board_search = now
@@ -164,6 +183,27 @@ class Remarks:
         """Say what the nodes have announced since the last call. Also called after the end of the run."""
         while self._notices:
             self._say(self._notices.pop(0))
+
+
+def event_kind(line: bytes) -> str:
+    """What a line of a node's events tells of; empty for one that was cut off."""
+    from gpuops.transport import validation
+
+    event = validation.parse_event(line)
+    return event.event if event else ""
+
+
+def describe_unjoined(request: RunRequest) -> str:
+    """What is said where no rank joins the others; empty for our own programs, which do."""
+    if request.kind != "torchrun" or request.workload:
+        return ""
+    ends = ""
+    if request.join_timeout_s is not None:
+        ends = f"; after {request.join_timeout_s / 60:g} min without a line and without work it ends (--join-timeout)"
+    return (
+        "no rank has joined the others yet: the program still imports or prepares, or it starts its own processes, "
+        f"and then is for {command_to_start_once(request)}{ends}"
+    )
 
 
 def describe_notice(line: bytes) -> tuple[str, float | None]:
@@ -222,7 +262,7 @@ def show_run(ctx: Context, session: ClusterSession, row: RunRow, tail: HomeTail)
                 show(close_at_first_line(until_first_line, tail.new(until=has_ended)))
                 live_fetch.poll()
                 renewal.poll()
-                remarks.poll()
+                remarks.poll(cut_off=follower.is_cut_off)
     except HandOver:
         follower.quit()
         raise
@@ -281,7 +321,9 @@ def close_at_first_line(until_first_line: ExitStack, lines: Iterator[str]) -> It
 def follow_with_remarks(ctx: Context, session: ClusterSession, row: RunRow) -> tuple[Follower, Remarks]:
     """Start to follow a run to its end, with remarks about it."""
     command = busy_command(session.row.name, gpus=any(session.gpus()))
-    remarks = Remarks(ctx.out.say, RunHome(row.home), ctx.folder, command, ctx.clock)
+    remarks = Remarks(
+        ctx.out.say, RunHome(row.home), ctx.folder, command, ctx.clock, describe_unjoined(request_of(row))
+    )
     follower = make_follower(ctx, session, row, remarks.handle_log_bytes, ctx.out.say)
     follower.start()
     return follower, remarks

@@ -50,12 +50,17 @@ def check_script(request: RunRequest, tree: upload.Tree, allow: Sequence[str] = 
         return  # compiled, or an archive: Python runs these, too
     module = _parse(path, source)
     if module is not None and not _runs_alone(request) and starts_its_ranks(module):
-        program = ["-m", request.module] if request.module is not None else [path]
         raise UsageError(
             f"{path} starts its own processes, and torchrun would start it once for each rank: they would never meet",
-            f"start it once: {shlex.join(['gpuops', 'run', '--', 'python', *program, *request.argv])}"
+            f"start it once: {command_to_start_once(request)}"
             f" (if it can be a rank of torchrun's after all: --send-anyway {shlex.quote(path)})",
         )
+
+
+def command_to_start_once(request: RunRequest) -> str:
+    """The line to type for a program that starts its own ranks."""
+    program = ["-m", request.module] if request.module is not None else [request.script or ""]
+    return shlex.join(["gpuops", "run", "--", "python", *program, *request.argv])
 
 
 def _refuse_unsent(script: str, tree: upload.Tree) -> None:

@@ -27,6 +27,8 @@ class ReasonKind(StrEnum):
     LEASE = "lease"
     PREEMPTED = "reclaim"
     """The provider announced that it takes a machine back."""
+    UNJOINED = "unjoined"
+    """No rank had joined the others, and the run stood idle."""
     END = "end"
     """The node was ended under the run."""
     AGENT = "agent"

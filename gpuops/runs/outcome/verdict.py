@@ -37,6 +37,10 @@ SEPARATE_RANKS_HINT = (
     "check that the script calls `torch.distributed.init_process_group` on this kind of machine; "
     "one that starts its ranks itself is for `gpuops run -- python SCRIPT`"
 )
+UNJOINED_HINT = (
+    "a script that starts its ranks itself is for `gpuops run -- python SCRIPT`; one that prepares for longer is given "
+    "the time: --join-timeout MIN"
+)
 QUOTED_CHARS = 100
 """How much of a program's last line is quoted, in characters."""
 RETRIES_HINT = "; with `--retries 2` it would have gone on by itself"
@@ -115,6 +119,10 @@ def _ended_from_outside(reports: Sequence[NodeReport], again: str) -> tuple[Node
             return report, Verdict(
                 VerdictOutcome.LOST, NODE_FAILED, f"node{report.node} was ended under the run", again, node=report.node
             )
+    for report in by_end:
+        if report.kind == ReasonKind.UNJOINED:
+            say = f"{report.reason.say}: the run was ended"
+            return report, Verdict(VerdictOutcome.UNFORMED, FAILED, say, UNJOINED_HINT, node=report.node)
     for report in by_end:
         if report.outcome is Outcome.STOPPED and report.kind != ReasonKind.GANG:
             return report, Verdict(VerdictOutcome.STOPPED, STOPPED, "the run was stopped before its end", again)

@@ -116,6 +116,8 @@ ROWS = [
     Row("nodes: 0", (*TRAIN, "--nodes", "0"), "--nodes 0 is too few", "--nodes takes a number from 1"),
     Row("nodes of up: 0", ("up", "local", "--nodes", "0"), "--nodes 0 is too few", "--nodes takes a number from 1"),
     Row("gpus: -1", (*TRAIN, "--gpus", "-1"), "--gpus -1 is too few", "--gpus takes a number from 1"),
+    Row("join timeout: -1", (*TRAIN, "--join-timeout", "-1"), "--join-timeout -1 is no time to wait",
+        "--join-timeout takes minutes, a number from 0 (for ever)"),
     Row("hours: -1", ("up", "local", "--max-hours", "-1"), "--max-hours -1 is no limit that can be kept",
         "--max-hours takes a number above 0"),
     Row("hours: many", ("up", "local", "--max-hours", "many"), "--max-hours takes a number, not 'many'",

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 import io
 import json
 from pathlib import Path
@@ -11,10 +12,11 @@ import pytest
 from gpuops.cli.terminal.output import Output
 from gpuops.core import polling
 from gpuops.core.context import Context
+from gpuops.core.run_models import RunRequest
 from gpuops.nodes.session import ClusterSession
 from gpuops.runs.logs.home_tail import HomeTail
 from gpuops.runs.logs.lines import LineMerger
-from gpuops.runs.monitor import Remarks, busy_command, show_run, tensorboard_command
+from gpuops.runs.monitor import Remarks, busy_command, describe_unjoined, show_run, tensorboard_command
 from gpuops.sync.run_folder import RunHome
 from tests.unit.runs.test_finish import a_cluster, a_run
 
@@ -87,6 +89,43 @@ def test_the_machines_of_an_ended_run_do_not_wait_for_a_long_log(
 
 def event(kind: str, **data: object) -> bytes:
     return json.dumps({"at": 1.0, "event": kind, **data}).encode() + b"\n"
+
+
+UNJOINED = (
+    "no rank has joined the others yet: the program still imports or prepares, or it starts its own processes, and "
+    "then is for gpuops run -- python my.py 50 10; after 30 min without a line and without work it ends (--join-timeout)"
+)
+
+
+@pytest.mark.parametrize("joined", [False, True])
+def test_ranks_that_do_not_join_are_remarked_on_once(tmp_path: Path, joined: bool) -> None:
+    said = list[str]()
+    request = RunRequest("torchrun", "multinode", 2, None, script="my.py", argv=("50", "10"))
+    remarks = Remarks(said.append, RunHome(tmp_path), tmp_path, "", Clock(), describe_unjoined(request))
+    if joined:  # on another node
+        remarks.handle_log_bytes(1, "events.jsonl", 0, event("joined", rank=2))
+    for _ in range(2):
+        remarks.handle_log_bytes(0, "events.jsonl", 0, event("unjoined"))
+        remarks.poll()
+    assert said == ([] if joined else [UNJOINED])
+
+
+def test_our_own_programs_and_commands_join_or_need_not() -> None:
+    request = RunRequest("torchrun", "multinode", 2, None, script="my.py", join_timeout_s=None)
+    assert describe_unjoined(request).endswith("gpuops run -- python my.py")
+    assert describe_unjoined(dataclasses.replace(request, workload="digits")) == ""
+    assert describe_unjoined(dataclasses.replace(request, kind="command")) == ""
+
+
+def test_a_node_that_cannot_be_heard_is_not_called_silent(tmp_path: Path) -> None:
+    clock, said = Clock(), list[str]()
+    remarks = Remarks(said.append, RunHome(tmp_path), tmp_path, "top", clock)
+    for clock.seconds in (60, 130, 240):
+        remarks.poll(cut_off=True)
+    assert said == []
+    for clock.seconds in (359, 360):
+        remarks.poll()
+    assert said == ["nothing was printed by any rank for 2:00 min; what node0 does: top"]
 
 
 def test_what_a_provider_says_of_a_machine_is_said_once_however_it_arrives(tmp_path: Path) -> None:

@@ -377,7 +377,13 @@ RANKS: dict[str, tuple[list[NodeReport], Then]] = {
     ),
 }  # fmt: skip
 
+IDLE = "no rank had joined the others, and nothing was printed or worked on for 30 min"
 OUTSIDE: dict[str, tuple[list[NodeReport], Then]] = {
+    "no rank joined": (
+        [node(0, "stopped", killed(0, 15, after_stop=True), killed(1, 15, after_stop=True), why="unjoined", say=IDLE),
+         gang(1, killed(2, 15, after_stop=True), killed(3, 15, after_stop=True), origin=0)],
+        Then(1, "unformed", f"{IDLE}: the run was ended", "`gpuops run -- python SCRIPT`", node=0),
+    ),
     "torchrun killed": (
         [node(0, "failed", killed(0, 9), killed(1, 9, after_stop=True), why="launcher", code=None, signal=9), GOOD1],
         Then(1, "failed", "torchrun on node0 was ended by SIGKILL", "something outside gpuops killed it", node=0),
