@@ -335,6 +335,17 @@ class SafeFolder:
             Whole(file).write(data)
         return True
 
+    def append(self, path: str, data: bytes) -> int:
+        """Write at the end of a file of gpuops, which may use the disk's reserve, and flush it to the disk. Returns
+        the file's size."""
+        with (
+            self._parent(path) as (folder, name),
+            open(_plain(name, os.O_WRONLY | os.O_APPEND, folder), "ab", buffering=0) as file,
+        ):
+            Whole(file).write(data)
+            os.fsync(file.fileno())
+            return file.tell()
+
     def flush(self, *, files: bool = False) -> None:
         """Wait until the names in this folder and in those below are on the disk; with `files`, the files' bytes as
         well. A missing folder is success."""

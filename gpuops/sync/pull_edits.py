@@ -21,7 +21,7 @@ from gpuops.core.reporting import Progress
 from gpuops.core.safe_folder import SafeFolder, local_errors
 from gpuops.ledger.store import ClusterRow
 from gpuops.nodes.session import nodes_of, open_programs, rented_machine_ended
-from gpuops.sync.merged_outputs import MEMORY_FILE, OutFolder
+from gpuops.sync.merged_outputs import OutFolder
 from gpuops.sync.merged_outputs_record import Held
 from gpuops.sync.project_files import FileEntry, printable_path, read_entry
 from gpuops.sync.push_record import PushRecord
@@ -51,6 +51,8 @@ OWNER_MODE = 0o600
 PushedFiles = Mapping[str, Sequence[FileEntry]]
 """The versions of each path that this computer pushed to a node."""
 PROJECT_TREE = "project"
+CLUSTER_FILE = ".gpuops.json"
+"""Says whose a folder of saved edits is."""
 
 
 @dataclass(frozen=True)
@@ -229,12 +231,12 @@ def _cluster_folder(row: ClusterRow) -> SafeFolder:
     with local_errors(first):
         more = (first.with_name(f"{first.name}-{number}") for number in count(2))
         folder = make_ignored_folder(next(path for path in chain([first], more) if _belongs_to(path, row)))
-        folder.write_json(MEMORY_FILE, {"schema": 1, "cluster": row.token})
+        folder.write_json(CLUSTER_FILE, {"schema": 1, "cluster": row.token})
     return folder
 
 
 def _belongs_to(path: Path, row: ClusterRow) -> bool:
-    return read_json(path / MEMORY_FILE).get("cluster") == row.token or not any(path.glob("[!.]*"))
+    return read_json(path / CLUSTER_FILE).get("cluster") == row.token or not any(path.glob("[!.]*"))
 
 
 def _find_unsaved(ctx: Context, row: ClusterRow, index: int, programs: Programs) -> list[UnmatchedFile]:

@@ -347,7 +347,7 @@ def test_what_was_pushed_is_no_result(shell: Shell) -> None:
     shell.write("results/old.txt", "from before")
     good(shell, "run", "--", "sh", "-c", "echo made > made.pt")
     out = shell.folder / "runs" / "sh-1" / "out"
-    assert sorted(path.name for path in out.iterdir() if path.name != ".gpuops.json") == ["made.pt"]
+    assert sorted(path.name for path in out.iterdir() if path.name != ".gpuops.jsonl") == ["made.pt"]
 
 
 def test_what_no_pattern_names_comes_home_before_its_node_goes(shell: Shell) -> None:
@@ -356,7 +356,7 @@ def test_what_no_pattern_names_comes_home_before_its_node_goes(shell: Shell) -> 
     out = shell.run("run", "--out", "*.json", "--out", "!junk.*", "--", "sh", "-c", script)
     home = shell.folder / "runs" / "sh-1" / "out"
     assert sorted(path.name for path in home.iterdir() if path.is_file()) == [
-        ".gpuops.json", "big.bin", "log.csv", "metrics.json", "model.pt",
+        ".gpuops.jsonl", "big.bin", "log.csv", "metrics.json", "model.pt",
     ]  # fmt: skip
     assert (home / "log.csv").read_text() == "0\n2\n"
     assert "bringing home 105.9 MB that no --out names: big.bin (105.9 MB, node0)" in out.stderr

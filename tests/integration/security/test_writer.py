@@ -24,7 +24,8 @@ from gpuops.core.platform import System
 from gpuops.core.safe_folder import SafeFolder, is_gits, is_inside
 from gpuops.sync.archive import unpack
 from gpuops.sync.download import Reception, receive_files
-from gpuops.sync.merged_outputs import MEMORY_FILE, OutFolder
+from gpuops.sync.merged_outputs import OutFolder
+from gpuops.sync.merged_outputs_journal import DOCUMENT_FILE, JOURNAL_FILE
 from gpuops.sync.merged_outputs_record import Arrival
 from gpuops.sync.project_files import read_entry
 from gpuops.sync.run_folder import RunHome
@@ -245,7 +246,7 @@ def planted(folder: Path, link: str, target: Path) -> None:
     [
         "runs/r-1", "runs/r-1/out", "runs/r-1/logs", "runs/r-1/logs/node0", "runs/r-1/logs/node0/launcher.out",
         "runs/r-1/incoming", "runs/r-1/out/sub", "runs/r-1/out/sub/a.pt", "runs/r-1/out/.gpuops.json",
-        "runs/r-1/.publish.tmp", "runs/r-1/run.json", "runs/.lock", "runs/.gitignore",
+        "runs/r-1/out/.gpuops.jsonl", "runs/r-1/.publish.tmp", "runs/r-1/run.json", "runs/.lock", "runs/.gitignore",
     ],
 )  # fmt: skip
 @pytest.mark.usefixtures("way")
@@ -282,9 +283,14 @@ def log(home: RunHome) -> None:
 def test_a_memory_that_was_brought_along_leads_nowhere(tmp_path: Path, place: Any) -> None:
     home = RunHome(tmp_path / "runs" / "r-1")
     home.create()
-    memory = {"held": {"a.pt": {"0": [[1, 1], "s", place]}}, "written": {}}
-    (home.out / MEMORY_FILE).write_text(json.dumps(memory))
+    held, written = {"0": [[1, 1], "s", place]}, {str(place) if place != 3 else "..": ["s", []]}
+    (home.out / DOCUMENT_FILE).write_text(json.dumps({"held": {"a.pt": held}, "written": {}}))
     assert OutFolder(home).memory().held == {}
+    lines = [{"schema": 1, "journal": "x"}, {"path": "a.pt", "held": held, "written": {}},
+             {"path": "b.pt", "held": {}, "written": written}]  # fmt: skip
+    (home.out / JOURNAL_FILE).write_text("".join(json.dumps(line) + "\n" for line in lines))
+    memory = OutFolder(home).memory()
+    assert (memory.held, memory.written) == ({}, {})
 
 
 @pytest.mark.usefixtures("way")
@@ -486,7 +492,7 @@ def test_hostile_members_by_every_way_home(tmp_path: Path, capsys: pytest.Captur
     there = [path for path in (tmp_path / "project").rglob("*") if path.is_symlink() or is_gits(path.name)]
     assert not there
     assert {path.name for path in home.path.iterdir()} <= {"out", "saved"}
-    assert not [path for path in home.path.rglob("*") if path.is_file() and path.name != MEMORY_FILE]
+    assert not [path for path in home.path.rglob("*") if path.is_file() and path.name != JOURNAL_FILE]
     with capsys.disabled():
         print("\nhostile members refused: " + ", ".join(f"{count} {way}" for way, count in counts.items()))
 
@@ -498,6 +504,7 @@ SYNC = (
     "pull_edits",
     "restore_snapshots",
     "merged_outputs",
+    "merged_outputs_journal",
     "merged_outputs_record",
     "archive",
     "download",

@@ -76,7 +76,7 @@ def test_a_workload_reads_data_that_were_sent(laptop: Laptop, name: str) -> None
     assert "all 2 ranks ended well" in done.stderr
     assert "data: kept in" not in done.stderr, "nothing is downloaded"
     assert (home(laptop, f"{name}-1") / "snapshots" / name / "last").exists()
-    assert {path.name for path in home(laptop, f"{name}-1").iterdir()} - {".gpuops.json"} <= {"snapshots", "outputs"}
+    assert {path.name for path in home(laptop, f"{name}-1").iterdir()} - {".gpuops.jsonl"} <= {"snapshots", "outputs"}
     for host in laptop.lab.hosts[:2]:
         (there,) = root(host).glob(f"root/.gpuops-*/lab/n?/data*/{name}")
         assert {path.name for path in there.iterdir()} == {path.name for path in data.iterdir()}

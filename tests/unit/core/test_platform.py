@@ -265,7 +265,7 @@ class Publishing:
         return self.folder.publish(arrivals, SafeFolder(self.staging))
 
     def lie(self) -> dict[str, str]:
-        found = (path for path in self.folder.root.rglob("*") if path.is_file() and path.name != ".gpuops.json")
+        found = (path for path in self.folder.root.rglob("*") if path.is_file() and path.name != ".gpuops.jsonl")
         return {path.relative_to(self.folder.root).as_posix(): path.read_text() for path in found}
 
 

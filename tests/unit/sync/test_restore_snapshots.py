@@ -33,7 +33,7 @@ class Home:
 
     def files(self) -> set[str]:
         out = self.home.out
-        return {path.relative_to(out).as_posix() for path in out.rglob("*") if path.is_file()} - {".gpuops.json"}
+        return {path.relative_to(out).as_posix() for path in out.rglob("*") if path.is_file()} - {".gpuops.jsonl"}
 
 
 @pytest.fixture
