@@ -11,7 +11,7 @@ SLOTS_MAX = 256
 """A higher number is a port. So is 22."""
 SSH_PORT = 22
 SETTINGS = re.compile(r"(\s+\w+\s*=\s*\S+)+")
-"""`slots=4 max_slots=8` behind a host. Other words are left to whoever checks hosts: two hosts on a line are a mistake."""
+"""`slots=4 max_slots=8` behind a host. A line with other words is left whole: two hosts on it are a mistake."""
 
 
 def machines_of(lines: Sequence[str]) -> list[str]:

@@ -312,8 +312,8 @@ class Option:
     """As typed, without dashes: `host`."""
     help: str
     type: Literal["str", "int", "float", "bool", "path", "list", "lines"] = "str"
-    """`list`: may be given several times; `lines`: the file whose lines are the list, `#` begins a comment. With `counts`
-    that may be a host file of PBS, MPI or DeepSpeed: slots are left out, and a machine named twice is one."""
+    """`list`: may be given several times; `lines`: the file whose lines are the list, `#` begins a comment. With
+    `counts` that may be a host file of PBS, MPI or DeepSpeed: slots are left out, a machine named twice is one."""
     default: Any = None
     counts: bool = False
     """Each value stands for a machine: without `--nodes` there are as many nodes."""
