@@ -1,8 +1,8 @@
 """The heartbeat file of each cluster's guard: its last completed round, its process, and fingerprints of its keys;
 and a second file with the provider's answer where it refuses those keys.
 
-A held lock or a living process proves that a guard exists, a fresh heartbeat that it works. Its first one comes with its
-first round; before that the file says only who has taken the lock, and when. No key is written
+A held lock or a living process proves that a guard exists, a fresh heartbeat that it works. Its first one comes with
+its first round; before that the file says only who has taken the lock, and when. No key is written
 anywhere: a guard keeps the environment of the command that started it.
 """
 
