@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 import json
 import os
 import signal
@@ -22,6 +23,7 @@ import pytest
 from gpuops.cli.terminal import output, writer
 from gpuops.cli.terminal.output import Output
 from gpuops.core.context import Context
+from gpuops.core.heartbeat import Heart
 from gpuops.core.platform import HERE
 from gpuops.core.signals import Signals
 from gpuops.guard.services import SERVICES
@@ -273,8 +275,9 @@ def world(tmp_path: Path) -> Iterator[Context]:
     """A computer that gpuops runs on, for what needs a real ledger and no node."""
     home = tmp_path / "home"
     home.mkdir()
+    services = dataclasses.replace(SERVICES, start_heart=Heart)  # one that does not beat
     one = Context(
-        home=home, owner="me", folder=tmp_path, env=dict(os.environ), out=Output(), signals=Signals(), services=SERVICES
+        home=home, owner="me", folder=tmp_path, env=dict(os.environ), out=Output(), signals=Signals(), services=services
     )
     yield one
     one.ledger.close()

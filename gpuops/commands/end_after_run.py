@@ -9,7 +9,7 @@ from gpuops.core.format import plural, span
 from gpuops.ledger.rows import ClusterState, RunState
 from gpuops.ledger.store import LedgerUnwritable
 from gpuops.nodes.session import ClusterSession
-from gpuops.runs import retries
+from gpuops.runs import retries, taken_over
 from gpuops.runs.retries import JobOutcome
 
 
@@ -51,6 +51,9 @@ def end_cluster(ctx: Context, session: ClusterSession, why: str, finished: int |
 def _end_cluster(ctx: Context, session: ClusterSession, why: str, finished: int | None) -> int:
     if ctx.ledger.cluster(session.row.id).state is ClusterState.GONE:
         return 0  # before what was in a bucket was fetched, or by another command
+    if taken_over.is_cluster_taken(ctx, session.row):
+        ctx.out.say(f"the guard ends {session.row.name}, since this command was stopped")
+        return 0
     began = ctx.clock.monotonic()
     runs = [run for run in ctx.ledger.runs(cluster=session.row.id) if run.id != finished]
     if any(run.state in (RunState.RUNNING, RunState.ENDED) for run in runs):

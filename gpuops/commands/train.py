@@ -29,7 +29,7 @@ from gpuops.nodes.session import ClusterSession, open_session
 from gpuops.offers import lease_limits
 from gpuops.offers.lease_limits import LeaseLimits
 from gpuops.offers.price_approval import PriceApproval
-from gpuops.runs import retries
+from gpuops.runs import retries, taken_over
 from gpuops.runs.finish import Policy, RunOutcome, finish, latest_row
 from gpuops.runs.launch import launch
 from gpuops.runs.logs.home_tail import Filter, HomeTail, TracebackFilter
@@ -41,6 +41,7 @@ from gpuops.runs.receipt import format_receipt
 from gpuops.runs.results import retention
 from gpuops.runs.results.collect import Agents, release
 from gpuops.runs.retries import JobOutcome, RetryState
+from gpuops.runs.taken_over import TakenOver
 from gpuops.sync import archive, bucket, sinks, upload, workloads_and_data
 from gpuops.sync.run_folder import RunHome
 
@@ -119,8 +120,12 @@ def _run_attempt(attempt: RunAttempt) -> JobOutcome:
     except HandOver:
         hand_over(ctx, session)
         raise
+    except TakenOver:
+        return _leave_to_guard(ctx, session)
     except BaseException as error:
         ctx.signals.backward()
+        if attempt.owns_cluster and taken_over.is_cluster_taken(ctx, session.row):
+            return _leave_to_guard(ctx, session)
         if attempt.owns_cluster or isinstance(error, MachineGone):
             why = "interrupted" if isinstance(error, Interrupted) else "the run could not be started"
             end_after(ctx, session, why, error)
@@ -142,6 +147,13 @@ def _run_attempt(attempt: RunAttempt) -> JobOutcome:
         with suppress(LedgerUnwritable):  # it was noted before
             outcome.record_again()
     return outcome
+
+
+def _leave_to_guard(ctx: Context, session: ClusterSession) -> JobOutcome:
+    """What the guard took over while this command was stopped is not touched."""
+    code, run, say = taken_over.describe_takeover(ctx, session.row)
+    document = {"run": run.name, "home": str(run.home)} if run else {}
+    return JobOutcome(code, {**document, "cluster": session.row.name, "taken_over": True, "exit_code": code}, [say])
 
 
 def _say_kept(ctx: Context, session: ClusterSession) -> None:
@@ -196,6 +208,7 @@ def _run_on(attempt: RunAttempt, session: ClusterSession) -> JobOutcome:
     if job.detach:
         return _detach(ctx, session, row, attempt.owns_cluster)
     reports = _follow(ctx, session, prepared, row)
+    taken_over.check_run(ctx, row)
     policy = Policy(attempt.progress, ends_nodes=True, known_cluster=session.row)
     run = finish(ctx, latest_row(ctx, row), Agents(session, reports), policy)
     if run.deferred_fetch:
@@ -267,6 +280,7 @@ def _fetch_deferred(
 
 
 def _launch(ctx: Context, session: ClusterSession, prepared: Prepared) -> None:
+    taken_over.check_run(ctx, prepared.row)
     try:
         launch(ctx, session, prepared)
     except BaseException as error:

@@ -10,8 +10,9 @@ from typing import TYPE_CHECKING
 
 from gpuops.core import provider
 from gpuops.core.errors import LocalDisk
+from gpuops.core.heartbeat import Heart
 from gpuops.core.polling import Clock
-from gpuops.core.processes import Identity, myself
+from gpuops.core.processes import Identity
 from gpuops.core.reporting import Progress, Reporter, Silent
 from gpuops.core.signals import Signals
 
@@ -28,6 +29,8 @@ class Services:
     load_provisioner: Callable[[str, provider.Context], LoadedProvisioner]
     ensure_guard: Callable[[Path, ClusterRow, bool], None]
     """Starts a cluster's guard unless one works; the flag: whether its first heartbeat is waited for."""
+    start_heart: Callable[[Path], Heart] = Heart
+    """Lets this process's heartbeat begin in a home, before it owns anything there."""
 
 
 @dataclass
@@ -81,7 +84,12 @@ class Context:
 
     @cached_property
     def me(self) -> Identity:
-        return myself()
+        """This process as the owner of clusters and runs."""
+        return self.heart.process
+
+    @cached_property
+    def heart(self) -> Heart:
+        return self.services.start_heart(self.home)
 
     def provisioner(self, name: str) -> LoadedProvisioner:
         """The provisioner of that name, with the first key that is found. Raises UsageError."""

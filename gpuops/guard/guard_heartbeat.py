@@ -21,6 +21,7 @@ from typing import TYPE_CHECKING, Any
 from gpuops.core.account_variables import AccountVariables
 from gpuops.core.errors import AuthFailed
 from gpuops.core.files import write_atomic
+from gpuops.core.heartbeat import Pulse, is_alive, pulse
 from gpuops.core.processes import Identity, myself
 from provisioners import registry
 
@@ -43,15 +44,18 @@ class Heartbeat:
     """The last completed round of a guard."""
 
     process: Identity
-    at: float
-    """`time.monotonic()`, which all processes since boot share: setting the clock makes no guard look dead."""
+    pulse: Pulse
     keys: Mapping[str, str] = field(default_factory=dict)
     """Variable to fingerprint: the account that this guard's environment names."""
     rented: Mapping[str, str] | None = None
     """The same of the cluster's first guard, which had the environment that the cluster was rented with; None before
     that one has completed a round."""
     has_begun: bool = True
-    """Whether a round was completed; False: `at` is when this guard took the lock."""
+    """Whether a round was completed; False: this guard has only taken the lock then."""
+
+    @property
+    def at(self) -> float:
+        return self.pulse.at
 
     def is_stale(self, now: float) -> bool:
         return not 0.0 <= now - self.at <= (STALE_S if self.has_begun else FIRST_BEAT_S)
@@ -76,7 +80,7 @@ def fingerprints(provider: str, environ: Mapping[str, str]) -> dict[str, str]:
 def claim(home: Path, cluster: int) -> None:
     """Write down that this process is the guard of a cluster from now on, before its first round."""
     former = read(home, cluster)
-    beat(home, cluster, Heartbeat(myself(), 0.0, rented=former.rented if former else None, has_begun=False))
+    beat(home, cluster, Heartbeat(myself(), pulse(), rented=former.rented if former else None, has_begun=False))
 
 
 def start(home: Path, row: ClusterRow, environ: Mapping[str, str]) -> Heartbeat:
@@ -85,15 +89,15 @@ def start(home: Path, row: ClusterRow, environ: Mapping[str, str]) -> Heartbeat:
     former = read(home, row.id)
     record_refusal(home, row, None)
     rented = keys if former is None or former.rented is None else former.rented
-    return beat(home, row.id, Heartbeat(myself(), 0.0, keys, rented))
+    return beat(home, row.id, Heartbeat(myself(), pulse(), keys, rented))
 
 
 def beat(home: Path, cluster: int, last: Heartbeat) -> Heartbeat:
     """Write down that a round is completed now. A full disk keeps no guard from its work."""
-    now = dataclasses.replace(last, at=time.monotonic())
+    now = dataclasses.replace(last, pulse=pulse())
     process = [now.process.pid, now.process.start]
-    document = {"process": process, "at": now.at, "keys": now.keys, "rented": now.rented, "has_begun": now.has_begun}
-    _write(_path(home, cluster), document)
+    document = {"process": process, "keys": now.keys, "rented": now.rented, "has_begun": now.has_begun}
+    _write(_path(home, cluster), {**document, **now.pulse.document()})
     return now
 
 
@@ -105,7 +109,7 @@ def read(home: Path, cluster: int) -> Heartbeat | None:
         keys, rented = dict(document["keys"]), document["rented"]
         return Heartbeat(
             Identity(int(pid), float(started)),
-            float(document["at"]),
+            Pulse.parse(document),
             keys,
             None if rented is None else dict(rented),
             bool(document.get("has_begun", True)),  # a guard of an earlier gpuops writes nothing before its first round
@@ -117,15 +121,19 @@ def read(home: Path, cluster: int) -> Heartbeat | None:
 def works(home: Path, cluster: int, now: float) -> bool:
     """Whether a cluster's guard lives and has just completed a round."""
     last = read(home, cluster)
-    return last is not None and last.has_begun and not last.is_stale(now) and last.process.alive()
+    if last is None or not last.has_begun:
+        return False
+    if not last.pulse.place.is_here():
+        return is_alive(last.process, last.pulse, now, time.time())
+    return not last.is_stale(now) and last.process.alive()
 
 
 def must_be_replaced(home: Path, row: ClusterRow, environ: Mapping[str, str], now: float) -> bool:
     """Whether the guard of a cluster hangs, or has keys that do not serve while this environment has others: those
     that the cluster was rented with, or new ones where the guard's are refused."""
     last = read(home, row.id)
-    if last is None or not last.process.alive():
-        return False  # the process that holds the lock has just started
+    if last is None or not last.pulse.place.is_here() or not last.process.alive():
+        return False  # the process that holds the lock has just started, or cannot be ended from here
     refused = row.provider in read_refusals(home, [row])
     needless = last.keys == last.rented and not refused  # most often: no provider is imported for it
     if last.is_stale(now) or not last.has_begun or needless:
@@ -147,7 +155,7 @@ def kill_guard(home: Path, cluster: int) -> None:
     import psutil
 
     last = read(home, cluster)
-    if last is None or not last.process.alive():
+    if last is None or not last.pulse.place.is_here() or not last.process.alive():
         return
     with suppress(psutil.Error):
         process = psutil.Process(last.process.pid)

@@ -6,6 +6,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from gpuops.core.context import Services
+from gpuops.core.heartbeat import started_heart
 
 if TYPE_CHECKING:
     from gpuops.core import provider
@@ -30,6 +31,6 @@ def _ensure_guard(home: Path, row: ClusterRow, waits: bool) -> None:
     start.ensure(home, row, waits=waits)
 
 
-SERVICES = Services(_open_ledger, _load_provisioner, _ensure_guard)
+SERVICES = Services(_open_ledger, _load_provisioner, _ensure_guard, started_heart)
 WITHOUT_GUARD = Services(_open_ledger, _load_provisioner, lambda _home, _row, _waits: None)
 """Where what a command leaves is to be seen, not tidied up."""

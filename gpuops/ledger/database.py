@@ -14,6 +14,7 @@ from itertools import count
 from pathlib import Path
 from typing import Any, TypeVar
 
+from gpuops.core import heartbeat
 from gpuops.core.errors import GpuopsError
 from gpuops.ledger.rows import to_columns
 from gpuops.ledger.schema import damaged, is_damage, unwritable
@@ -31,6 +32,11 @@ class Database:
 
     path: Path
     db: sqlite3.Connection = field(repr=False)
+
+    @property
+    def beats(self) -> Path:
+        """Where the processes that own rows write their heartbeats."""
+        return self.path.parent / heartbeat.FOLDER
 
     def close(self) -> None:
         self.db.close()

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import sqlite3
 from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any
@@ -52,12 +53,16 @@ class RunTable(Database):
 
     def run(self, row_id: int) -> RunRow:
         """One run. Raises RowGone."""
-        return self._parse_rows(parse_run, [only_row(self._read("SELECT * FROM runs WHERE id = ?", row_id), "run")])[0]
+        rows = self._read("SELECT * FROM runs WHERE id = ?", row_id)
+        return self._parse_rows(self._run_of, [only_row(rows, "run")])[0]
+
+    def _run_of(self, row: sqlite3.Row) -> RunRow:
+        return parse_run(row, self.beats)
 
     def runs(self, *, cluster: int | None = None) -> list[RunRow]:
         """Runs, oldest first; of one cluster or of all."""
         where, values = ("WHERE cluster = ?", [cluster]) if cluster is not None else ("", [])
-        return self._parse_rows(parse_run, self._read(f"SELECT * FROM runs {where} ORDER BY id", *values))
+        return self._parse_rows(self._run_of, self._read(f"SELECT * FROM runs {where} ORDER BY id", *values))
 
     def set_run(self, row_id: int, **columns: Any) -> None:
         """Change columns by name; see `rows.to_columns`."""

@@ -22,7 +22,7 @@ from gpuops.ledger.database import RowGone as RowGone
 from gpuops.ledger.database import insert_row
 from gpuops.ledger.resources import ResourceTable, insert_resource
 from gpuops.ledger.rows import ClusterRow as ClusterRow
-from gpuops.ledger.rows import ClusterState, RunState, check_number, check_text, fields_of, parse_cluster
+from gpuops.ledger.rows import ClusterState, RunState, check_number, check_text, fields_of
 from gpuops.ledger.rows import RunRow as RunRow
 from gpuops.ledger.runs import RunTable
 from gpuops.ledger.schema import BUSY_S, connect, is_damage, set_aside, unwritable
@@ -108,7 +108,7 @@ class Ledger(ClusterTable, ResourceTable, RunTable):
     def list_gone_with_leftovers(self) -> list[ClusterRow]:
         """Clusters that are gone while their provider still lists something of theirs."""
         query = "SELECT * FROM clusters WHERE state = 'gone' AND id IN (SELECT cluster FROM resources WHERE state = ?)"
-        return self._parse_rows(parse_cluster, self._read(f"{query} ORDER BY id", "left"))
+        return self._parse_rows(self._cluster_of, self._read(f"{query} ORDER BY id", "left"))
 
     def needs_guard(self, row: ClusterRow) -> bool:
         """Whether a live cluster, or a run of it, is to be ended by a process of this computer: all but an idle cluster

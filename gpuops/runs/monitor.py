@@ -24,6 +24,7 @@ from gpuops.core.run_models import RunRequest
 from gpuops.core.signals import HandOver
 from gpuops.ledger.store import RunRow
 from gpuops.nodes.session import ClusterSession
+from gpuops.runs import taken_over
 from gpuops.runs.follow import Follower, make_follower
 from gpuops.runs.graceful_stop import show_stopping, stop_nodes
 from gpuops.runs.launch_spec import request_of
@@ -32,6 +33,7 @@ from gpuops.runs.logs.lines import STREAM
 from gpuops.runs.results.collect import fetch_now
 from gpuops.runs.results.url_renewal import UrlRenewal
 from gpuops.runs.script_check import command_to_start_once
+from gpuops.runs.taken_over import TakenOver
 from gpuops.sync.run_folder import RunHome
 
 LIVE_FETCH_INTERVAL_S = 10.0
@@ -244,7 +246,8 @@ def tensorboard_command(home: RunHome, folder: Path, *, live: bool = False) -> s
 
 
 def show_run(ctx: Context, session: ClusterSession, row: RunRow, tail: HomeTail) -> Follower:
-    """Show a run until it has ended everywhere. A first signal stops it gracefully, a second at once."""
+    """Show a run until it has ended everywhere. A first signal stops it gracefully, a second at once. Raises HandOver,
+    TakenOver."""
 
     def show(lines: Iterator[str]) -> None:
         for line in lines:
@@ -263,7 +266,8 @@ def show_run(ctx: Context, session: ClusterSession, row: RunRow, tail: HomeTail)
                 live_fetch.poll()
                 renewal.poll()
                 remarks.poll(cut_off=follower.is_cut_off)
-    except HandOver:
+                taken_over.check_run(ctx, row)
+    except (HandOver, TakenOver):
         follower.quit()
         raise
     except Interrupted:
