@@ -218,7 +218,11 @@ class Resource:
     - `machines`, of what is no machine: how many it stands for (a provider's own cluster). `create` may leave them out
       until their provider has numbered them; `list_owned` then has them by their marks, and gpuops waits for that.
     - `phase`: what it is at until it is ready, in words; `hopeless`: why it will never be; `stopped`: True where that
-      lies with the machine and not with its image, so that another one may do.
+      lies with the machine and not with its image, so that another one may do. `hopeless` says nothing of a node that
+      is `running`.
+
+    `phase`, `hopeless`, `stopped`, `reclaimed`, `by` and `why_ended` are of the present: what `describe` leaves out
+    is no longer so. Of all else what was known stays.
     """
 
     kind: str
@@ -254,7 +258,9 @@ class Resource:
             return MachineStatus.STOPPED
         if self.state in COSTLESS and not self.data.get("why_ended"):
             return MachineStatus.VANISHED
-        if self.state in COSTLESS or self.data.get("hopeless"):
+        # What was said of the start of a machine is over once it is a node and runs.
+        hopeless = self.data.get("hopeless") and not (self.data.get("artefact") and self.state == ResourceState.RUNNING)
+        if self.state in COSTLESS or hopeless:
             return MachineStatus.TERMINATED
         return MachineStatus.RUNNING
 

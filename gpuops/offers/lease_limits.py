@@ -9,6 +9,7 @@ import dataclasses
 import math
 import re
 from dataclasses import dataclass
+from enum import Enum
 
 from gpuops.core.errors import UsageError
 from gpuops.core.format import clock_time, money, span
@@ -166,7 +167,15 @@ def describe_lease(lease: Lease, now: float, *, ephemeral: bool = False) -> str:
     return ", ".join(parts) or ("ends with its run" if ephemeral else "no end: `gpuops down` ends it")
 
 
-def describe_how_to_end(name: str, lease: Lease, now: float) -> str:
-    """How a cluster that costs money ends: the command, and the lease."""
-    itself = f"; it ends by itself at {clock_time(lease.end, now)}" if lease.end is not None else ""
-    return f"`gpuops down {name}` ends it{itself}"
+class EndedBy(Enum):
+    """Who ends a cluster that costs money once its lease is over, as a clause."""
+
+    MACHINES = "it ends by itself at {at}"
+    GUARD = "the guard on this computer ends it at {at}, while this computer is on"
+    NOBODY = "nothing else does when its lease is over, at {at}: neither these machines nor the guard can"
+
+
+def describe_how_to_end(name: str, lease: Lease, now: float, by: EndedBy) -> str:
+    """How a cluster that costs money ends: the command, and who else does it."""
+    otherwise = f"; {by.value.format(at=clock_time(lease.end, now))}" if lease.end is not None else ""
+    return f"`gpuops down {name}` ends it{otherwise}"

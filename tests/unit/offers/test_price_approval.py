@@ -24,6 +24,7 @@ from gpuops.offers import lease_limits, offer_table, price_approval
 from gpuops.offers.lease_limits import (
     BALANCE_RESERVE_S,
     MIN_LEASE_S,
+    EndedBy,
     Funds,
     LeaseLimits,
     balance_ends_first,
@@ -147,10 +148,16 @@ def test_a_moment_as_the_clock_on_the_wall_shows_it(monkeypatch: pytest.MonkeyPa
     try:
         assert clock_time(NOW, NOW - 60) == "08:00"
         assert clock_time(NOW + 20 * H, NOW) == "Sat 16 Jan 04:00"
-        assert (
-            describe_how_to_end("lab", Lease(NOW + H), NOW) == "`gpuops down lab` ends it; it ends by itself at 09:00"
-        )
-        assert describe_how_to_end("lab", Lease(), NOW) == "`gpuops down lab` ends it"
+        for by, say in (
+            (EndedBy.MACHINES, "it ends by itself at 09:00"),
+            (EndedBy.GUARD, "the guard on this computer ends it at 09:00, while this computer is on"),
+            (
+                EndedBy.NOBODY,
+                "nothing else does when its lease is over, at 09:00: neither these machines nor the guard can",
+            ),
+        ):
+            assert describe_how_to_end("lab", Lease(NOW + H), NOW, by) == f"`gpuops down lab` ends it; {say}"
+            assert describe_how_to_end("lab", Lease(), NOW, by) == "`gpuops down lab` ends it"
     finally:
         monkeypatch.undo()
         __import__("time").tzset()
