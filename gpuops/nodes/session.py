@@ -246,6 +246,13 @@ def _read_hello(cluster: str, client: AgentClient) -> tuple[NodeHello, float]:
     return hello, moment - its_time
 
 
+def measure_skew(client: AgentClient) -> float | None:
+    """The seconds to add to a node's clock to get ours; None for an agent that does not say its time. Raises
+    NodeError."""
+    pong, moment = _ping(client)
+    return None if pong.time is None else moment - pong.time
+
+
 def _ping(client: AgentClient) -> tuple[Pong, float]:
     """The fastest of some answers to `ping`, and the middle of its round trip by our clock (UTC seconds). The middle of
     a slow round trip may be seconds off."""

@@ -1,8 +1,8 @@
 """Decides what to do about a run whose ranks do not join each other: a remark, later its end. Pure.
 
-A script that starts its own processes, started by torchrun, waits for ever and bills. One that imports from a slow disk,
-downloads or prepares its data joins late. They are told apart by patience: only a run that for the whole limit printed
-nothing and used no processor to speak of is ended.
+A script that starts its own processes, started by torchrun, waits for ever and bills. One that imports from a slow
+disk, downloads or prepares its data joins late. They are told apart by patience: only a run that for the whole limit
+printed nothing and used no processor to speak of is ended.
 """
 
 from __future__ import annotations

@@ -96,25 +96,27 @@ def find_deaths(kind: str, report: NodeReport, several: bool) -> list[Death]:
     return deaths
 
 
-def find_culprit(deaths: Iterable[Death]) -> Death | None:
+def find_culprit(deaths: Iterable[Death], first_node: int | None = None) -> Death | None:
     """The death that explains the others: the first by time that has a cause of its own.
 
     One that comes more than `CULPRIT_WINDOW_S` after the first death did not cause it. Of several within that time one
-    that says why it died comes first.
+    that says why it died comes first. `first_node`: where the nodes' clocks cannot tell, the node that the others heard
+    of first.
     """
-    ordered = sorted(deaths, key=lambda death: (death.weight, _end_time(death)))
-    own = [death for death in ordered if death.weight == OWN]
-    together = [death for death in own if _end_time(death) <= _end_time(own[0]) + CULPRIT_WINDOW_S]
-    ordered = sorted(together, key=lambda death: not death.explains) + ordered[len(together) :]
-    peers = [death for death in ordered if death.weight == PEER]
-    if (
-        ordered
-        and peers
-        and ordered[0].weight == OWN
-        and _end_time(ordered[0]) > _end_time(peers[0]) + CULPRIT_WINDOW_S
-    ):
+    ordered = sorted(
+        deaths,
+        key=lambda death: (death.weight, first_node is not None and death.node != first_node, _end_time(death)),
+    )
+    if not ordered or ordered[0].weight != OWN:
+        return ordered[0] if ordered else None
+    first = ordered[0]
+    peers = [death for death in ordered if death.weight == PEER and death.ended is not None]
+    if peers and _end_time(first) > _end_time(peers[0]) + CULPRIT_WINDOW_S:
         return peers[0]
-    return ordered[0] if ordered else None
+    together = (
+        death for death in ordered if death.weight == OWN and _end_time(death) <= _end_time(first) + CULPRIT_WINDOW_S
+    )
+    return next((death for death in together if death.explains), first)
 
 
 def describe_death(death: Death) -> str:

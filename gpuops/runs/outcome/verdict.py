@@ -67,16 +67,23 @@ def resume_hint(run: str, saved: bool) -> str:
 
 
 def judge(
-    request: RunRequest, world_size: int, reports: Sequence[NodeReport], again: str = RESUME_HINT, run: str = ""
+    request: RunRequest,
+    world_size: int,
+    reports: Sequence[NodeReport],
+    again: str = RESUME_HINT,
+    run: str = "",
+    first_node: int | None = None,
 ) -> Verdict:
     """The verdict over all nodes' reports; `world_size` is the number of ranks that was asked for.
 
     `again`: the hint for a run that was ended from outside. `run`: its name, for what a hint tells to type.
+    `first_node`: the node whose end the others heard of, where clocks cannot tell which was first.
     """
     if not reports:
         return Verdict(VerdictOutcome.LOST, NODE_FAILED, "no node could say how the run ended", again)
     several = len(reports) > 1
-    blamed = find_culprit(death for report in reports for death in find_deaths(request.kind, report, several))
+    deaths = [death for report in reports for death in find_deaths(request.kind, report, several)]
+    blamed = find_culprit(deaths, first_node)
     outside = _ended_from_outside(reports, again)
     if blamed and blamed.weight == OWN and not (outside and _precedes(outside[0], blamed)):
         return _failed_verdict(blamed, reports, run)

@@ -15,6 +15,7 @@ from contextlib import suppress
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
+from gpuops.agent.run_documents import Outcome
 from gpuops.core.context import Context
 from gpuops.core.errors import GpuopsError, Interrupted, MalformedAnswer, NodeError
 from gpuops.core.format import amount
@@ -24,7 +25,7 @@ from gpuops.core.polling import Poller
 from gpuops.core.reporting import Progress
 from gpuops.core.sink import BucketSink, SinkProgress, SinkStatus
 from gpuops.ledger.store import ClusterRow, RunRow
-from gpuops.nodes.session import ClusterSession, absent_session, node_has_ended, nodes_of
+from gpuops.nodes.session import ClusterSession, absent_session, measure_skew, node_has_ended, nodes_of
 from gpuops.runs.launch_spec import request_of
 from gpuops.runs.outcome.node_report import NodeReport, ReasonKind, lost_report, parse_report
 from gpuops.runs.outcome.run_outcome import BucketFetch, Evidence, FinalFetch, classify_nodes, join_sentences
@@ -81,6 +82,7 @@ class Agents:
             fetched,
             vanished,
             handed=_list_handed_over(self.session, row, asked, absentees) if absentees or preempted else {},
+            skews=_measure_skews(self.session, asked, self.reports),
             sink_states=_sink_states(ctx, self.session, row, progress, asked) if request_of(row).sink else {},
         )
 
@@ -313,6 +315,23 @@ def _list_handed_over(
 
     on_each(ask, nodes)
     return handed
+
+
+def _measure_skews(
+    session: ClusterSession, nodes: Sequence[int], reports: Mapping[int, NodeReport]
+) -> dict[int, float]:
+    """By node: the seconds to add to its clock to get ours, where the order of deaths on several nodes matters."""
+    skews: dict[int, float] = {}
+
+    def measure(index: int) -> None:
+        with suppress(GpuopsError):
+            skew = measure_skew(session.clients[index])
+            if skew is not None:
+                skews[index] = skew
+
+    if len(nodes) > 1 and any(report.outcome is Outcome.FAILED for report in reports.values()):
+        on_each(measure, nodes)
+    return skews
 
 
 def _sink_states(

@@ -93,7 +93,8 @@ def event(kind: str, **data: object) -> bytes:
 
 UNJOINED = (
     "no rank has joined the others yet: the program still imports or prepares, or it starts its own processes, and "
-    "then is for gpuops run -- python my.py 50 10; after 30 min without a line and without work it ends (--join-timeout)"
+    "then is for gpuops run -- python my.py 50 10; after 30 min without a line and without work it ends "
+    "(--join-timeout)"
 )
 
 
