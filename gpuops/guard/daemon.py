@@ -28,7 +28,7 @@ from gpuops.core.platform import HERE
 from gpuops.core.polling import Clock, Poller
 from gpuops.guard import guard_heartbeat
 from gpuops.guard.schedule import ATTEMPT_S, Job, next_job, retry_pause_s
-from gpuops.guard.start import command, ensure
+from gpuops.guard.start import command, ensure, last_words
 from gpuops.ledger.rows import ClusterState
 
 if TYPE_CHECKING:
@@ -39,8 +39,8 @@ TICK_S = 1.0
 """From one round to the next: how soon a dead owner process or the end of a lease is noticed."""
 NOTICE_FAILURES = 3
 """After this many failed attempts in a row a notice says so to the next command."""
-ROUND_FAILURES_MAX = 40
-"""After this many failed rounds in a row the guard leaves; the next command starts another."""
+ATTEMPT_FAILED = 3
+"""Exit status of an attempt that is to be made again, and has said why; another one could not even say that."""
 CHILD_EXIT_TIMEOUT_S = 3600.0
 """How long a guard waits for its child once the cluster is gone: it may still fetch what a bucket has kept."""
 TAKEOVER_S = 5.0
@@ -166,9 +166,9 @@ class Guard:
                 except Exception:
                     failures += 1
                     _log_failure()
-                    poller.retry_after(retry_pause_s(1))
-                if failures == ROUND_FAILURES_MAX:
-                    break
+                    if not self._home.is_dir():
+                        break  # as after a test, or `rm -r`: nothing is known of its cluster any more
+                    poller.retry_after(retry_pause_s(failures))
         finally:
             if self._child:
                 self._child.end()
@@ -178,7 +178,7 @@ class Guard:
         row, runs, is_wanted, is_left = self._look()
         if row and self._beat is None:
             self._beat = guard_heartbeat.start(self._home, row, os.environ)
-        self._collect()
+        self._collect(row)
         if row and is_wanted:
             self._over_since = None
             self._tend(row, runs)
@@ -216,13 +216,22 @@ class Guard:
         finally:
             ledger.close()
 
-    def _collect(self) -> None:
-        """What became of the last attempt, where it is over."""
+    def _collect(self, row: ClusterRow | None) -> None:
+        """What became of the last attempt, where it is over. For one that could not say why it failed (its code was
+        removed, the system killed it) the notice is left here."""
         status = self._child.poll() if self._child else None
         if status is None:
             return
         self._child = None
         self._failures = self._failures + 1 if status else 0
+        if (
+            row
+            and status not in (0, ATTEMPT_FAILED)
+            and self._failures == NOTICE_FAILURES
+            and self._job is not Job.CLEAR
+        ):
+            words = last_words(self._home)
+            leave_notice(self._home, row, f"an attempt ended with {status}{': ' if words else ''}{words}")
         self._limit_s = self._limit_s if status else ATTEMPT_S
         self._retry_at = self._clock.monotonic() + (retry_pause_s(self._failures) if status else 0.0)
 
@@ -261,15 +270,14 @@ class Guard:
 
 
 def run_attempt(home: Path, cluster: int, job: Job, failures: int) -> int:
-    """One attempt for a cluster; `failures`: how many before it have failed. Returns 0, or 1 where it is to be made
-    again."""
+    """One attempt for a cluster; `failures`: how many before it have failed. Returns 0, or ATTEMPT_FAILED."""
     try:
         ledger = make_context(home).ledger
         row = ledger.cluster(cluster)
         ledger.close()
     except Exception:
         _log_failure()
-        return 1
+        return ATTEMPT_FAILED
     try:
         ctx = make_context(home, row.folder)
         try:
@@ -284,8 +292,8 @@ def run_attempt(home: Path, cluster: int, job: Job, failures: int) -> int:
             guard_heartbeat.record_refusal(home, row, refused)
         _log_failure(row.name)
         if failures + 1 == NOTICE_FAILURES and job is not Job.CLEAR:
-            _leave_notice(home, row, error)
-        return 1
+            leave_notice(home, row, getattr(error, "message", "") or f"{type(error).__name__}: {error}")
+        return ATTEMPT_FAILED
     return 0
 
 
@@ -301,9 +309,8 @@ def _run_job(ctx: Context, row: ClusterRow, job: Job) -> None:
         guard_heartbeat.record_refusal(ctx.home, row, None)
 
 
-def _leave_notice(home: Path, row: ClusterRow, error: Exception) -> None:
+def leave_notice(home: Path, row: ClusterRow, why: str) -> None:
     """The next command says that the guard fails. That this cannot be written down stops no guard."""
-    why = getattr(error, "message", "") or f"{type(error).__name__}: {error}"
     give_up = f"`gpuops down {row.name} --force` gives up what does not answer"
     try:
         ledger = make_context(home).ledger

@@ -22,6 +22,7 @@ from gpuops.core.account_variables import AccountVariables
 from gpuops.core.errors import AuthFailed
 from gpuops.core.files import write_atomic
 from gpuops.core.heartbeat import Pulse, is_alive, pulse
+from gpuops.core.installed_code import InstalledCode, installed_code
 from gpuops.core.processes import Identity, myself
 from provisioners import registry
 
@@ -52,6 +53,8 @@ class Heartbeat:
     that one has completed a round."""
     has_begun: bool = True
     """Whether a round was completed; False: this guard has only taken the lock then."""
+    code: InstalledCode | None = None
+    """What this guard began with; None: an earlier gpuops, which does not say."""
 
     @property
     def at(self) -> float:
@@ -80,7 +83,11 @@ def fingerprints(provider: str, environ: Mapping[str, str]) -> dict[str, str]:
 def claim(home: Path, cluster: int) -> None:
     """Write down that this process is the guard of a cluster from now on, before its first round."""
     former = read(home, cluster)
-    beat(home, cluster, Heartbeat(myself(), pulse(), rented=former.rented if former else None, has_begun=False))
+    beat(
+        home,
+        cluster,
+        Heartbeat(myself(), pulse(), rented=former.rented if former else None, has_begun=False, code=installed_code()),
+    )
 
 
 def start(home: Path, row: ClusterRow, environ: Mapping[str, str]) -> Heartbeat:
@@ -89,7 +96,7 @@ def start(home: Path, row: ClusterRow, environ: Mapping[str, str]) -> Heartbeat:
     former = read(home, row.id)
     record_refusal(home, row, None)
     rented = keys if former is None or former.rented is None else former.rented
-    return beat(home, row.id, Heartbeat(myself(), pulse(), keys, rented))
+    return beat(home, row.id, Heartbeat(myself(), pulse(), keys, rented, code=installed_code()))
 
 
 def beat(home: Path, cluster: int, last: Heartbeat) -> Heartbeat:
@@ -97,7 +104,8 @@ def beat(home: Path, cluster: int, last: Heartbeat) -> Heartbeat:
     now = dataclasses.replace(last, pulse=pulse())
     process = [now.process.pid, now.process.start]
     document = {"process": process, "keys": now.keys, "rented": now.rented, "has_begun": now.has_begun}
-    _write(_path(home, cluster), {**document, **now.pulse.document()})
+    code = {"code": [now.code.folder, now.code.digest]} if now.code else {}
+    _write(_path(home, cluster), {**document, **now.pulse.document(), **code})
     return now
 
 
@@ -106,13 +114,16 @@ def read(home: Path, cluster: int) -> Heartbeat | None:
     document = _read(_path(home, cluster))
     try:
         pid, started = document["process"]
-        keys, rented = dict(document["keys"]), document["rented"]
+        keys, rented, code = dict(document["keys"]), document["rented"], document.get("code")
         return Heartbeat(
             Identity(int(pid), float(started)),
             Pulse.parse(document),
             keys,
             None if rented is None else dict(rented),
-            bool(document.get("has_begun", True)),  # a guard of an earlier gpuops writes nothing before its first round
+            has_begun=bool(
+                document.get("has_begun", True)
+            ),  # a guard of an earlier gpuops writes nothing before its first round
+            code=InstalledCode(*map(str, code)) if code else None,
         )
     except (KeyError, TypeError, ValueError):
         return None
@@ -129,11 +140,13 @@ def works(home: Path, cluster: int, now: float) -> bool:
 
 
 def must_be_replaced(home: Path, row: ClusterRow, environ: Mapping[str, str], now: float) -> bool:
-    """Whether the guard of a cluster hangs, or has keys that do not serve while this environment has others: those
-    that the cluster was rented with, or new ones where the guard's are refused."""
+    """Whether the guard of a cluster hangs, runs code that was replaced, or has keys that do not serve while this
+    environment has others: those that the cluster was rented with, or new ones where the guard's are refused."""
     last = read(home, row.id)
     if last is None or not last.pulse.place.is_here() or not last.process.alive():
         return False  # the process that holds the lock has just started, or cannot be ended from here
+    if last.code is None or last.code.is_outdated(installed_code()):
+        return True
     refused = row.provider in read_refusals(home, [row])
     needless = last.keys == last.rented and not refused  # most often: no provider is imported for it
     if last.is_stale(now) or not last.has_begun or needless:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 import os
 import time
 from pathlib import Path
@@ -10,6 +11,7 @@ import pytest
 
 from gpuops.core.context import Context
 from gpuops.core.errors import AuthFailed, NodeError, StillBilling
+from gpuops.core.installed_code import InstalledCode, installed_code
 from gpuops.core.models import Lease
 from gpuops.guard import cleanup, daemon, guard_heartbeat, schedule
 from gpuops.ledger.rows import ClusterRow, ClusterState
@@ -80,6 +82,23 @@ def test_a_guard_that_never_completes_a_round_is_replaced(home: Path) -> None:
     begun = guard_heartbeat.start(home, row(), A)
     assert guard_heartbeat.works(home, 1, begun.at)
     assert not guard_heartbeat.works(home, 1, begun.at + guard_heartbeat.STALE_S + 1.0)
+
+
+def test_a_guard_whose_code_was_replaced_is_relieved(home: Path, tmp_path: Path) -> None:
+    """Its attempts are of the new code, and what it holds in memory no longer fits that. Another environment's guard
+    is that one's business, while it is there."""
+    mine = installed_code()
+    (tmp_path / "elsewhere" / "gpuops").mkdir(parents=True)
+    last = guard_heartbeat.start(home, row(), A)
+    for code, replaced in (
+        (mine, False),
+        (InstalledCode(mine.folder, "of before the upgrade"), True),
+        (InstalledCode(str(tmp_path / "elsewhere"), "another"), False),
+        (InstalledCode(str(tmp_path / "removed"), mine.digest), True),
+        (None, True),
+    ):
+        guard_heartbeat.beat(home, 1, dataclasses.replace(last, code=code))
+        assert must_be_replaced(home, row(), A) is replaced, code
 
 
 def test_the_keys_that_were_rented_with_outlive_a_guard_that_has_only_taken_the_lock(home: Path) -> None:
