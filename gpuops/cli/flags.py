@@ -113,6 +113,14 @@ class LaunchFlags:
         str | None,
         _option("Put this earlier run's snapshots back on every node first.", metavar="RUN", offers=completion.runs),
     ] = None
+    fresh: Annotated[
+        bool | None,
+        typer.Option(
+            "--fresh",
+            help="Take what earlier runs made off the nodes first, once it is home: gpuops train multinode --fresh.",
+            show_default=False,
+        ),
+    ] = None
     queue: Annotated[
         bool | None,
         typer.Option("--queue", help="Wait while another run is on the cluster.", show_default=False),

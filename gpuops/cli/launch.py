@@ -115,7 +115,7 @@ def _make_job(
         detach=bool(flags.detach),
         retries=count_retries(ctx, flags, is_typed=typed.flags.retries is not None),
         wish=lease_limits(machine),
-        sending=Sending(bool(flags.overwrite), flags.send_anyway or (), bool(flags.queue)),
+        sending=Sending(bool(flags.overwrite), flags.send_anyway or (), bool(flags.queue), bool(flags.fresh)),
     )
 
 
@@ -166,6 +166,8 @@ def complete_request(ctx: Context, request: RunRequest, flags: LaunchFlags) -> R
         request = dataclasses.replace(request, script=resolve_script(ctx.folder, request.script))
     if flags.detach and flags.queue:
         raise UsageError("--detach and --queue exclude each other", "leave out one of them")
+    if request.resume and flags.fresh:
+        raise UsageError("--resume and --fresh exclude each other", "leave out one of them")
     if request.resume:
         request = _check_resume(ctx, request)
     return request

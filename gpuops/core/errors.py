@@ -138,6 +138,8 @@ class RefusalKind(StrEnum):
     """The run was never started there."""
     NO_PYTHON = "no-python"
     GANG = "gang"
+    UNKNOWN_VERB = "unknown-verb"
+    """The agent is older than this gpuops."""
 
 
 FINAL_REFUSALS = (RefusalKind.ENDED, RefusalKind.NO_NODE, RefusalKind.NO_RUN)

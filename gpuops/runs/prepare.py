@@ -29,6 +29,7 @@ from gpuops.nodes.network import find_rendezvous
 from gpuops.nodes.python import prepare_pythons, run_setup, run_versions, setup_command
 from gpuops.nodes.session import ClusterSession, explain_connection_loss, readmit_this_computer
 from gpuops.offers.billing_account import refuse_tracked
+from gpuops.runs import earlier_files
 from gpuops.runs.follow import SLOW_RECONNECT_INTERVAL_S, UNREACHABLE_TIMEOUT_S
 from gpuops.runs.script_check import check_script
 from gpuops.sync import upload, workloads_and_data
@@ -52,6 +53,8 @@ class Sending:
     overwrite: bool = False
     send_anyway: Sequence[str] = ()
     queue: bool = False
+    fresh: bool = False
+    """What earlier runs made is taken off the nodes first."""
 
 
 @dataclass
@@ -181,6 +184,12 @@ def _prepare_nodes(
     is_alone = shared or not (request.kind == "torchrun" or request.all_nodes)
     with progress.during(f"trying the network between {request.nodes} nodes"):
         meeting = find_rendezvous(ctx, session, request.nodes, alone=is_alone)
+    start = earlier_files.Launch(
+        clients[:1] if request.kind == "command" and not request.all_nodes else clients,
+        name, row, request.outs, is_training=request.kind == "torchrun", resumes=bool(request.resume),
+    )  # fmt: skip
+    if sending.fresh:  # before the push, which writes again what a run had changed of it
+        earlier_files.clear_start(ctx, start, progress)
     started = ctx.clock.monotonic()
     with progress.during("comparing the project with what the nodes have"):
         record = PushRecord(ctx.home, session.row.token, name)
@@ -194,6 +203,8 @@ def _prepare_nodes(
         with progress.during(f"putting back what {request.resume} made"):
             count = restore_files(clients, name, find_run(ctx, request.resume))
         ctx.out.say(f"{plural(count, 'file')} of {request.resume} put back on every node")
+    if not sending.fresh:
+        earlier_files.prepare_start(ctx, start, progress)
     with progress.during("looking for a Python with torch" if request.kind == "torchrun" else "looking for a Python"):
         nodes = prepare_pythons(ctx, settings, session, request, folder, meeting.endpoints, progress)
     rented = is_rented(ctx.provisioner(session.row.provider))

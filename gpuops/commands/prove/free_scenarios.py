@@ -26,7 +26,7 @@ TYPES = ("str", "int", "float", "bool", "path", "list", "lines")
 COMMON_OPTIONS = frozenset({
     "nodes", "gpus", "gpu", "gpu-type", "gpu-mem", "spot", "region", "image", "max-price", "max-hours", "max-cost",
     "idle", "timeout", "name", "yes", "json", "dry-run", "help", "on", "cluster", "data", "out", "env", "secret",
-    "prelude", "python", "setup", "resume", "queue", "keep", "detach", "grace", "sink", "join-timeout",
+    "prelude", "python", "setup", "resume", "fresh", "queue", "keep", "detach", "grace", "sink", "join-timeout",
     "overwrite", "send-anyway", "spend", "wait", "retries",
     "record",
 })  # fmt: skip

@@ -199,6 +199,8 @@ TRUE: dict[str, tuple[dict[str, Any], dict[str, Any] | None]] = {
     "tail": ({"result": RESULT}, {"s": "rank0.out", "o": 0, "b64": "aGVsbG8="}),
     "outs": ({"files": [["a/b.pt", 5, 1_700_000_000_000_000_000]]}, None),
     "sums": ({}, {"path": "a/b.pt", "sha256": "0" * 64, "size": 5}),
+    "made": ({"files": [["a/b.pt", 5, 1_700_000_000_000_000_000, "toy-1", False]]}, None),
+    "discard": ({"removed": 1}, None),
     "lease": ({"lease": {"hard_wall": 1.8e9}}, None),
 }  # fmt: skip
 WORSE = (

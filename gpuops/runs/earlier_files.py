@@ -1,0 +1,305 @@
+"""What earlier runs left in the nodes' trees, compared before a launch: ranks must not begin at different places.
+
+A script finds a snapshot or not, on each node for itself. `decide_start` says, from every node's list, which files some
+nodes lack or have an older version of; `prepare_start` puts those on them, or refuses; `clear_start` (`--fresh`) takes
+all of them off the nodes, once they are home.
+"""
+
+from __future__ import annotations
+
+import fnmatch
+import glob
+import re
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass
+from typing import TYPE_CHECKING
+
+from gpuops.core.context import Context
+from gpuops.core.errors import NodeRefused, RefusalKind, UsageError
+from gpuops.core.format import first_few, plural
+from gpuops.core.parallel import on_each
+from gpuops.core.reporting import Progress
+from gpuops.ledger.store import RunRow
+from gpuops.sync.download import DEFAULT_OUTS, LIST_TIMEOUT_S, fetch
+from gpuops.sync.merged_outputs import OutFolder, read_stamp
+from gpuops.sync.project_files import printable_path
+from gpuops.sync.restore_snapshots import put_files
+from gpuops.sync.run_folder import RunHome
+from gpuops.transport.rpc import AgentClient
+
+if TYPE_CHECKING:
+    from gpuops.transport.schemas import MadeFiles
+
+NOTHING_TO_GO_ON_FROM = (
+    "events.out.tfevents*", "*.log", "*.csv", "*.tsv", "*.jsonl", "*.png", "*.jpg", "*.svg", "*.pdf", "*.html",
+    "*.trace.json", "hparams.yaml",
+)  # fmt: skip
+"""Names of logs, curves and pictures: no script begins elsewhere for want of one."""
+NUMBER = re.compile(r"\d+")
+MAX_NAMED = 2
+"""Files that one sentence names."""
+FRESH_HINT = "start afresh: --fresh"
+TWO_WAYS = "put one run's files on every node: --resume RUN; or start without what earlier runs made: --fresh"
+
+
+@dataclass(frozen=True)
+class EarlierFile:
+    """One node's version of a file that a run made, or that was put back from one (`restored`)."""
+
+    size: int
+    mtime_ns: int
+    run: str
+    """Empty where no run is known: it was put there by hand."""
+    restored: bool = False
+
+
+NodeFiles = Mapping[str, EarlierFile]
+"""What one node has, by path."""
+
+
+@dataclass(frozen=True)
+class Uneven:
+    """A file that some nodes lack, or have only an older version of."""
+
+    path: str
+    run: str
+    """The latest run that made it."""
+    holders: tuple[int, ...]
+    """Nodes that have that run's version."""
+    lacking: tuple[int, ...]
+
+
+@dataclass(frozen=True)
+class Start:
+    """Where a run would begin."""
+
+    files: Sequence[tuple[str, str]]
+    """(path, run) of what it may go on from, the latest run's first; the run is the latest that made the file."""
+    uneven: Sequence[Uneven]
+    is_one_state: bool
+    """Whether the uneven files together are what one run left, or one node has: then they may be put on every node."""
+
+
+def decide_start(nodes: Sequence[NodeFiles], runs: Sequence[str]) -> Start:
+    """Compare what the nodes have. `runs`: the names of all runs, the oldest first.
+
+    Of each path the latest run's version counts; where that run wrote one on several nodes, each keeps its own. Files
+    that only say in their name which rank or node they are of lie where they belong.
+    """
+    age = {run: number for number, run in enumerate(runs, 1)}
+    latest: dict[str, str] = {}
+    uneven = []
+    for path in sorted({path for files in nodes for path in files if not _is_log(path)}):
+        versions = {node: files[path].run for node, files in enumerate(nodes) if path in files}
+        run = max(versions.values(), key=lambda name: age.get(name, 0))
+        if run not in age:
+            continue  # nobody knows who made it: it is as a person wants it
+        latest[path] = run
+        holders = tuple(node for node, its in versions.items() if its == run)
+        if len(holders) < len(nodes):
+            lacking = tuple(node for node in range(len(nodes)) if node not in holders)
+            uneven.append(Uneven(path, run, holders, lacking))
+    of_ranks = find_rank_files(uneven, len(nodes))
+    uneven = [one for one in uneven if one.path not in of_ranks]
+    is_one_run = len({one.run for one in uneven}) <= 1
+    has_all = set(range(len(nodes))).intersection(*(one.holders for one in uneven))
+    files = sorted(latest.items(), key=lambda item: (-age[item[1]], item[0]))
+    return Start(files, uneven, is_one_run or bool(has_all))
+
+
+def _is_log(path: str) -> bool:
+    name = path.rpartition("/")[2]
+    return any(fnmatch.fnmatchcase(name, pattern) for pattern in NOTHING_TO_GO_ON_FROM)
+
+
+def find_rank_files(uneven: Iterable[Uneven], count: int) -> set[str]:
+    """Paths that differ by a rank's or a node's number alone: `rank0.pt` on node0 and `rank1.pt` on node1.
+
+    Of one run, on all of `count` nodes, and numbered in the order of the nodes without a gap: `step-5.pt` and
+    `step-10.pt` are not.
+    """
+    families: dict[tuple[str, str], dict[str, tuple[int, int]]] = {}
+    for one in uneven:
+        if len(one.holders) == 1:
+            for number in NUMBER.finditer(one.path):
+                masked = one.path[: number.start()] + "#" + one.path[number.end() :]
+                families.setdefault((one.run, masked), {})[one.path] = (one.holders[0], int(number[0]))
+    found: set[str] = set()
+    for members in families.values():
+        placed = sorted(members.values())
+        if [number for _, number in placed] == list(range(len(placed))) and len({node for node, _ in placed}) == count:
+            found |= members.keys()
+    return found
+
+
+@dataclass(frozen=True)
+class Launch:
+    """The run that is about to start, as far as this module needs it."""
+
+    clients: Sequence[AgentClient]
+    """Of the nodes that it uses, in order."""
+    tree: str
+    row: RunRow
+    outs: Sequence[str]
+    is_training: bool
+    """Whether its nodes work together on one thing: `train`, and not `run`."""
+    resumes: bool
+
+
+def prepare_start(ctx: Context, launch: Launch, progress: Progress) -> None:
+    """Say what the run goes on from, and put on every node what only some have.
+
+    Raises UsageError where the nodes differ and that cannot be, NodeError, LocalDisk.
+    """
+    rows = _rows_by_name(ctx)
+    nodes = _list_made(ctx, launch, progress)
+    start = decide_start(nodes, list(rows))
+    if start.uneven and not launch.is_training:
+        ctx.out.say(f"note: {_describe_uneven(start.uneven)}; {TWO_WAYS}")
+    elif start.uneven and (start.is_one_state or launch.resumes):
+        with progress.during("putting on every node what only some have"):
+            absent = _even_out(launch, nodes, start.uneven, rows, progress)
+        if absent and not launch.resumes:
+            raise UsageError(f"{_describe_uneven(absent)}, and is not home in {rows[absent[0].run].home}", TWO_WAYS)
+        now = f"now on every node, and the run goes on from there; {FRESH_HINT}"
+        say = f"not home, so it stays there; {FRESH_HINT}" if absent else "now on every node" if launch.resumes else now
+        ctx.out.say(f"{_describe_uneven(absent or start.uneven, 'lay')}: {say}")
+    elif start.uneven:
+        raise UsageError(f"the nodes have files of different runs: {_describe_uneven(start.uneven)}", TWO_WAYS)
+    elif start.files and not launch.resumes:
+        everywhere = all(path in files for path, _ in start.files for files in nodes)
+        where = "node0" if len(nodes) == 1 else "every node" if everywhere else "the nodes that made it"
+        ctx.out.say(f"goes on from {_describe(start.files)} (on {where}); {FRESH_HINT}")
+
+
+def clear_start(ctx: Context, launch: Launch, progress: Progress) -> None:
+    """Take off the nodes what earlier runs made, once all of it is home.
+
+    Raises UsageError where something cannot come home, NodeError, LocalDisk.
+    """
+    rows = _rows_by_name(ctx)
+    listed = _list_made(ctx, launch, progress)
+    nodes = [{path: file for path, file in files.items() if file.run in rows} for files in listed]
+    with progress.during("looking whether what earlier runs made is home"):
+        places = _bring_home(launch, nodes, rows, progress)
+    for node, files in enumerate(nodes):
+        if missing := [path for path in files if (node, path) not in places]:
+            path, run = missing[0], files[missing[0]].run
+            raise UsageError(
+                f"{printable_path(path)} of {run} on node{node} is not home, and --fresh would lose it",
+                f"`gpuops pull {run}` fetches what it can; else copy it from the node: gpuops ssh",
+            )
+
+    def discard(numbered: tuple[AgentClient, NodeFiles]) -> None:
+        client, files = numbered
+        if files:
+            rows = [[path, file.size, file.mtime_ns] for path, file in files.items()]
+            client.call("discard", timeout=LIST_TIMEOUT_S, tree=launch.tree, files=rows)
+
+    with progress.during("taking off the nodes what earlier runs made"):
+        on_each(discard, list(zip(launch.clients, nodes, strict=True)))
+    taken = sorted({(path, file.run) for files in nodes for path, file in files.items()})
+    if taken:
+        ctx.out.say(f"starts afresh: {_describe(taken)} taken off the nodes; all of it is home")
+    else:
+        ctx.out.say("starts afresh: there is nothing of earlier runs on the nodes")
+
+
+def _rows_by_name(ctx: Context) -> dict[str, RunRow]:
+    """All runs, the oldest first."""
+    return {row.name: row for row in sorted(ctx.ledger.runs(), key=lambda row: row.id)}
+
+
+def _list_made(ctx: Context, launch: Launch, progress: Progress) -> list[dict[str, EarlierFile]]:
+    """What each node has of earlier runs. Nothing is asked where there were none, nor of an agent that cannot say."""
+    before = [run for run in ctx.ledger.runs(cluster=launch.row.cluster) if run.id < launch.row.id]
+    names = [run.name for run in sorted(before, key=lambda run: run.id) if run.tree == launch.tree]
+    if not names:
+        return [{} for _ in launch.clients]
+    patterns = list(dict.fromkeys([*DEFAULT_OUTS, *launch.outs]))
+
+    def ask(client: AgentClient) -> dict[str, EarlierFile]:
+        answer: MadeFiles = client.call("made", timeout=LIST_TIMEOUT_S, tree=launch.tree, patterns=patterns, runs=names)
+        return {path: EarlierFile(size, mtime, run, back) for path, size, mtime, run, back in answer.files}
+
+    with progress.during("looking for what earlier runs made"):
+        try:
+            return on_each(ask, list(launch.clients))
+        except NodeRefused as refusal:
+            if refusal.kind != RefusalKind.UNKNOWN_VERB:
+                raise
+    return [{} for _ in launch.clients]
+
+
+def _even_out(
+    launch: Launch,
+    nodes: Sequence[NodeFiles],
+    uneven: Sequence[Uneven],
+    rows: Mapping[str, RunRow],
+    progress: Progress,
+) -> list[Uneven]:
+    """Put the latest version of each file on the nodes that lack it, from home. Returns those that are not home."""
+    wanted = [
+        {one.path: files[one.path] for one in uneven if one.holders[0] == node} for node, files in enumerate(nodes)
+    ]
+    places = _bring_home(launch, wanted, rows, progress)
+    by_run: dict[str, dict[int, dict[str, str]]] = {}
+    for one in uneven:
+        place = places.get((one.holders[0], one.path))
+        for node in one.lacking if place else ():
+            by_run.setdefault(one.run, {}).setdefault(node, {})[one.path] = str(place)
+    for run, chosen in by_run.items():
+        put_files(launch.tree, rows[run], [(launch.clients[node], files) for node, files in chosen.items()])
+    return [one for one in uneven if (one.holders[0], one.path) not in places]
+
+
+def _bring_home(
+    launch: Launch, nodes: Sequence[NodeFiles], rows: Mapping[str, RunRow], progress: Progress
+) -> dict[tuple[int, str], str]:
+    """(node, path) -> place in the `out/` of the run that made the file; fetched where it is not home. What cannot be
+    fetched has no place. Raises NodeError, LocalDisk."""
+    places = {}
+    for run in dict.fromkeys(file.run for files in nodes for file in files.values()):
+        its = [{path: file for path, file in files.items() if file.run == run} for files in nodes]
+        home = RunHome(rows[run].home)
+        at_home = find_places(home, its)
+        absent = {(node, path) for node, files in enumerate(its) for path in files} - at_home.keys()
+        absent = {(node, path) for node, path in absent if not its[node][path].restored}
+        if absent:
+            clients = {node: launch.clients[node] for node, _ in absent}
+            patterns = sorted({"./" + glob.escape(path) for _, path in absent})
+            fetch(clients, run, launch.tree, patterns, home, final=True, progress=progress)
+            at_home = find_places(home, its)
+        places.update(at_home)
+    return places
+
+
+def find_places(home: RunHome, nodes: Sequence[NodeFiles]) -> dict[tuple[int, str], str]:
+    """(node, path) -> place in `out/` of exactly that version, as gpuops wrote it there; without those that are not."""
+    out = OutFolder(home)
+    memory = out.memory()
+    places = {}
+    for node, files in enumerate(nodes):
+        for path, file in files.items():
+            versions = memory.held.get(path, {})
+            held = versions.get(node)
+            if file.restored and versions:
+                held = held or versions[min(versions)]
+            if held is None or (not file.restored and held.stamp != (file.size, file.mtime_ns)):
+                continue
+            written, now = memory.written.get(held.place), read_stamp(out.folder, held.place)
+            if written and now and now == written.stamps[-1] and now[0] == file.size:
+                places[node, path] = held.place
+    return places
+
+
+def _describe(files: Sequence[tuple[str, str]]) -> str:
+    return first_few([f"{printable_path(path)} of {run}" for path, run in files], MAX_NAMED)
+
+
+def _describe_uneven(uneven: Sequence[Uneven], verb: str = "lies") -> str:
+    """`snapshot.pt of multigpu-1 lies on node0 alone (and 2 more files)`; of several nodes: how many have it."""
+    first = uneven[0]
+    has = f"node{first.holders[0]} alone" if len(first.holders) == 1 else plural(len(first.holders), "node") + " only"
+    more = f" (and {plural(len(uneven) - 1, 'more file')})" if len(uneven) > 1 else ""
+    return f"{printable_path(first.path)} of {first.run} {verb} on {has}{more}"
