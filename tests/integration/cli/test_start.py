@@ -16,7 +16,7 @@ SCRIPT = MEETS + (
     "print('begins at', begin)\n"
     "rank == '0' and snapshot.write_text(str(begin + 10))\n"
 )
-FIRST = ("train", "multigpu", "--gpus", "2", "a.py")
+FIRST = ("train", "multigpu", "--gpus", "1", "a.py")
 BOTH = ("train", "multinode", "--nodes", "2", "--gpus", "1")
 
 
