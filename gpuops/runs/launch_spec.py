@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import posixpath
 import re
+import shlex
 from collections.abc import Sequence
 from dataclasses import replace
 from typing import Any
@@ -79,6 +80,11 @@ def rank_command(request: RunRequest, python: str) -> list[str]:
     script = request.script or ""
     # Python would take a script whose name starts with a dash for an option.
     return [python, f"./{script}" if script.startswith("-") else script, *request.argv]
+
+
+def line_to_start_once(request: RunRequest) -> str:
+    """What to type for a program that starts its own ranks: it is started once, and not by torchrun."""
+    return shlex.join(["gpuops", "run", "--", *rank_command(request, "python")])
 
 
 def _here(node: NodeFacts, parts: Sequence[NodeFacts]) -> dict[str, int]:

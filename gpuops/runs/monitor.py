@@ -27,12 +27,11 @@ from gpuops.nodes.session import ClusterSession
 from gpuops.runs import taken_over
 from gpuops.runs.follow import Follower, make_follower
 from gpuops.runs.graceful_stop import show_stopping, stop_nodes
-from gpuops.runs.launch_spec import request_of
+from gpuops.runs.launch_spec import line_to_start_once, request_of
 from gpuops.runs.logs.home_tail import Filter, HomeTail
 from gpuops.runs.logs.lines import STREAM
 from gpuops.runs.results.collect import fetch_now
 from gpuops.runs.results.url_renewal import UrlRenewal
-from gpuops.runs.script_check import command_to_start_once
 from gpuops.runs.taken_over import TakenOver
 from gpuops.sync.run_folder import RunHome
 
@@ -204,7 +203,7 @@ def describe_unjoined(request: RunRequest) -> str:
         ends = f"; after {request.join_timeout_s / 60:g} min without a line and without work it ends (--join-timeout)"
     return (
         "no rank has joined the others yet: the program still imports or prepares, or it starts its own processes, "
-        f"and then is for {command_to_start_once(request)}{ends}"
+        f"and then is for {line_to_start_once(request)}{ends}"
     )
 
 

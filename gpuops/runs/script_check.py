@@ -14,6 +14,7 @@ from collections.abc import Iterator, Sequence
 from gpuops.core.errors import UsageError
 from gpuops.core.files import read_small
 from gpuops.core.run_models import RunRequest
+from gpuops.runs.launch_spec import line_to_start_once
 from gpuops.sync import upload
 
 MAX_SCRIPT_BYTES = 1_000_000
@@ -52,15 +53,9 @@ def check_script(request: RunRequest, tree: upload.Tree, allow: Sequence[str] = 
     if module is not None and not _runs_alone(request) and starts_its_ranks(module):
         raise UsageError(
             f"{path} starts its own processes, and torchrun would start it once for each rank: they would never meet",
-            f"start it once: {command_to_start_once(request)}"
+            f"start it once: {line_to_start_once(request)}"
             f" (if it can be a rank of torchrun's after all: --send-anyway {shlex.quote(path)})",
         )
-
-
-def command_to_start_once(request: RunRequest) -> str:
-    """The line to type for a program that starts its own ranks."""
-    program = ["-m", request.module] if request.module is not None else [request.script or ""]
-    return shlex.join(["gpuops", "run", "--", "python", *program, *request.argv])
 
 
 def _refuse_unsent(script: str, tree: upload.Tree) -> None:

@@ -12,6 +12,7 @@ from collections.abc import Iterable, Mapping, Sequence
 
 from gpuops.agent.run_documents import Outcome
 from gpuops.core.run_models import RunRequest, Verdict, VerdictOutcome
+from gpuops.runs.launch_spec import line_to_start_once
 from gpuops.runs.outcome import suggested_fixes
 from gpuops.runs.outcome.failure_cause import (
     CULPRIT_WINDOW_S,
@@ -36,10 +37,6 @@ RESUME_HINT = "run it again with `--resume` to continue from the newest snapshot
 SEPARATE_RANKS_HINT = (
     "check that the script calls `torch.distributed.init_process_group` on this kind of machine; "
     "one that starts its ranks itself is for `gpuops run -- python SCRIPT`"
-)
-UNJOINED_HINT = (
-    "a script that starts its ranks itself is for `gpuops run -- python SCRIPT`; one that prepares for longer is given "
-    "the time: --join-timeout MIN"
 )
 QUOTED_CHARS = 100
 """How much of a program's last line is quoted, in characters."""
@@ -84,7 +81,7 @@ def judge(
     several = len(reports) > 1
     deaths = [death for report in reports for death in find_deaths(request.kind, report, several)]
     blamed = find_culprit(deaths, first_node)
-    outside = _ended_from_outside(reports, again)
+    outside = _ended_from_outside(reports, again, request)
     if blamed and blamed.weight == OWN and not (outside and _precedes(outside[0], blamed)):
         return _failed_verdict(blamed, reports, run)
     if outside:
@@ -107,7 +104,9 @@ def is_port_clash(reports: Iterable[NodeReport]) -> bool:
     )
 
 
-def _ended_from_outside(reports: Sequence[NodeReport], again: str) -> tuple[NodeReport, Verdict] | None:
+def _ended_from_outside(
+    reports: Sequence[NodeReport], again: str, request: RunRequest
+) -> tuple[NodeReport, Verdict] | None:
     """What ended the run although no process of it failed: lease, reclaim, loss, stop, in this order."""
     by_end = sorted(reports, key=lambda report: float("inf") if report.ended is None else report.ended)
     for report in by_end:
@@ -129,7 +128,11 @@ def _ended_from_outside(reports: Sequence[NodeReport], again: str) -> tuple[Node
     for report in by_end:
         if report.kind == ReasonKind.UNJOINED:
             say = f"{report.reason.say}: the run was ended"
-            return report, Verdict(VerdictOutcome.UNFORMED, FAILED, say, UNJOINED_HINT, node=report.node)
+            hint = (
+                f"a script that starts its ranks itself is for `{line_to_start_once(request)}`; one that prepares for "
+                "longer is given the time: --join-timeout MIN"
+            )
+            return report, Verdict(VerdictOutcome.UNFORMED, FAILED, say, hint, node=report.node)
     for report in by_end:
         if report.outcome is Outcome.STOPPED and report.kind != ReasonKind.GANG:
             return report, Verdict(VerdictOutcome.STOPPED, STOPPED, "the run was stopped before its end", again)

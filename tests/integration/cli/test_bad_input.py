@@ -14,6 +14,7 @@ from gpuops.ledger.store import Ledger
 from tests.conftest import HANG_S, Shell, until
 from tests.desk import Desk
 from tests.unit.cli.test_bad_input import KEY, TRAIN, Row, expect, expect_document, expect_row, nothing_left
+from tests.unit.runs.test_script_check import SPAWNS
 
 ROWS = [
     Row("nowhere to push", ("push",), "there is no live cluster", "bring one up: gpuops up local"),
@@ -21,6 +22,13 @@ ROWS = [
         "take it out of the ignore file", files={"a.py": "", ".gpuopsignore": "*.py\n"}),
     Row("a script that holds a key", (*TRAIN, "a.py"), "a.py is not sent: a secret of the kind private-key",
         "send it: --send-anyway a.py", files={"a.py": KEY}),
+    Row("a script with a syntax error", (*TRAIN, "--on", "runpod", "a.py"), "a.py line 2 is no Python: expected ':'",
+        "correct it (or send it as it is, for a newer Python on the nodes: --send-anyway a.py)",
+        files={"a.py": "import torch\nfor step in range(3)\n"}),
+    Row("a script that starts its own ranks", ("train", "multigpu", "multigpu.py", "--", "50", "10"),
+        "multigpu.py starts its own processes, and torchrun would start it once for each rank: they would never meet",
+        "start it once: gpuops run -- python multigpu.py 50 10 (if it can be a rank of torchrun's after all: "
+        "--send-anyway multigpu.py)", files={"multigpu.py": SPAWNS}),
 ]  # fmt: skip
 
 

@@ -130,6 +130,31 @@ def test_a_command_fails(shell: Shell) -> None:
     ]
 
 
+ASKS = "import sys; open('a.pt', 'w').close(); print('wandb: Enter your choice:', file=sys.stderr); input()"
+
+
+@pytest.mark.parametrize(
+    ("words", "say", "hint"),
+    [
+        (
+            ("--prelude", "module load cuda", "--", "true"),
+            "the command never began: the prelude line `module load cuda` failed with exit code 127",
+            "correct it, or go on in spite of it: --prelude 'LINE || true'",
+        ),
+        (
+            ("--", "python3", "-c", ASKS),
+            "the command failed with exit code 1",
+            "it asked for input, and nobody can answer there: --secret WANDB_API_KEY, or --env WANDB_MODE=offline; "
+            "what it had made is home: `--resume python3-1` goes on from that",
+        ),
+    ],
+)
+def test_what_a_command_died_of(shell: Shell, words: tuple[str, ...], say: str, hint: str) -> None:
+    done = shell.run("run", *words)
+    assert done.returncode == 1, done.stderr
+    assert last_words(done.stderr)[-2:] == [say, f"hint: {hint}"]
+
+
 def test_one_node_of_two_fails(shell: Shell) -> None:
     program = 'echo on $GPUOPS_NODE_RANK >&2; test "$GPUOPS_NODE_RANK" = 1 && exit 5; sleep 1000'
     done = shell.run("run", "--nodes", "2", "--all-nodes", "--", "sh", "-c", program)

@@ -382,7 +382,7 @@ OUTSIDE: dict[str, tuple[list[NodeReport], Then]] = {
     "no rank joined": (
         [node(0, "stopped", killed(0, 15, after_stop=True), killed(1, 15, after_stop=True), why="unjoined", say=IDLE),
          gang(1, killed(2, 15, after_stop=True), killed(3, 15, after_stop=True), origin=0)],
-        Then(1, "unformed", f"{IDLE}: the run was ended", "`gpuops run -- python SCRIPT`", node=0),
+        Then(1, "unformed", f"{IDLE}: the run was ended", "`gpuops run -- python train.py`", node=0),
     ),
     "torchrun killed": (
         [node(0, "failed", killed(0, 9), killed(1, 9, after_stop=True), why="launcher", code=None, signal=9), GOOD1],
@@ -522,7 +522,7 @@ FORMED: dict[str, tuple[list[NodeReport], Then]] = {
     "all joined": ([GOOD0, GOOD1], Then(0, "done", "all 4 ranks ended well")),
     "none joined, and none said why": (
         joined(False, False, False, False),
-        unformed(f"none of them joined {ASKED}: they printed nothing", "`gpuops run -- python SCRIPT`"),
+        unformed(f"none of them joined {ASKED}: they printed nothing", "`gpuops run -- python train.py`"),
     ),
     "none joined, and all said the same": (
         joined(False, False, False, False, out=("hello\n",) * 4),
