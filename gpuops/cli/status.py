@@ -40,7 +40,7 @@ def status(
     if not (ctx.home / ledger.FILE).exists():  # nothing was ever brought up: no need to open anything
         ctx.out.result("status", {"clusters": [], "guard_refused": {}}, ["nothing is up"])
         return
-    from gpuops.commands.status import cluster_lines, describe_clusters
+    from gpuops.commands.status import cluster_lines, describe_clusters, describe_missing_guards
     from gpuops.guard import guard_heartbeat
 
     clusters = describe_clusters(ctx)
@@ -48,5 +48,8 @@ def status(
     for provider, refusal in refusals.items():
         ctx.out.say(f"note: the guard cannot end what is rented at {provider}: {refusal['say']}")
         ctx.out.say(f"hint: {refusal['hint']}; {guard_heartbeat.describe_renewal(provider)}")
+    for say, hint in describe_missing_guards(ctx):
+        ctx.out.say(f"note: {say}")
+        ctx.out.say(f"hint: {hint}")
     document = {"clusters": [dataclasses.asdict(cluster) for cluster in clusters], "guard_refused": refusals}
     ctx.out.result("status", document, cluster_lines(clusters, width))

@@ -3,16 +3,20 @@
 from __future__ import annotations
 
 import dataclasses
+import time
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from enum import StrEnum
 from typing import TYPE_CHECKING
 
 from gpuops.core.context import Context
-from gpuops.core.errors import GpuopsError
+from gpuops.core.errors import GpuopsError, LocalDisk
 from gpuops.core.format import money, plural, span, table
 from gpuops.core.models import COSTLESS, Resource, ResourceState
 from gpuops.core.parallel import on_each
+from gpuops.guard import guard_heartbeat
+from gpuops.guard.schedule import NOTICE_FAILURES
+from gpuops.guard.start import LOG
 from gpuops.ledger.rows import ClusterState, RunState
 from gpuops.ledger.store import ClusterRow, RunRow
 from gpuops.nodes.gpu_shares import owner, with_virtual
@@ -184,6 +188,20 @@ def _cluster_state(recorded: ClusterState, nodes: Sequence[ResourceState]) -> Sh
     return ShownState.UP if all(state == ResourceState.RUNNING for state in nodes) else ShownState.PARTLY_UP
 
 
+def describe_missing_guards(ctx: Context) -> Iterator[tuple[str, str]]:
+    """Sentence and hint for each cluster whose guard does not work, although one was started, or works in vain."""
+    for row in ctx.ledger.list_guarded():
+        last = guard_heartbeat.read(ctx.home, row.id)
+        if last is None or not guard_heartbeat.works(ctx.home, row.id, time.monotonic()):
+            try:
+                ctx.ensure_guard(row)
+            except LocalDisk as error:
+                yield f"no guard works for {row.name}: {error.message}", error.hint
+        elif last.failures >= NOTICE_FAILURES:
+            say = f"the guard of {row.name} works in vain: its last {last.failures} attempts failed"
+            yield say, f"{ctx.home / LOG} says why; `gpuops down {row.name}` ends it"
+
+
 def cluster_lines(clusters: Sequence[ClusterReport], width: int | None = None) -> list[str]:
     """One table, and below it the live runs and the nodes that are not running; one sentence where nothing is up."""
     if not clusters:
@@ -210,9 +228,11 @@ def _table_row(cluster: ClusterReport) -> dict[str, str]:
 
 
 def _format_end(cluster: ClusterReport) -> str:
-    """The next certain end, in a few words."""
+    """The next certain end, in a few words; `overdue by 1:10 min` where it has passed and something is left."""
     if cluster.hard_end is not None:
-        return f"in {span(cluster.hard_end - cluster.created - cluster.age_s)}"
+        left_s = cluster.hard_end - cluster.created - cluster.age_s
+        is_overdue = left_s < 0 and cluster.state is not ShownState.ENDED
+        return f"overdue by {span(-left_s)}" if is_overdue else f"in {span(left_s)}"
     if cluster.idle_s:
         return f"{span(cluster.idle_s)} idle"
     return "with its run" if cluster.ephemeral else "by hand"

@@ -9,6 +9,7 @@ of it is listed any more.
 
 from __future__ import annotations
 
+import dataclasses
 import os
 import signal
 import sqlite3
@@ -27,7 +28,7 @@ from gpuops.core.errors import AuthFailed, GpuopsError
 from gpuops.core.platform import HERE
 from gpuops.core.polling import Clock, Poller
 from gpuops.guard import guard_heartbeat
-from gpuops.guard.schedule import ATTEMPT_S, Job, next_job, retry_pause_s
+from gpuops.guard.schedule import ATTEMPT_S, NOTICE_FAILURES, Job, next_job, retry_pause_s
 from gpuops.guard.start import command, ensure, last_words
 from gpuops.ledger.rows import ClusterState
 
@@ -37,8 +38,6 @@ if TYPE_CHECKING:
 
 TICK_S = 1.0
 """From one round to the next: how soon a dead owner process or the end of a lease is noticed."""
-NOTICE_FAILURES = 3
-"""After this many failed attempts in a row a notice says so to the next command."""
 ATTEMPT_FAILED = 3
 """Exit status of an attempt that is to be made again, and has said why; another one could not even say that."""
 CHILD_EXIT_TIMEOUT_S = 3600.0
@@ -186,7 +185,8 @@ class Guard:
             self._cleared = True
             self._start(Job.CLEAR)
         if self._beat and self._clock.monotonic() - self._beat.at >= guard_heartbeat.BEAT_INTERVAL_S:
-            self._beat = guard_heartbeat.beat(self._home, self._cluster, self._beat)
+            now = dataclasses.replace(self._beat, failures=self._failures)
+            self._beat = guard_heartbeat.beat(self._home, self._cluster, now)
         return (row is not None and is_wanted) or self._finishes()
 
     def wanted_row(self) -> ClusterRow | None:

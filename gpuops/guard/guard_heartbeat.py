@@ -53,6 +53,8 @@ class Heartbeat:
     that one has completed a round."""
     has_begun: bool = True
     """Whether a round was completed; False: this guard has only taken the lock then."""
+    failures: int = 0
+    """How many of its attempts have failed in a row."""
     code: InstalledCode | None = None
     """What this guard began with; None: an earlier gpuops, which does not say."""
 
@@ -102,10 +104,16 @@ def start(home: Path, row: ClusterRow, environ: Mapping[str, str]) -> Heartbeat:
 def beat(home: Path, cluster: int, last: Heartbeat) -> Heartbeat:
     """Write down that a round is completed now. A full disk keeps no guard from its work."""
     now = dataclasses.replace(last, pulse=pulse())
-    process = [now.process.pid, now.process.start]
-    document = {"process": process, "keys": now.keys, "rented": now.rented, "has_begun": now.has_begun}
-    code = {"code": [now.code.folder, now.code.digest]} if now.code else {}
-    _write(_path(home, cluster), {**document, **now.pulse.document(), **code})
+    document = {
+        "process": [now.process.pid, now.process.start],
+        "keys": now.keys,
+        "rented": now.rented,
+        "has_begun": now.has_begun,
+        "failures": now.failures,
+        "code": [now.code.folder, now.code.digest] if now.code else None,
+        **now.pulse.document(),
+    }
+    _write(_path(home, cluster), document)
     return now
 
 
@@ -114,15 +122,14 @@ def read(home: Path, cluster: int) -> Heartbeat | None:
     document = _read(_path(home, cluster))
     try:
         pid, started = document["process"]
-        keys, rented, code = dict(document["keys"]), document["rented"], document.get("code")
+        rented, code = document["rented"], document.get("code")
         return Heartbeat(
             Identity(int(pid), float(started)),
             Pulse.parse(document),
-            keys,
+            dict(document["keys"]),
             None if rented is None else dict(rented),
-            has_begun=bool(
-                document.get("has_begun", True)
-            ),  # a guard of an earlier gpuops writes nothing before its first round
+            has_begun=bool(document.get("has_begun", True)),  # an earlier gpuops writes nothing before that
+            failures=int(document.get("failures") or 0),
             code=InstalledCode(*map(str, code)) if code else None,
         )
     except (KeyError, TypeError, ValueError):

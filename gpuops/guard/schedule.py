@@ -16,6 +16,8 @@ LEASE_MARGIN_S = 60.0
 RETRY_S = 30.0
 RETRY_SLOW_S = 300.0
 """The first and the longest pause between attempts that fail."""
+NOTICE_FAILURES = 3
+"""After this many failed attempts in a row a notice says so to the next command."""
 NODE_CHECK_INTERVAL_S = 60.0
 """A cluster that is simply up is checked this often: its nodes may have ended by themselves."""
 ATTEMPT_S = 600.0

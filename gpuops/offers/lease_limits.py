@@ -158,7 +158,10 @@ def parse_span(text: str) -> float:
 
 
 def describe_lease(lease: Lease, now: float, *, ephemeral: bool = False) -> str:
-    """`ends in 2 h 00 min (at 14:30), or after 30:00 min without use`. `ephemeral`: the end of its run ends it, too."""
+    """`ends in 2 h 00 min (at 14:30), or after 30:00 min without use`; later on `overdue by 1:10 min (since 14:30)`.
+    `ephemeral`: the end of its run ends it, too."""
+    if lease.end is not None and now > lease.end:
+        return f"overdue by {span(now - lease.end)} (since {clock_time(lease.end, now)})"
     parts = []
     if lease.end is not None:
         parts.append(f"ends in {span(lease.end - now)} (at {clock_time(lease.end, now)})")

@@ -393,7 +393,7 @@ def test_what_fails_is_told_and_ends_once_it_is_possible(
         assert daemon.run_attempt(world.home, lab, Job.TEND, failures) == daemon.ATTEMPT_FAILED
         assert capsys.readouterr().err.count("Z lab: gpuops-") == 1
         said = told(world)
-        assert ("lab cannot be looked after: gpuops-" in said) is (failures + 1 == daemon.NOTICE_FAILURES), said
+        assert ("lab cannot be looked after: gpuops-" in said) is (failures + 1 == schedule.NOTICE_FAILURES), said
     cloud.play(settle_s=0.0)
     assert daemon.run_attempt(world.home, lab, Job.TEND, 4) == 0
     assert cloud.machines() == []

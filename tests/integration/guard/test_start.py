@@ -9,7 +9,7 @@ from pathlib import Path
 
 import pytest
 
-from tests.conftest import Shell
+from tests.conftest import Shell, until
 
 ROOT = Path(__file__).parents[3]
 WITHOUT_GUARD = """
@@ -45,8 +45,11 @@ def test_nothing_is_rented_where_no_guard_works(shell: Shell, words: tuple[str, 
 def test_what_lives_is_looked_at_and_ended_without_a_guard(shell: Shell) -> None:
     """No command waits for a guard that it does not need."""
     assert shell.run("up", "local", "--name", "lab").returncode == 0
+    until(lambda: not any("guard.daemon" in line for line in shell.processes()), "the end of a guard without a lease")
     done = type_without_guard(shell, "lease", "lab", "--extend", "1h")
     assert "note: the guard of lab ended at once: the disk of its home is gone; the next command" in done.stderr
-    assert json.loads(type_without_guard(shell, "status", "--json").stdout)["clusters"][0]["name"] == "lab"
+    status = type_without_guard(shell, "status", "--json")
+    assert json.loads(status.stdout)["clusters"][0]["name"] == "lab"
+    assert "note: no guard works for lab: the guard of lab ended at once: the disk of its home is gone" in status.stderr
     assert type_without_guard(shell, "down", "lab").returncode == 0
     shell.expect_clean()
