@@ -36,7 +36,7 @@ NODE_FAILED = 4
 RESUME_HINT = "run it again with `--resume` to continue from the newest snapshot that came home"
 SEPARATE_RANKS_HINT = (
     "check that the script calls `torch.distributed.init_process_group` on this kind of machine; "
-    "one that starts its ranks itself is for `gpuops run -- python SCRIPT`"
+    "one that starts its ranks itself is for `{}`"
 )
 QUOTED_CHARS = 100
 """How much of a program's last line is quoted, in characters."""
@@ -222,7 +222,7 @@ def _judge_world(request: RunRequest, world_size: int, reports: Sequence[NodeRep
             VerdictOutcome.UNFORMED,
             FAILED,
             f"{say}: {_describe_last_lines(apart)}",
-            suggested_fixes.GPUS if unwilling else SEPARATE_RANKS_HINT,
+            suggested_fixes.GPUS if unwilling else SEPARATE_RANKS_HINT.format(line_to_start_once(request)),
         )
     if together < world_size:
         say = f"{well}, but too soon: gpuops could not tell whether they formed one world of {world_size}"

@@ -130,6 +130,8 @@ def test_a_command_fails(shell: Shell) -> None:
     ]
 
 
+WANDB = "--secret WANDB_API_KEY, or --env WANDB_MODE=offline"
+GOES_ON = "what it had made is home: `--resume python3-1` goes on from that"
 ASKS = "import sys; open('a.pt', 'w').close(); print('wandb: Enter your choice:', file=sys.stderr); input()"
 
 
@@ -144,8 +146,7 @@ ASKS = "import sys; open('a.pt', 'w').close(); print('wandb: Enter your choice:'
         (
             ("--", "python3", "-c", ASKS),
             "the command failed with exit code 1",
-            "it asked for input, and nobody can answer there: --secret WANDB_API_KEY, or --env WANDB_MODE=offline; "
-            "what it had made is home: `--resume python3-1` goes on from that",
+            f"it asked for input, and nobody can answer there: {WANDB}; {GOES_ON}",
         ),
     ],
 )
