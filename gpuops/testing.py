@@ -37,26 +37,33 @@ class ProvisionerContract:
     """Subclass it with a name that pytest collects, and say which provider."""
 
     provider: str
-    env: Mapping[str, str] = os.environ
-    """What the provisioner finds in `contract.Context.env`."""
 
     @pytest.fixture(scope="class")
     @classmethod
-    def wanted(cls) -> Request:
+    def env(cls) -> Mapping[str, str]:
+        """What the provisioner finds in `contract.Context.env`; override it for a fake, whose port is known once it
+        runs."""
+        return os.environ
+
+    @pytest.fixture(scope="class")
+    @classmethod
+    def wanted(cls, env: Mapping[str, str]) -> Request:
         """What is asked for; override it for options of the provider's own. Two nodes show more than one."""
-        able = registry.load_provisioner(cls.provider, contract.Context(OWNER, Path(), cls.env)).capabilities
+        able = registry.load_provisioner(cls.provider, contract.Context(OWNER, Path(), env)).capabilities
         return Request(cls.provider, nodes=2 if able.get("multinode") is True else 1)
 
     @pytest.fixture(scope="class")
     @classmethod
-    def bench(cls, wanted: Request, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Sandbox]:
+    def bench(
+        cls, env: Mapping[str, str], wanted: Request, tmp_path_factory: pytest.TempPathFactory
+    ) -> Iterator[Sandbox]:
         """A home of its own, in which no guard starts: what is left is to be seen, not tidied up."""
         home = tmp_path_factory.mktemp("home")
         ctx = Context(
             home=home,
             owner=OWNER,
             folder=home,
-            env=cls.env,
+            env=env,
             out=LogReporter(sys.stderr),
             signals=Signals(),
             services=WITHOUT_GUARD,

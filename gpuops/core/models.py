@@ -80,9 +80,12 @@ class Request:
     gpus: int | None = None
     gpu_type: str | None = None
     gpu_mem: int | None = None
+    """The least memory of each GPU, in GB as makers count it: an A10G of 22888 MiB has 24."""
     spot: bool = False
     region: str | None = None
     max_price: float | None = None
+    """$/h of all nodes together. The core keeps it: what is offered is not filtered by it, so that the cheapest that
+    fits can be named."""
     image: str | None = None
     timeout_min: float = 20.0
     options: Mapping[str, Any] = field(default_factory=dict)

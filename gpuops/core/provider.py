@@ -128,7 +128,8 @@ class Provisioner(Protocol):
         """
 
     def create(self, offer: Offer, intent: Intent, journal: Journal) -> Sequence[Resource]:
-        """All nodes or none. `journal.will` before and `journal.got` after each effect.
+        """All nodes or none. `journal.will` before and `journal.got` after each effect. As a whole it has no limit of
+        time, unlike all other calls: what a provider has done must be heard.
 
         Returns the resources, machines in node order; does not wait until they run, nor until a provider that makes
         several as one has numbered them (`machines` at `models.Resource`). Name and region given

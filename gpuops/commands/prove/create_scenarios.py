@@ -10,7 +10,7 @@ from gpuops.commands.prove.fault_injection import Announcement, ContractBroken, 
 from gpuops.commands.prove.sandbox import Sandbox, check_answer
 from gpuops.commands.prove.shared_clusters import CreatedCluster, made
 from gpuops.core.format import span
-from gpuops.core.models import Resource, ResourceState
+from gpuops.core.models import COSTLESS, Resource, ResourceState
 
 TOKEN = re.compile(r"[A-Za-z0-9-]{1,48}")
 
@@ -83,6 +83,10 @@ def listing(sandbox: Sandbox) -> str:
     if strange := [item.name for item in listed if not item.name.startswith(f"gpuops-{sandbox.ctx.owner}-")]:
         raise ContractBroken(f"list_owned shows what does not carry our mark: '{strange[0]}'")
     for resource in select_by_tag(listed, sandbox.ctx.owner, cluster.row.name):
+        if resource.is_machine and not resource.data.get("token"):
+            raise ContractBroken(
+                f"{_part(resource.name)} is listed without data['token']: gpuops could take an earlier one for it"
+            )
         if not str(resource.data.get("token") or cluster.row.token).startswith(cluster.row.token):
             raise ContractBroken(
                 f"data['token'] of {_part(resource.name)} is not its journal.will's: gpuops takes it for another's"
@@ -132,14 +136,34 @@ def describe(sandbox: Sandbox) -> str:
 
 
 def destroy(sandbox: Sandbox) -> str:
-    """`destroy` may be called for what is already gone."""
+    """`destroy` asks for the end of all that it is given, and may be called for what is already gone."""
     cluster = made(sandbox)
+    _end_at_one_asking(sandbox, cluster)
     if not sandbox.destroy_until_gone(cluster.row):
         left = _parts([resource.name for resource in sandbox.list_cluster_resources(cluster.row)])
         raise ContractBroken(f"destroy was asked for, and {span(sandbox.core.gone_s)} later {left} is still listed")
     for _ in range(2):
         sandbox.ask("destroy", cluster.resources)
     return "asked again and again, also for what was gone; nothing is listed"
+
+
+def _end_at_one_asking(sandbox: Sandbox, cluster: CreatedCluster) -> None:
+    """Raises ContractBroken where one `destroy` ends some of the machines that it is given, and not the others."""
+    given = sandbox.list_cluster_resources(cluster.row)
+    sandbox.ask("destroy", given)
+    left: list[str] = []
+
+    def is_over() -> bool:
+        listed = sandbox.list_cluster_resources(cluster.row)
+        left[:] = [resource.name for resource in listed if resource.is_machine and resource.state not in COSTLESS]
+        return not left
+
+    count = sum(resource.is_machine for resource in given)
+    if not sandbox.poll_until(sandbox.core.gone_s, is_over) and len(left) < count:
+        raise ContractBroken(
+            f"destroy was given {count} machines, and {span(sandbox.core.gone_s)} later {_parts(left)} still runs: "
+            "each is asked for in one call"
+        )
 
 
 def gone(sandbox: Sandbox) -> str:

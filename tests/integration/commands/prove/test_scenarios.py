@@ -159,6 +159,14 @@ class HasAKeyForToken(Plain):
         return self.machines[machine.id]
 
 
+class HasNoToken(Plain):
+    def add(self, mark: str, intent: Intent) -> Resource:
+        machine = super().add(mark, intent)
+        data = {name: value for name, value in machine.data.items() if name != "token"}
+        self.machines[machine.id] = dataclasses.replace(machine, data=data)
+        return self.machines[machine.id]
+
+
 class ListsTwice(Plain):
     def list_owned(self, owner: str, regions: Sequence[str]) -> Sequence[Resource]:
         return [*super().list_owned(owner, regions)] * 2
@@ -217,6 +225,19 @@ class RaisesOnGone(Plain):
             if self.machines[one.id].state == "ended":
                 raise Rejected("404", "it is gone")
         super().destroy(resources)
+
+
+class EndsTheFirstAlone(Plain):
+    def destroy(self, resources: Sequence[Resource]) -> None:
+        super().destroy(resources[:1])
+
+
+class DeclaresAKeyOfOurs(Plain):
+    credentials = ("GPUOPS_MOON_KEY",)
+
+
+class DeclaresAWord(Plain):
+    credentials: Any = "MOON_KEY"
 
 
 class LiesAboutTheEnd(Plain):
@@ -320,6 +341,7 @@ BROKEN: list[tuple[type[Plain], str, str]] = [
     (OnlyInAllRegions, "list", "asked in moon, list_owned does not show node0, node1"),
     (ListsStrangers, "list", "does not carry our mark: 'production-db'"),
     (HasAKeyForToken, "list", "data['token'] of node0 is not its journal.will's"),
+    (HasNoToken, "list", "node0 is listed without data['token']"),
     (ListsTwice, "list", "shows a thing twice"),
     (ForeignInList, "preflight", "list_owned raised KeyError"),
     (NodeErrorInList, "preflight", "list_owned raised NodeError, no ProviderError"),
@@ -329,6 +351,9 @@ BROKEN: list[tuple[type[Plain], str, str]] = [
     (RaisesOnUnknown, "gone", "no such machine"),
     (RememberForEver, "gone", "is gone, and describe calls it 'running'"),
     (RaisesOnGone, "destroy", "404"),
+    (EndsTheFirstAlone, "destroy", "destroy was given 2 machines, and 30 s later node1 still runs"),
+    (DeclaresAKeyOfOurs, "declares", "names of variables are promised, none begins with GPUOPS_"),
+    (DeclaresAWord, "declares", "credentials is 'MOON_KEY'"),
     (LiesAboutTheEnd, "destroy", "30 s later node0, node1 is still listed"),
     (
         OutlivesItsBootDeadline,
