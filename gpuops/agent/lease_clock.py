@@ -40,8 +40,8 @@ class Lease(NamedTuple):
     idle_s: float | None = None
     """Seconds without a sign of use after which the node ends."""
     boot_wall: float | None = None
-    """When a node ends that no client has taken over since it started: in UTC seconds and, in `boot_mono`, in seconds of
-    this boot's monotonic clock."""
+    """When a node ends that no client has taken over since it started: in UTC seconds and, in `boot_mono`, in seconds
+    of this boot's monotonic clock."""
     boot_mono: float | None = None
 
 

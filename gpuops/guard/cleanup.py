@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Mapping, Sequence
-from contextlib import suppress
+from contextlib import closing, suppress
 from itertools import islice
 
 from gpuops.clusters.teardown import tear_down
@@ -13,6 +13,7 @@ from gpuops.core.errors import ConnectionLost, GpuopsError, MalformedAnswer, Nod
 from gpuops.core.polling import Poller
 from gpuops.core.provider import has_capability, is_rented
 from gpuops.core.reporting import Silent
+from gpuops.guard import lease_time
 from gpuops.ledger.rows import ClusterState, RunState
 from gpuops.ledger.store import ClusterRow, LedgerUnwritable, RowGone, RunRow
 from gpuops.nodes.session import ClusterSession, all_machines_ended, machines_of, open_session, watchdogs_ended
@@ -46,7 +47,7 @@ def clean_up(ctx: Context, cluster: int, *, saving: bool = True) -> None:
     """
     is_owned = _take_cluster(ctx, cluster)
     row = ctx.ledger.cluster(cluster)  # read after that: its former owner may have changed it
-    expired = row.is_overdue(ctx.clock.now())
+    expired = _has_expired(ctx, row)
     at_once = expired and not saving and is_rented(ctx.provisioner(row.provider))
     if row.state is ClusterState.GONE or not (is_owned or expired):
         return
@@ -61,6 +62,38 @@ def clean_up(ctx: Context, cluster: int, *, saving: bool = True) -> None:
         _tear_down(ctx, row, f"{row.name} reached the end of its lease and was ended, before all of it was home")
     else:
         _tend_live(ctx, row, expired)
+
+
+def _has_expired(ctx: Context, row: ClusterRow) -> bool:
+    """Whether a cluster has outlived its lease. Where this computer's clocks cannot tell, since the lease was given
+    before its boot, the nodes are asked; the wall clock counts where none answers."""
+    now = lease_time.read_clocks(ctx.clock)
+    first = lease_time.recall(ctx.home, row, now)
+    if not row.is_overdue(lease_time.lease_time(first, now)):
+        return False
+    if first is None or first.is_sure or row.state is not ClusterState.UP:
+        return True
+    left_s = min(_ask_left_s(ctx, row), first.end - row.created)  # no answer makes a lease longer than it was
+    if left_s <= 0:
+        return True
+    lease_time.write(ctx.home, row.id, lease_time.move_end(first, left_s, now))
+    with suppress(GpuopsError):
+        ctx.ledger.add_notice(
+            f"{row.name} goes on: by this computer's clock its lease is over, by its nodes' it is not"
+        )
+    return False
+
+
+def _ask_left_s(ctx: Context, row: ClusterRow) -> float:
+    """Seconds until the first node's lease ends; 0 where no node that answers has an end."""
+    try:
+        session = open_session(ctx, row, some=True)
+    except Exception:
+        return 0.0  # whatever it is, nothing keeps an end from coming
+    with closing(session):
+        leases = [(hello.lease, skew) for hello, skew in zip(session.hellos, session.skews, strict=True) if hello]
+        ends = [lease.hard_wall + skew for lease, skew in leases if lease and lease.hard_wall is not None]
+        return min(ends, default=0.0) - ctx.clock.now() if ends else 0.0
 
 
 def _tend_live(ctx: Context, row: ClusterRow, expired: bool) -> None:

@@ -27,7 +27,7 @@ from typing import TYPE_CHECKING, Any, Protocol
 from gpuops.core.errors import AuthFailed, GpuopsError
 from gpuops.core.platform import HERE
 from gpuops.core.polling import Clock, Poller
-from gpuops.guard import guard_heartbeat
+from gpuops.guard import guard_heartbeat, lease_time
 from gpuops.guard.schedule import ATTEMPT_S, NOTICE_FAILURES, Job, next_job, retry_pause_s
 from gpuops.guard.start import command, ensure, last_words
 from gpuops.ledger.rows import ClusterState
@@ -151,6 +151,8 @@ class Guard:
         self._token: str | None = None
         """That of the cluster: in a new ledger another one may have its number."""
         self._beat: guard_heartbeat.Heartbeat | None = None
+        self._first_sight: lease_time.FirstSight | None = None
+        """Of the lease's end."""
 
     def watch(self) -> None:
         """Rounds until the cluster needs no guard. A bug does not end the guard either: nothing else is there."""
@@ -196,6 +198,7 @@ class Guard:
             return row
         if row is None or (row.state is ClusterState.GONE and not is_left):
             guard_heartbeat.remove_files(self._home, self._cluster)
+            lease_time.forget(self._home, self._cluster)
         return None
 
     def _look(self) -> tuple[ClusterRow | None, Sequence[RunRow], bool, bool]:
@@ -236,9 +239,18 @@ class Guard:
         self._retry_at = self._clock.monotonic() + (retry_pause_s(self._failures) if status else 0.0)
 
     def _tend(self, row: ClusterRow, runs: Sequence[RunRow]) -> None:
-        now, ran_s = self._clock.now(), self._clock.monotonic() - self._started
-        rested = self._clock.monotonic() >= self._retry_at
-        job = next_job(row, runs, now, ran_s, self._limit_s, working=self._child is not None, rested=rested)
+        clocks, ran_s = lease_time.read_clocks(self._clock), self._clock.monotonic() - self._started
+        self._first_sight = first = lease_time.look(self._home, row, clocks, self._first_sight)
+        job = next_job(
+            row,
+            runs,
+            lease_time.lease_time(first, clocks),
+            ran_s,
+            self._limit_s,
+            working=self._child is not None,
+            rested=self._clock.monotonic() >= self._retry_at,
+            is_sure=first is None or first.is_sure,
+        )
         if job and self._child:
             self._replace(job)
         elif job:

@@ -76,6 +76,9 @@ class FakeClock(Clock):
     def monotonic(self) -> float:
         return self.time
 
+    def since_boot(self) -> float:
+        return self.time
+
     def sleep(self, seconds: float) -> None:
         assert seconds >= 0
         assert len(self.slept) < 20_000, "this waits for ever"
