@@ -10,7 +10,15 @@ from gpuops.clusters import selection
 from gpuops.clusters.home_files import find_unrecorded_clusters
 from gpuops.clusters.teardown import describe_shutdown, tear_down
 from gpuops.core.context import Context
-from gpuops.core.errors import GpuopsError, Interrupted, MalformedAnswer, NodeError, StillBilling, worst_exit_code
+from gpuops.core.errors import (
+    ConnectionLost,
+    GpuopsError,
+    Interrupted,
+    MalformedAnswer,
+    NodeError,
+    StillBilling,
+    worst_exit_code,
+)
 from gpuops.core.reporting import Progress, Silent
 from gpuops.ledger.rows import ClusterState, RunState
 from gpuops.ledger.store import ClusterRow, LedgerUnwritable, RunRow
@@ -179,7 +187,10 @@ def _save_runs(ctx: Context, row: ClusterRow, progress: Progress, failed: list[G
         if isinstance(error, MalformedAnswer) or _have_ended(ctx, row):
             for run in runs:
                 disks = Disks(row, error, ended=not isinstance(error, MalformedAnswer))
-                outcome = finish(ctx, run, disks, Policy(Silent()))
+                try:
+                    outcome = finish(ctx, run, disks, Policy(Silent()))
+                except ConnectionLost as lost:
+                    raise _unsaved_error(row, f"results of {run.name}", lost) from lost
                 ctx.out.say(f"{run.name}: {outcome.verdict.say}; what came home is in {run.home}")
                 if outcome.nonsense:
                     failed.append(_given_up_error(row, run.name, outcome.nonsense))

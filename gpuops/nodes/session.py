@@ -111,7 +111,7 @@ def contact_cluster(
     missed = [index for index, error in failed.items() if not (is_virtual(machines[index]) and _means_ended(error))]
     if len(failed) == len(machines) or (missed and not some):
         session.close()
-        raise _with_cluster_hint(row, failed[min(missed)])
+        raise _with_cluster_hint(row, machines[min(missed)], failed[min(missed)])
     return session
 
 
@@ -200,12 +200,23 @@ def _open_client(paths: NodePaths, machine: Resource, index: int) -> AgentClient
         raise
 
 
-def _with_cluster_hint(row: ClusterRow, error: NodeError) -> NodeError:
-    """Add the command that fetches the results of an ended node, which does not know its cluster's name."""
-    if isinstance(error, NodeRefused) and error.kind == RefusalKind.ENDED:
-        hint = f"what it left comes home with: gpuops down {row.name}; then bring up another"
+def _with_cluster_hint(row: ClusterRow, machine: Resource, error: NodeError) -> NodeError:
+    """Add the command that makes an end of a node, which does not know its cluster's name."""
+    if isinstance(error, NodeRefused) and error.kind in (*ENDED_KINDS, RefusalKind.NO_AGENT):
+        what = "what it left comes home with" if error.kind == RefusalKind.ENDED else "what is left of it ends with"
+        hint = f"{what}: gpuops down {row.name}; then bring up another"
         return NodeRefused(error.message, hint, error.kind, error.data)
+    if isinstance(error, ConnectionLost):
+        error.hint = suggest_giving_up(row, machine, error.hint)
     return error
+
+
+def suggest_giving_up(row: ClusterRow, machine: Resource, hint: str) -> str:
+    """A hint for a machine that is out of reach, with the end of its cluster where it is a host of the user's own: such
+    a host may never come back, and costs nothing."""
+    if machine.bills or machine.data.get("connection") != "ssh" or "gpuops down" in hint:
+        return hint
+    return "; ".join(filter(None, [hint, f"gone for good? gpuops down {row.name} --force"]))
 
 
 def absent_session(row: ClusterRow, machines: Sequence[Resource], error: NodeError) -> ClusterSession:

@@ -10,8 +10,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-import pytest
-
+from gpuops.commands.doctor.examine import CHECKUP_SCRIPT
 from gpuops.core.errors import ConnectionLost
 from gpuops.core.models import ResourceState
 from gpuops.nodes import bootstrap
@@ -92,8 +91,13 @@ class FakeHost:
         if mode == "init":
             self.put_node(NodeRecord("gpuops-0badcafe-lab-0", folder, ResourceState.RUNNING), Path(agent).stem)
             return Program('{"watchdog": 1, "agent": 2}')
-        say = f"no agent answers in {folder}" if folder in self.nodes else f"there is no node in {folder}"
-        return Program(complaint=refusal("no-agent" if folder in self.nodes else "no-node", say), code=1)
+        if folder not in self.nodes:
+            said = ("no-node", f"there is no node in {folder}", "it was removed, or never started")
+        elif self.nodes[folder]["state"] == "ended":
+            said = ("ended", "this node has ended: it was ended", "start a new one")
+        else:
+            said = ("no-agent", f"no agent answers in {folder}", "end this node, then start a new one")
+        return Program(complaint=refusal(*said), code=1)
 
     def _run_script(self, script: str, arguments: Sequence[str]) -> Program:
         if script == bootstrap.INSTALL_SCRIPT:
@@ -119,7 +123,7 @@ class FakeHost:
             self.agents.clear()
             return Program()
         is_there = Path(arguments[0]).stem in self.agents
-        return Program("there\n" if is_there else "")
+        return Program("there\n" if is_there else '{"schema": 1}' if script == CHECKUP_SCRIPT else "")
 
 
 @dataclass
@@ -134,11 +138,3 @@ class FakeConnection:
 
     def close(self) -> None:
         """Nothing is open."""
-
-
-@pytest.fixture
-def host(monkeypatch: pytest.MonkeyPatch) -> FakeHost:
-    """The one that every login by SSH leads to."""
-    fake = FakeHost()
-    monkeypatch.setattr("gpuops.transport.ssh.connect", fake.connect)
-    return fake

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 import json
 import sys
 from collections.abc import Sequence
@@ -20,7 +21,7 @@ from gpuops.core.platform import HERE
 from gpuops.core.provider import has_capability, is_rented
 from gpuops.ledger.store import ClusterRow
 from gpuops.nodes.python import own_pythons
-from gpuops.nodes.session import nodes_of, open_programs
+from gpuops.nodes.session import contact_cluster, nodes_of, open_programs, suggest_giving_up
 from gpuops.offers.billing_account import KEY_ORDER, find_payer, refuse_dotenv
 from gpuops.transport.connect import connect
 from gpuops.transport.connection import ProcessConnection
@@ -131,7 +132,25 @@ def check_cluster(ctx: Context, row: ClusterRow, python: str) -> Report:
                 str(first.data.get("artefact", "")),
             )
         )
-    return Report(examine_places(ctx, places))
+    findings = examine_places(ctx, places)
+    if all(finding.what != "unreached" for finding in findings):
+        return Report([*findings, *_check_agents(row, machines)])
+    return Report([_suggest_giving_up(row, machines[0], finding) for finding in findings])
+
+
+def _check_agents(row: ClusterRow, machines: Sequence[Resource]) -> list[Finding]:
+    """The finding that a node's agent does not answer: no run can start there, whatever its machine has."""
+    try:
+        contact_cluster(row, machines).close()
+    except NodeError as silent:
+        return locate(row.name, [error("agent", silent.message, silent.hint or f"gpuops down {row.name}")])
+    return []
+
+
+def _suggest_giving_up(row: ClusterRow, machine: Resource, finding: Finding) -> Finding:
+    if finding.what != "unreached":
+        return finding
+    return dataclasses.replace(finding, hint=suggest_giving_up(row, machine, finding.hint))
 
 
 def _group_by_machine(machines: Sequence[Resource]) -> list[list[int]]:
