@@ -96,8 +96,6 @@ class Watchdog:
     def __init__(self, node: Node) -> None:
         self._node = node
         self._settings = node.settings()
-        self._host = node.host()
-        """The node whose machine this virtual node shares."""
         self._lease = lease_clock.read_lease(node)
         """The newest that could be read."""
         self._wake = Wake([signal.SIGCHLD, signal.SIGTERM, signal.SIGINT, signal.SIGHUP])
@@ -178,9 +176,10 @@ class Watchdog:
 
     def _has_host_ended(self) -> bool:
         """Whether this is a virtual node, and the node whose machine it shares has ended."""
-        if self._host is None:
+        host = self._node.host()
+        if host is None:
             return False
-        return os.path.exists(self._host.path("ended.json")) or not os.path.exists(self._host.path("node.json"))
+        return os.path.exists(host.path("ended.json")) or not os.path.exists(host.path("node.json"))
 
     def _keep_agent_running(self) -> None:
         processes.reap_orphans()
