@@ -14,13 +14,12 @@ from gpuops.cli.flags import Json, MachineFlags, Yes, with_flags
 from gpuops.cli.help import NamesProvider, example_help
 from gpuops.core.errors import UsageError
 from gpuops.core.format import plural
-from gpuops.core.provider import has_capability, is_rented
+from gpuops.core.provider import is_rented
 
 if TYPE_CHECKING:
     from gpuops.core.context import Context
     from gpuops.core.models import Resource
     from gpuops.ledger.store import ClusterRow
-    from gpuops.offers.lease_limits import EndedBy
 
 HELP = example_help(
     "Bring up a cluster and leave it up.",
@@ -91,16 +90,16 @@ def up(
 def _announce(ctx: Context, row: ClusterRow, machines: Sequence[Resource]) -> None:
     """What is up, until when, and the document for programs."""
     from gpuops.commands import ssh
+    from gpuops.commands.cluster_bill import find_ended_by
     from gpuops.core.format import money
     from gpuops.offers import lease_limits as leases
 
-    is_guarded = ctx.ledger.needs_guard(row) and ctx.try_ensure_guard(row)
     nodes = [{"name": one.name, "address": one.address, "per_hour": one.per_hour} for one in machines]
     now = ctx.clock.now()
     count = plural(len(nodes), "node")
     per_hour = sum(one.per_hour for one in machines if one.bills)
     price = f" at {money(per_hour)}/h" if per_hour else ""
-    ended_by = _find_ended_by(ctx, row, machines, is_guarded=is_guarded)
+    ended_by = find_ended_by(ctx, row, machines)
     ctx.out.result(
         "cluster",
         {
@@ -117,17 +116,6 @@ def _announce(ctx: Context, row: ClusterRow, machines: Sequence[Resource]) -> No
             *([leases.describe_how_to_end(row.name, row.lease, now, ended_by)] if per_hour else []),
         ],
     )
-
-
-def _find_ended_by(ctx: Context, row: ClusterRow, machines: Sequence[Resource], *, is_guarded: bool) -> EndedBy:
-    from gpuops.guard import guard_heartbeat
-    from gpuops.offers.lease_limits import EndedBy
-
-    able = has_capability(ctx.provisioner(row.provider), "self_destruct")
-    if able and all(machine.data.get("ends_itself", True) for machine in machines):
-        return EndedBy.MACHINES
-    has_key = is_guarded and row.provider not in guard_heartbeat.read_refusals(ctx.home, [row])
-    return EndedBy.GUARD if has_key else EndedBy.NOBODY
 
 
 def check_name(name: str) -> None:

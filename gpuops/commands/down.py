@@ -19,6 +19,7 @@ from gpuops.core.errors import (
     StillBilling,
     worst_exit_code,
 )
+from gpuops.core.format import money, span
 from gpuops.core.reporting import Progress, Silent
 from gpuops.ledger.rows import ClusterState, RunState
 from gpuops.ledger.store import ClusterRow, LedgerUnwritable, RunRow
@@ -26,8 +27,12 @@ from gpuops.nodes.session import ClusterSession, all_machines_ended, machines_of
 from gpuops.runs.finish import Policy, RunOutcome, finish
 from gpuops.runs.graceful_stop import stop_and_wait
 from gpuops.runs.results.collect import Agents, Disks
+from gpuops.runs.results.retention import cluster_price
+from gpuops.runs.retries import final_cost
 from gpuops.sync import archive
 from gpuops.sync.pull_edits import save_cluster_edits
+
+CENT = 0.01
 
 
 @dataclass(frozen=True)
@@ -67,6 +72,7 @@ def down(ctx: Context, rows: Sequence[ClusterRow], progress: Progress, *, force:
     names = ", ".join(row.name for row in rows)
     ctx.signals.insist(lambda: ctx.out.say(f"\nstill ending {names}; once more leaves that to the guard"))
     for row in rows:
+        per_hour = cluster_price(ctx, row.id)
         try:
             if row.state is not ClusterState.GONE:
                 deferred += _end_cluster(ctx, row, progress, force, failed)
@@ -84,7 +90,8 @@ def down(ctx: Context, rows: Sequence[ClusterRow], progress: Progress, *, force:
         why = f" ({row.why})" if row.why else ""
         leaves = describe_shutdown(ctx.ledger.list_leftovers(row.id)) if row.state is not ClusterState.GONE else ""
         after = f" already{why}" if row.state is ClusterState.GONE else leaves and f": {leaves}"
-        sentences.append(f"{row.name} is gone{after}")
+        total = "" if row.state is ClusterState.GONE else _describe_total(ctx, row, per_hour)
+        sentences.append(f"{row.name} is gone{after}{total}")
         ctx.out.say(sentences[-1])
     if all(ctx.ledger.cluster(row.id).state is ClusterState.GONE for row in rows):
         _fetch_deferred(ctx, deferred, failed)
@@ -94,6 +101,16 @@ def down(ctx: Context, rows: Sequence[ClusterRow], progress: Progress, *, force:
     if failed:
         raise _say_all_but_worst(ctx, failed)
     return sentences
+
+
+def _describe_total(ctx: Context, row: ClusterRow, per_hour: float) -> str:
+    """What a cluster has cost, at `per_hour` of its machines or its offer's price; empty for less than a
+    cent."""
+    ended = ctx.ledger.cluster(row.id)
+    cost = final_cost(ended, per_hour)
+    return (
+        f"; it cost about {money(cost)} in {span((ended.ended or row.created) - row.created)}" if cost >= CENT else ""
+    )
 
 
 def _fetch_deferred(ctx: Context, deferred: Sequence[DeferredFetch], failed: list[GpuopsError]) -> None:

@@ -239,7 +239,7 @@ def _format_end(cluster: ClusterReport) -> str:
 
 
 def _format_notes(cluster: ClusterReport) -> Iterator[str]:
-    """`digits-3 runs for 12:00 min on 4 ranks, last line 3 s ago`; `node1 does not answer`."""
+    """`digits-3 runs for 12 min on 4 ranks, last line 3 s ago`; `node1 does not answer`."""
     if cluster.doing:
         yield _format_run(cluster.doing)
     if cluster.hard_end is not None and cluster.idle_s:

@@ -11,6 +11,7 @@ from contextlib import suppress
 from dataclasses import dataclass
 
 from gpuops.clusters import creation as clusters
+from gpuops.commands.cluster_bill import describe_bill
 from gpuops.commands.end_after_run import end_after, end_cluster, end_preempted, hand_over
 from gpuops.commands.logs import make_merger
 from gpuops.commands.plan import Job, Plan
@@ -157,7 +158,8 @@ def _leave_to_guard(ctx: Context, session: ClusterSession) -> JobOutcome:
 
 
 def _say_kept(ctx: Context, session: ClusterSession) -> None:
-    ctx.out.say(f"{session.row.name} is kept: `gpuops down {session.row.name}` ends it")
+    name = session.row.name
+    ctx.out.say(f"{name} is kept: {describe_bill(ctx, session.row.id) or f'`gpuops down {name}` ends it'}")
 
 
 def _open_session(ctx: Context, plan: Plan, approval: PriceApproval) -> ClusterSession:
@@ -219,7 +221,7 @@ def _run_on(attempt: RunAttempt, session: ClusterSession) -> JobOutcome:
     if job.retries:  # the hint to use --retries is for those who have not
         verdict = dataclasses.replace(run.verdict, hint=run.verdict.hint.removesuffix(RETRIES_HINT))
         run = dataclasses.replace(run, verdict=verdict)
-    outcome = _job_outcome(ctx, run)
+    outcome = _job_outcome(ctx, run, "" if attempt.owns_cluster else describe_bill(ctx, session.row.id))
     outcome.finished, outcome.record_again = (row.id if run.may_destroy else None), run.record_again
     outcome.loss = retries.find_preemption(row, session.row, run) if job.retries else None
     return outcome
@@ -300,11 +302,12 @@ def _describe_placement(prepared: Prepared) -> str:
     return f"{on}, {plural(ranks, 'rank')}" if prepared.request.kind == "torchrun" else on
 
 
-def _job_outcome(ctx: Context, run: RunOutcome) -> JobOutcome:
+def _job_outcome(ctx: Context, run: RunOutcome, bill: str) -> JobOutcome:
+    """What is printed last. `bill`: what a cluster that stays costs."""
     verdict = run.verdict
     code = Interrupted.exit_code if ctx.signals.count else verdict.exit_code
     document = {**run.record.document(), "exit_code": code}
-    last = [*format_receipt(run.record), *filter(None, [tensorboard_command(run.home, ctx.folder)])]
+    last = [*format_receipt(run.record, bill), *filter(None, [tensorboard_command(run.home, ctx.folder)])]
     if verdict.tail and verdict.exit_code:
         last += ["", *verdict.tail.splitlines()]
     last += [verdict.say + (f"\nhint: {verdict.hint}" if verdict.hint else "")]

@@ -127,6 +127,12 @@ class RunFacts(dict[str, Any]):
         """The preemptions before it (`retries.Loss.document`)."""
         return self.get("retries") or []
 
+    @property
+    def hosts(self) -> list[str]:
+        """The user's own hosts that its nodes were on; empty for machines that were rented, or this one."""
+        hosts = self.get("hosts")
+        return [str(host) for host in hosts] if isinstance(hosts, list) else []
+
     def text(self, name: str) -> str:
         """A fact that is only shown: `commit`, `image`, `torch`; empty where it is not known."""
         return str(self.get(name) or "")

@@ -138,6 +138,7 @@ def prepare(
             "cluster": session.row.name,
             "per_hour": sum(machine.per_hour for machine in session.machines),
             "skews": session.skews,
+            "hosts": _name_hosts(session),
         },
         owner_process=ctx.me,
         now=ctx.clock.now(),
@@ -150,6 +151,12 @@ def prepare(
     except BaseException as error:
         record_not_started(ctx, row, error)
         raise
+
+
+def _name_hosts(session: ClusterSession) -> list[str]:
+    """The hosts of a cluster by the user's own names for them, where these say more than the provider's."""
+    hosts = dict.fromkeys(machine.region for machine in session.machines if not machine.bills)
+    return list(hosts) if session.row.provider == "ssh" else []
 
 
 def record_not_started(ctx: Context, row: RunRow, error: BaseException) -> None:

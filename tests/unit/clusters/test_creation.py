@@ -32,6 +32,7 @@ from gpuops.core.errors import (
     Unknown,
     UsageError,
 )
+from gpuops.core.format import clock_time, money
 from gpuops.core.models import Intent, Journal, Lease, Offer, Price, Problem, Request, Resource
 from gpuops.core.polling import Clock
 from gpuops.nodes.session import ClusterSession
@@ -291,12 +292,16 @@ def test_one_question_for_what_may_come_in_its_place_as_well(
     world.yes = False
     asked: list[str] = []
     world.out = Yes(asked)
+    now = world.clock.now()
+    latest = clock_time(now + 24 * 3600 + TWO.timeout_min * 60, now)
     with pytest.raises(NoCapacity) as caught:
         up(world, request=dataclasses.replace(TWO, max_price=max_price))
     dearest = "$40.00" if max_price else "$2.90"
     assert [question.split(", ")[1] for question in asked] == [
-        f"$2.00/h (or up to {dearest}/h where that cannot be had): go?"
+        f"$2.00/h (or up to {dearest}/h where that cannot be had); until {latest} at the latest"
     ]
+    hours = 24.0 + TWO.timeout_min / 60
+    assert asked[0].endswith(f", {money(hours * (40.0 if max_price else 2.9))} at most: go?")
     assert cloud.calls().count("create") == (3 if max_price else 2)
     assert ("allow it: --max-price 40.00" in caught.value.hint) is (max_price is None)
     assert_nothing_left(cloud, world)

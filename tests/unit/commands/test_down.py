@@ -65,6 +65,18 @@ def test_every_cluster_is_ended_before_anything_is_fetched(
     assert said == ["one is gone", "two is gone", "note: node0 could not keep 2 files"]
 
 
+def test_the_end_tells_the_total(world: Context, order: list[str]) -> None:
+    first, second = clusters(world)
+    world.ledger.set_cluster(first.id, offer={"prices": [{"what": "pod", "per_hour": 1.6}]}, created=time.time() - 7800)
+    world.ledger.set_cluster(second.id, offer={"prices": [{"what": "pod", "per_hour": 1.6}]})
+    rows = [world.ledger.cluster(first.id), world.ledger.cluster(second.id)]
+    assert down(world, rows, Silent(), force=False) == [
+        "one is gone; it cost about $3.47 in 2 h 10 min",
+        "two is gone",
+    ], "less than a cent is not worth a word"
+    assert order[:2] == ["end one", "end two"]
+
+
 def test_one_that_may_still_bill_is_said_at_once(
     world: Context, order: list[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -58,9 +58,9 @@ def test_what_a_rented_cluster_has_cost_and_when_it_ends() -> None:
     assert status.cluster_lines([cluster(**RENTED, doing=doing), cluster(name="here", idle_s=600.0)], 80) == [
         "NAME  PROVIDER  NODES  STATE  AGE         $/H    COST   ENDS",
         "lab   runpod    1      up     2 h 05 min  $3.94  $8.20  in 21 h 55 min",
-        "here  ssh       1      up     5 s         -      free   10:00 min idle",
-        "lab: digits-3 runs for 12:00 min on 4 ranks, last line 3 s ago",
-        "lab: ends after 30:00 min without use, too",
+        "here  ssh       1      up     5 s         -      free   10 min idle",
+        "lab: digits-3 runs for 12 min on 4 ranks, last line 3 s ago",
+        "lab: ends after 30 min without use, too",
     ]
 
 
@@ -105,7 +105,7 @@ def test_a_cluster_of_a_run_ends_with_it() -> None:
     ends = [
         status._format_end(cluster(**lease)) for lease in ({}, {"ephemeral": True}, {"ephemeral": True, "idle_s": 60.0})
     ]
-    assert ends == ["by hand", "with its run", "1:00 min idle"]
+    assert ends == ["by hand", "with its run", "1 min idle"]
 
 
 @pytest.mark.parametrize(

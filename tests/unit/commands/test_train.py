@@ -10,12 +10,13 @@ import pytest
 
 from gpuops.clusters.selection import Choice
 from gpuops.commands import train
+from gpuops.commands.cluster_bill import describe_bill
 from gpuops.commands.end_after_run import end_cluster
 from gpuops.commands.plan import Job, Plan, Size
 from gpuops.commands.train import RunAttempt
 from gpuops.core.context import Context
 from gpuops.core.errors import Interrupted, LocalDisk, NodeError, StillBilling
-from gpuops.core.models import Lease, Request
+from gpuops.core.models import MACHINE, Lease, Request, Resource, ResourceState
 from gpuops.core.reporting import Silent
 from gpuops.core.run_models import RunRequest
 from gpuops.core.settings import Settings
@@ -100,6 +101,19 @@ def test_who_is_left_without_a_guard_is_told(world: Context, monkeypatch: pytest
     assert end_cluster(world, live, "its run ended") == 4
     why = "the guard cannot be started: Resource temporarily unavailable"
     assert said == [f"note: {why}; the next command tries again, and `gpuops down lab` ends it"] * 2
+
+
+def test_a_cluster_that_stays_says_what_it_bills_and_who_ends_it(
+    world: Context, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    row = add_cluster(world)
+    assert describe_bill(world, row.id) == ""
+    pod = Resource(kind=MACHINE, id="p", region="", name="p", bills=True, state=ResourceState.RUNNING, per_hour=1.09)
+    world.ledger.got(row.id, pod)
+    monkeypatch.setattr("gpuops.commands.cluster_bill.has_capability", lambda *_: True)
+    monkeypatch.setattr(world, "services", dataclasses.replace(world.services, ensure_guard=lambda *_: None))
+    said = describe_bill(world, row.id)
+    assert said.startswith("lab goes on at $1.09/h: `gpuops down lab` ends it")
 
 
 @pytest.mark.parametrize("error", [NodeError("the push failed", "try again"), Interrupted("interrupted", "")])

@@ -358,7 +358,7 @@ BROKEN: list[tuple[type[Plain], str, str]] = [
     (
         OutlivesItsBootDeadline,
         "boot-deadline",
-        "nobody logged in, and 30:00 min later the provider still has a machine",
+        "nobody logged in, and 30 min later the provider still has a machine",
     ),
     (DiesYoung, "boot-deadline", "before its boot deadline"),
     (OffersMake, "offers", "offers has made something: machine"),

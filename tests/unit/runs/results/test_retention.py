@@ -46,7 +46,7 @@ def test_what_stays_up_by_its_users_word_is_not_ended_sooner_for_holding_results
         ),
         (7200.0, Lease(NOON + 5400), "by 13:30 (local time), when the lease ends"),
         (7200.0, Lease(None, 1800.0, NOON + 7200), "by 14:00 (local time), when the lease ends"),
-        (600.0, Lease(None, 1800.0), "within 10:00 min after the run's end"),
+        (600.0, Lease(None, 1800.0), "within 10 min after the run's end"),
     ],
 )  # fmt: skip
 def test_the_clock_is_named_where_it_is_known(hold: float, lease: Lease, words: str) -> None:
