@@ -21,6 +21,7 @@ from gpuops.core.provider import (
     TellsPayer,
     TellsPolicy,
     TellsQuota,
+    TellsTime,
     credential,
 )
 
@@ -38,5 +39,6 @@ __all__ = [
     "TellsPayer",
     "TellsPolicy",
     "TellsQuota",
+    "TellsTime",
     "credential",
 ]

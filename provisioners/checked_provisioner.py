@@ -105,6 +105,14 @@ class CheckedProvisioner:
             payer = None
         return payer if isinstance(payer, Payer) else Payer("", "")
 
+    def provider_time(self) -> float | None:
+        tell: Callable[[], float | None] | None = getattr(self.inner, "provider_time", None)
+        try:
+            told = None if tell is None else tell()
+        except Exception:
+            return None
+        return float(told) if isinstance(told, int | float) and math.isfinite(told) else None
+
     def last_words(self, resource: Resource) -> str:
         tell: Callable[[Resource], str] | None = getattr(self.inner, "last_words", None)
         return "" if tell is None else self._limited(lambda: str(tell(resource)))

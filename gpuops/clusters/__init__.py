@@ -2,6 +2,7 @@
 
 selection      which cluster a command means: a pure decision
 creation       offers are tried until machines exist and answer; what was half made is undone
+provider_clock whose clock says when a machine ends that never gets ready
 readiness      one loop with one deadline until created machines are nodes that answer
 virtual_nodes  several nodes on one machine
 teardown       destroy and list repeatedly, until nothing of a cluster costs money

@@ -12,6 +12,7 @@ from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager, suppress
 
 from gpuops.clusters.home_files import record_rented
+from gpuops.clusters.provider_clock import clock_error_s, warn_of_clock
 from gpuops.clusters.readiness import wait_ready
 from gpuops.clusters.teardown import POLL_SLOW_S, describe_shutdown, destroy_cluster, list_resources, tear_down
 from gpuops.core.context import Context
@@ -29,7 +30,7 @@ from gpuops.core.errors import (
 from gpuops.core.format import money, span
 from gpuops.core.models import COSTLESS, Intent, Offer, Payer, Problem, Request, Resource
 from gpuops.core.polling import Poller
-from gpuops.core.provider import Provisioner, is_rented
+from gpuops.core.provider import LoadedProvisioner, Provisioner, is_rented
 from gpuops.ledger.store import ClusterRow, LedgerJournal, LedgerUnwritable
 from gpuops.nodes import bootstrap
 from gpuops.nodes.session import ClusterSession, machines_of, send_lease
@@ -295,6 +296,7 @@ def bring_up(
         ctx.ensure_guard(row)
         if rented:
             record_rented(ctx.home, request.provider)
+        warn_of_clock(ctx, provisioner)
         intent = Intent(ctx.owner, row.name, row.token, row.boot_deadline, agent)
         while True:
             try:
@@ -338,7 +340,7 @@ def bring_up(
 
 
 def _create_first_available(
-    ctx: Context, provisioner: Provisioner, offers: Sequence[Offer], row: ClusterRow, intent: Intent, terms: Terms
+    ctx: Context, provisioner: LoadedProvisioner, offers: Sequence[Offer], row: ClusterRow, intent: Intent, terms: Terms
 ) -> Offer:
     """Try offer after offer. A failed one leaves nothing behind before the next is tried. Raises NoCapacity, and
     QuotaExceeded where each of them was refused for its quota."""
@@ -351,12 +353,13 @@ def _create_first_available(
             continue
         terms.announce(row, offer)
         now = ctx.clock.now()
-        bounded = dataclasses.replace(intent, boot_deadline=terms.boot_end(offer, now))
+        boot_end = terms.boot_end(offer, now)
+        bounded = dataclasses.replace(intent, boot_deadline=boot_end + clock_error_s(ctx, provisioner))
         # What came to nothing has cost nothing: time and money count from this attempt on.
         ctx.ledger.set_cluster(
             row.id,
             offer=dataclasses.asdict(offer) | payer_record(terms.payer(offer)),
-            boot_deadline=bounded.boot_deadline,
+            boot_deadline=boot_end,
             lease=terms.lease(offer.per_hour, now),
             created=now,
         )

@@ -209,6 +209,16 @@ class TellsPayer(Protocol):
         """
 
 
+class TellsTime(Protocol):
+    """What a provisioner may have besides, whose machines end at `Intent.boot_deadline` by a clock that is not this
+    computer's."""
+
+    def provider_time(self) -> float | None:
+        """The provider's time now (UTC seconds), as its last answer told it (HTTP's `Date`); None before there was
+        one. Asks nobody. Where this computer's clock is wrong by more than a minute, `boot_deadline` goes by it.
+        """
+
+
 class TellsLogs(Protocol):
     """What a provisioner of rented machines may have besides."""
 
@@ -283,6 +293,9 @@ class LoadedProvisioner(Provisioner, Protocol):
 
     def payer(self, request: Request, patience_s: float = 0.0) -> Payer | None:
         """`TellsPayer.payer`; else None. Never raises: on an error the payer is empty."""
+
+    def provider_time(self) -> float | None:
+        """`TellsTime.provider_time`; else None. Never raises."""
 
     def last_words(self, resource: Resource) -> str:
         """`TellsLogs.last_words`; else empty."""

@@ -159,6 +159,9 @@ class RunpodProvisioner:
 
     # What else can be asked.
 
+    def provider_time(self) -> float | None:
+        return self._api.server_time()
+
     def last_words(self, resource: Resource) -> str:
         return self._lifecycle.last_words(resource)
 

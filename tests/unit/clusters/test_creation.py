@@ -20,6 +20,7 @@ from gpuops.clusters.teardown import select_by_tag, tear_down
 from gpuops.core.context import Context
 from gpuops.core.errors import (
     AuthFailed,
+    GpuopsError,
     Interrupted,
     LocalDisk,
     MachineGone,
@@ -640,6 +641,42 @@ def test_without_a_guard_nothing_is_rented(there: tuple[Cloud, Context]) -> None
         up(world)
     assert "create" not in cloud.calls()
     assert_nothing_left(cloud, world)
+
+
+@pytest.mark.parametrize(
+    ("behind_s", "moved_s", "note"),
+    [
+        (None, 0.0, ""),
+        (0.0, 0.0, ""),
+        (60.0, 0.0, ""),
+        (-60.0, 0.0, ""),
+        (3600.0, 3600.0, "1 h 00 min behind that of"),
+        (-7200.0, -7200.0, "2 h 00 min ahead of that of"),
+    ],
+)
+def test_machines_that_do_not_get_ready_end_by_their_providers_clock(
+    there: tuple[Cloud, Context], monkeypatch: pytest.MonkeyPatch, behind_s: float | None, moved_s: float, note: str
+) -> None:
+    """A laptop that has slept may be an hour behind: machines ended at once, or hours too late."""
+    cloud, world = there
+    world.out = Output(err=(err := io.StringIO()))
+    ends: list[tuple[float, float]] = []
+    real = Scripted.create
+
+    def create(self: Scripted, offer: Offer, intent: Intent, journal: Journal) -> Sequence[Resource]:
+        (row,) = world.ledger.clusters()
+        ends.append((intent.boot_deadline, row.boot_deadline))
+        return real(self, offer, intent, journal)
+
+    told = None if behind_s is None else lambda _: world.clock.now() + behind_s
+    monkeypatch.setattr(Scripted, "create", create)
+    monkeypatch.setattr(Scripted, "provider_time", told or (lambda _: None), raising=False)
+    cloud.play(create=[Fault("NoCapacity", made=0)], offers_at=[1.0, 1.0])
+    with pytest.raises(GpuopsError):
+        up(world)
+    assert [round(asked - ours) for asked, ours in ends] == [moved_s, moved_s]
+    assert err.getvalue().count("note: this computer's clock is") == bool(note)
+    assert note in err.getvalue()
 
 
 def test_a_cluster_that_another_command_ends_while_it_is_made(there: tuple[Cloud, Context]) -> None:
