@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import dataclasses
 import math
+import re
 import threading
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any, TypeVar, cast
@@ -22,6 +23,8 @@ from provisioners.base import Provisioner, TellsQuota
 CALL_TIMEOUT_S = 180.0
 """How long a call other than `create` may take. A provisioner has shorter limits for each request of its own."""
 
+ANY_OWNER = re.compile(r"gpuops-[0-9a-f]{8}-[a-z]")
+"""How the name of anything begins that some home's gpuops has made."""
 PAYER_EXTRA_S = 10.0
 """What a provisioner may take to find its key, beside its patience with others."""
 
@@ -56,12 +59,20 @@ class CheckedProvisioner:
         return self._translated(lambda: list(self.inner.create(offer, intent, journal)))
 
     def list_owned(self, owner: str, regions: Sequence[str]) -> Sequence[Resource]:
+        prefix = re.compile(f"gpuops-{re.escape(owner)}-")
+        return self._list_marked(prefix, lambda: self.inner.list_owned(owner, regions))
+
+    def list_every_owner(self) -> Sequence[Resource]:
+        find: Callable[[], Sequence[Resource]] | None = getattr(self.inner, "list_every_owner", None)
+        return [] if find is None else self._list_marked(ANY_OWNER, find)
+
+    def _list_marked(self, prefix: re.Pattern[str], find: Callable[[], Sequence[Resource]]) -> Sequence[Resource]:
         try:
-            return self._limited(lambda: _owned_resources(owner, self.inner.list_owned(owner, regions)))
+            return self._limited(lambda: _marked_resources(prefix, find()))
         except Partial as error:
             found = error.found
             raise Partial(
-                error.message, error.hint, self._translated(lambda: _owned_resources(owner, found))
+                error.message, error.hint, self._translated(lambda: _marked_resources(prefix, found))
             ) from error
 
     def describe(self, resource: Resource) -> Resource:
@@ -188,10 +199,9 @@ def call_with_timeout(call: Callable[[], T], limit_s: float, name: str) -> T:
     return value
 
 
-def _owned_resources(owner: str, listed: Sequence[Resource]) -> list[Resource]:
-    prefix = f"gpuops-{owner}-"
-    owned = [_with_known_state(resource) for resource in listed if resource.name.startswith(prefix)]
-    return list({(resource.kind, resource.id): resource for resource in owned}.values())
+def _marked_resources(prefix: re.Pattern[str], listed: Sequence[Resource]) -> list[Resource]:
+    marked = [_with_known_state(resource) for resource in listed if prefix.match(resource.name)]
+    return list({(resource.kind, resource.id): resource for resource in marked}.values())
 
 
 def _finite_numbers(reported: Mapping[str, float | None]) -> dict[str, float]:

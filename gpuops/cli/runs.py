@@ -7,7 +7,7 @@ from pathlib import Path
 import typer
 
 from gpuops import ledger
-from gpuops.cli.context import make_context, report_news
+from gpuops.cli.context import Needs, make_context, report_news
 from gpuops.cli.flags import Json
 from gpuops.cli.help import example_help
 
@@ -24,7 +24,7 @@ def register(app: typer.Typer) -> None:
 def runs(as_json: Json = False) -> None:
     from gpuops.core.format import ago, table
 
-    ctx, _ = make_context(as_json=as_json)
+    ctx, _ = make_context(as_json=as_json, needs=Needs.LOOK)
     report_news(ctx)
     rows = ctx.ledger.runs() if (ctx.home / ledger.FILE).exists() else []
     documents = [

@@ -8,7 +8,7 @@ from typing import Annotated
 import typer
 
 from gpuops import ledger
-from gpuops.cli.context import make_context, report_news
+from gpuops.cli.context import Needs, make_context, report_new_home, report_news
 from gpuops.cli.flags import Json
 from gpuops.cli.help import example_help
 from gpuops.core.errors import StillBilling
@@ -24,7 +24,7 @@ def status(
     cloud: Annotated[bool, typer.Option("--cloud", help="Ask the providers what is really there.")] = False,
     as_json: Json = False,
 ) -> None:
-    ctx, _ = make_context(as_json=as_json)
+    ctx, _ = make_context(as_json=as_json, needs=Needs.LOOK)
     width = ctx.out.columns(ctx.out.out)
     if cloud:
         from gpuops.commands.status import cloud_lines, list_cloud
@@ -38,6 +38,7 @@ def status(
         return
     report_news(ctx)
     if not (ctx.home / ledger.FILE).exists():  # nothing was ever brought up: no need to open anything
+        report_new_home(ctx)
         ctx.out.result("status", {"clusters": [], "guard_refused": {}}, ["nothing is up"])
         return
     from gpuops.commands.status import cluster_lines, describe_clusters, describe_missing_guards

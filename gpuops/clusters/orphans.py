@@ -32,7 +32,7 @@ from gpuops.core.errors import (
     StillBilling,
     UsageError,
 )
-from gpuops.core.format import first_few
+from gpuops.core.format import first_few, money
 from gpuops.core.models import Resource
 from gpuops.core.polling import Poller
 from gpuops.ledger.rows import ClusterState, RunState
@@ -57,6 +57,11 @@ class Orphan:
         """The cluster's name, read from the tag `gpuops-<owner>-<cluster>-<part>`."""
         return self.resource.name.split("-", 2)[2].rpartition("-")[0]
 
+    @property
+    def owner(self) -> str:
+        """The 8 hex digits of the home that made it."""
+        return self.resource.name.split("-", 2)[1]
+
 
 @dataclass(frozen=True)
 class UncheckedProvider:
@@ -71,9 +76,9 @@ class UncheckedProvider:
 
 
 def find_resources(
-    ctx: Context, idle: list[UncheckedProvider] | None = None
+    ctx: Context, idle: list[UncheckedProvider] | None = None, owner: str | None = None
 ) -> tuple[list[Orphan], list[UncheckedProvider]]:
-    """All resources with our tag at every provider, and the providers that could not be asked.
+    """All resources with our tag, or another `owner`'s, at every provider, and the providers that could not be asked.
 
     A provider that is not set up here and was never used can hold none: that is no failure. `idle`: such providers are
     added to it.
@@ -81,9 +86,10 @@ def find_resources(
     orphans: list[Orphan] = []
     unasked: list[UncheckedProvider] = []
     used = _used_providers(ctx)
+    owner = ctx.owner if owner is None else owner
     for name in registry.provider_names():
         try:
-            orphans += [Orphan(name, resource) for resource in ctx.provisioner(name).list_owned(ctx.owner, [])]
+            orphans += [Orphan(name, resource) for resource in ctx.provisioner(name).list_owned(owner, [])]
         except Partial as error:
             orphans += [Orphan(name, resource) for resource in error.found]
             unasked.append(UncheckedProvider(f"not all of {name} could be asked: {error.message}", error))
@@ -100,19 +106,47 @@ def find_resources(
         known = {(orphan.resource.kind, orphan.resource.id) for orphan in orphans if orphan.provider == name}
         orphans += [
             orphan
-            for orphan in _find_by_dotenv_key(ctx, name)
+            for orphan in _find_by_dotenv_key(ctx, name, owner)
             if (orphan.resource.kind, orphan.resource.id) not in known
         ]
     return orphans, unasked
 
 
-def _find_by_dotenv_key(ctx: Context, name: str) -> list[Orphan]:
+def find_other_owners(ctx: Context) -> list[Orphan]:
+    """Resources with other owners' marks: a colleague's in the same account, or those of a home that was lost. A
+    provider that does not answer is `find_resources`' to report."""
+    found: list[Orphan] = []
+    for name in registry.provider_names():
+        try:
+            found += [Orphan(name, resource) for resource in ctx.provisioner(name).list_every_owner()]
+        except Partial as error:
+            found += [Orphan(name, resource) for resource in error.found]
+        except GpuopsError:
+            continue
+    return [orphan for orphan in found if orphan.owner != ctx.owner]
+
+
+def describe_other_owners(orphans: Sequence[Orphan]) -> list[str]:
+    """A sentence for each owner: what there is, what it costs, and the command that ends it."""
+    sentences = []
+    for owner in dict.fromkeys(orphan.owner for orphan in orphans):
+        resources = [orphan.resource for orphan in orphans if orphan.owner == owner]
+        price = sum(resource.per_hour for resource in resources if resource.bills)
+        bill = f" ({money(price)}/h)" if price else ""
+        sentences.append(
+            f"{first_few([resource.name for resource in resources], 3)}{bill}: another home's, or one's that was lost; "
+            f"if it is yours, `gpuops reap --owner {owner}` ends it"
+        )
+    return sentences
+
+
+def _find_by_dotenv_key(ctx: Context, name: str, owner: str) -> list[Orphan]:
     """Resources in the account of the key in `.env`, where another key takes precedence. It may be the account of the
     project's author: a failure is only printed."""
     try:
         provisioner = ctx.from_dotenv(name)
         return (
-            [Orphan(name, resource, dotenv=True) for resource in provisioner.list_owned(ctx.owner, [])]
+            [Orphan(name, resource, dotenv=True) for resource in provisioner.list_owned(owner, [])]
             if provisioner
             else []
         )
@@ -256,16 +290,19 @@ def end_orphans(
     orphans: Sequence[Orphan],
     unasked: Sequence[UncheckedProvider],
     earlier_errors: Sequence[GpuopsError] = (),
+    *,
+    by_tag: bool = False,
 ) -> None:
     """End orphans; then report the providers that could not be asked, which may have more.
 
-    `earlier_errors`: what had failed already. Raises StillBilling, else the first of these.
+    `earlier_errors`: what had failed already. `by_tag`: as in `destroy_orphans`. Raises StillBilling, else the first of
+    these.
     """
     failed: list[str] = []
     hints: list[str] = []
     why: GpuopsError | None = None
     try:
-        destroy_orphans(ctx, orphans)
+        destroy_orphans(ctx, orphans, by_tag=by_tag)
     except StillBilling as error:
         failed.append(error.message)
         hints.append(error.hint)
@@ -282,23 +319,25 @@ def end_orphans(
         raise earlier_errors[0]
 
 
-def destroy_orphans(ctx: Context, orphans: Sequence[Orphan]) -> None:
+def destroy_orphans(ctx: Context, orphans: Sequence[Orphan], *, by_tag: bool = False) -> None:
     """Destroy orphans and list again until nothing of them costs money. Raises StillBilling with what remains.
 
     A failure at one provider does not keep the others from being tried. A resource that belongs to a cluster by now
-    (the user may have been asked in between) is kept.
+    (the user may have been asked in between) is kept, unless they go `by_tag`, whatever the ledger has of them.
     """
     errors: list[GpuopsError] = []
-    orphans = select_orphans(ctx, orphans)
-    for name, dotenv in sorted({(orphan.provider, orphan.dotenv) for orphan in orphans}):
-        group = [orphan for orphan in orphans if (orphan.provider, orphan.dotenv) == (name, dotenv)]
+    orphans = orphans if by_tag else select_orphans(ctx, orphans)
+    for key in sorted({(orphan.provider, orphan.dotenv, orphan.owner) for orphan in orphans}):
+        name, dotenv, owner = key
+        group = [orphan for orphan in orphans if (orphan.provider, orphan.dotenv, orphan.owner) == key]
         try:
             provisioner = (ctx.from_dotenv(name) if dotenv else None) or ctx.provisioner(name)
-            _destroy_at_provider(ctx, name, provisioner, [orphan.resource for orphan in group])
+            _destroy_at_provider(ctx, owner, name, provisioner, [orphan.resource for orphan in group])
         except GpuopsError as error:
             errors.append(error)
             continue
-        _forget_names(ctx, {orphan.cluster for orphan in group})
+        if owner == ctx.owner and not ctx.read_only:
+            _forget_names(ctx, {orphan.cluster for orphan in group})
     if errors:
         why = next((error for error in errors if find_auth_failure(error)), errors[0])
         hint = _join_hints([error.hint for error in errors])
@@ -321,8 +360,10 @@ def _forget_names(ctx: Context, names: Collection[str]) -> None:
             ssh.remove_config(ctx.home / "ssh", name)
 
 
-def _destroy_at_provider(ctx: Context, name: str, provisioner: Provisioner, resources: Sequence[Resource]) -> None:
-    """Destroy the orphans in one account. Raises StillBilling."""
+def _destroy_at_provider(
+    ctx: Context, owner: str, name: str, provisioner: Provisioner, resources: Sequence[Resource]
+) -> None:
+    """Destroy the orphans of one owner in one account. Raises StillBilling."""
     wanted_ids = {(resource.kind, resource.id) for resource in resources}
     regions = sorted({resource.region for resource in resources})  # of others that do not answer nothing was found
     remaining, trouble = list(resources), ""
@@ -332,7 +373,7 @@ def _destroy_at_provider(ctx: Context, name: str, provisioner: Provisioner, reso
         trouble, last = "", None
         try:
             provisioner.destroy(remaining)
-            listed = provisioner.list_owned(ctx.owner, regions)
+            listed = provisioner.list_owned(owner, regions)
             remaining = [resource for resource in listed if (resource.kind, resource.id) in wanted_ids]
             if not remaining:
                 return
@@ -349,7 +390,8 @@ def _destroy_at_provider(ctx: Context, name: str, provisioner: Provisioner, reso
 
 
 def down_by_tag(ctx: Context, names: Sequence[str], everything: bool) -> list[str]:
-    """`down` without a ledger (a newer gpuops wrote it): clusters are found by their tags alone."""
+    """`down` without a ledger that can be used (a newer gpuops wrote it, or its home is read-only): clusters are found
+    by their tags alone."""
     orphans, unasked = find_resources(ctx)
     live_names = sorted({orphan.cluster for orphan in orphans})
     wanted = live_names if everything else list(names) or live_names
@@ -357,10 +399,10 @@ def down_by_tag(ctx: Context, names: Sequence[str], everything: bool) -> list[st
         raise UsageError(f"several clusters are live: {', '.join(wanted)}", f"name one: gpuops down {wanted[0]}")
     missing = [name for name in wanted if name not in live_names]
     if unasked:  # what did not answer may have nodes of these, too
-        end_orphans(ctx, [orphan for orphan in orphans if orphan.cluster in wanted], unasked)
+        end_orphans(ctx, [orphan for orphan in orphans if orphan.cluster in wanted], unasked, by_tag=True)
     if missing:
         raise UsageError(
             f"there is no live cluster named {missing[0]}", f"live clusters: {', '.join(live_names) or 'there is none'}"
         )
-    destroy_orphans(ctx, [orphan for orphan in orphans if orphan.cluster in wanted])
+    destroy_orphans(ctx, [orphan for orphan in orphans if orphan.cluster in wanted], by_tag=True)
     return [f"{name} is gone" for name in wanted]

@@ -55,6 +55,19 @@ def pick_clusters(ctx: Context, names: Sequence[str], everything: bool) -> list[
     return [selection.find_only_cluster(live, ctx.folder, "gpuops down")] if live else []
 
 
+def refuse_unsaved(ctx: Context, names: Sequence[str]) -> None:
+    """Raise StillBilling where a run of these clusters, or of any, may have results that are not home, and the home is
+    read-only."""
+    for row in ctx.ledger.clusters():
+        for run in ctx.ledger.runs(cluster=row.id):
+            if run.state is not RunState.HOME and (not names or row.name in names):
+                raise StillBilling(
+                    f"results of {run.name} may not be home, and nothing can be noted in {ctx.home}; "
+                    f"{row.name} is not ended",
+                    f"make that folder writable, or give them up: gpuops down {row.name} --force",
+                )
+
+
 def find_orphans(ctx: Context, names: Sequence[str]) -> list[str]:
     """Named clusters (or all) that this computer has files of and its ledger does not know."""
     orphans = find_unrecorded_clusters(ctx.home, lambda: [row.name for row in ctx.ledger.clusters()])

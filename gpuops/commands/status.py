@@ -39,6 +39,9 @@ NODE_STATE_NOTES = {
 """What is said of a node that is not running, by the state of its machine."""
 
 
+NOT_IN_LEDGER = "not in the ledger: `gpuops reap --adopt` takes it back, `gpuops reap` ends it"
+
+
 class ShownState(StrEnum):
     """State of a cluster: the ledger's, corrected by the states of its machines."""
 
@@ -282,6 +285,8 @@ class CloudResource:
     bills: bool
     known: bool
     """Whether the ledger knows it."""
+    owner: str
+    """The 8 hex digits of the home that made it."""
 
 
 @dataclass(frozen=True)
@@ -291,6 +296,8 @@ class CloudReport:
     """Providers that could not be asked."""
     idle: list[UncheckedProvider]
     """Providers that were not asked, being neither set up nor ever used."""
+    remarks: Sequence[str] = ()
+    """Sentences about what this ledger does not know."""
 
     def document(self) -> dict[str, object]:
         return {
@@ -301,12 +308,13 @@ class CloudReport:
 
 
 def list_cloud(ctx: Context) -> CloudReport:
-    """Ask the providers for resources with our tag. Works without a ledger."""
-    from gpuops.clusters.orphans import find_resources, select_orphans
+    """Ask the providers for resources with our tag, and for those of other owners. Works without a ledger."""
+    from gpuops.clusters.orphans import describe_other_owners, find_other_owners, find_resources, select_orphans
 
     idle: list[UncheckedProvider] = []
     listed, unchecked = find_resources(ctx, idle)
-    orphans = select_orphans(ctx, listed)
+    others = find_other_owners(ctx)
+    orphans = [*select_orphans(ctx, listed), *others]
     resources = [
         CloudResource(
             provider=entry.provider,
@@ -317,10 +325,13 @@ def list_cloud(ctx: Context) -> CloudReport:
             per_hour=entry.resource.per_hour,
             bills=entry.resource.bills,
             known=entry not in orphans,
+            owner=entry.owner,
         )
-        for entry in listed
+        for entry in [*listed, *others]
     ]
-    return CloudReport(resources, unchecked, idle)
+    own = [resource for resource in resources if resource.owner == ctx.owner]
+    lines = [NOT_IN_LEDGER] if not all(resource.known for resource in own) else []
+    return CloudReport(resources, unchecked, idle, [*lines, *describe_other_owners(others)])
 
 
 def cloud_lines(report: CloudReport, width: int | None = None) -> list[str]:
@@ -333,7 +344,4 @@ def cloud_lines(report: CloudReport, width: int | None = None) -> list[str]:
         price = money(resource.per_hour) if resource.bills else "free"
         known = "yes" if resource.known else "no"
         rows.append([resource.mark, resource.provider, resource.kind, resource.state, price, known])
-    lines = table(rows, width, spare=NARROW_DROPS_CLOUD)
-    if not all(resource.known for resource in report.resources):
-        lines.append("not in the ledger: `gpuops reap --adopt` takes it back, `gpuops reap` ends it")
-    return lines
+    return [*table(rows, width, spare=NARROW_DROPS_CLOUD), *report.remarks]

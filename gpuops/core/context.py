@@ -25,7 +25,8 @@ if TYPE_CHECKING:
 class Services:
     """What lies in rooms above this one, handed in by whoever builds a Context (`gpuops.guard.services`)."""
 
-    open_ledger: Callable[[Path], Ledger]
+    open_ledger: Callable[[Path, bool], Ledger]
+    """The second argument: whether it is only to be read."""
     load_provisioner: Callable[[str, provider.Context], LoadedProvisioner]
     ensure_guard: Callable[[Path, ClusterRow, bool], None]
     """Starts a cluster's guard unless one works; the flag: whether its first heartbeat is waited for."""
@@ -40,6 +41,7 @@ class Context:
     home: Path
     """gpuops' own folder, `~/.gpuops` or `$GPUOPS_HOME`."""
     owner: str
+    """8 hex digits; empty where nothing was ever brought up from this home, and this command brings nothing up."""
     folder: Path
     """The folder the command was typed in: the project."""
     env: Mapping[str, str]
@@ -47,6 +49,8 @@ class Context:
     out: Reporter
     signals: Signals
     services: Services = field(repr=False)
+    read_only: bool = False
+    """Nothing can be written to `home`, or it is not there: the ledger is only read, and no guard is started."""
     yes: bool = False
     """Questions are answered in advance."""
     clock: Clock = field(default_factory=Clock)
@@ -59,7 +63,7 @@ class Context:
 
     @cached_property
     def ledger(self) -> Ledger:
-        return self.services.open_ledger(self.home)
+        return self.services.open_ledger(self.home, self.read_only)
 
     def ensure_guard(self, row: ClusterRow, *, waits: bool = True) -> None:
         """Start a guard for this cluster unless one works already, and wait until it does (`waits`). The first one

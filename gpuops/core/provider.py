@@ -178,6 +178,13 @@ class Provisioner(Protocol):
         """
 
 
+class ListsEveryOwner(Protocol):
+    """What a provisioner of rented machines may have besides: a home that was lost took its owner's mark with it."""
+
+    def list_every_owner(self) -> Sequence[Resource]:
+        """As `list_owned` in all regions, of every owner: what is named `gpuops-<8 hex digits>-…`."""
+
+
 class TellsBalance(Protocol):
     """Optional methods of a provisioner, either or both; absent ones are not called."""
 
@@ -284,6 +291,9 @@ class LoadedProvisioner(Provisioner, Protocol):
 
     `provisioners.checked_provisioner` is the only implementation.
     """
+
+    def list_every_owner(self) -> Sequence[Resource]:
+        """`ListsEveryOwner.list_every_owner`; else none."""
 
     def balance(self) -> float | None:
         """`TellsBalance.balance`; else None."""

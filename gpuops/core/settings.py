@@ -295,8 +295,11 @@ def _secrets(names: Iterable[str], folder: Path, environ: Mapping[str, str]) -> 
     return found
 
 
-def home(environ: Mapping[str, str]) -> Path:
+def home(environ: Mapping[str, str], *, make: bool = True) -> Path:
     """gpuops' own folder, `$GPUOPS_HOME` or `~/.gpuops`, made (0700) when absent. Raises UsageError.
+
+    `make=False`: for what only looks, or ends something: the folder may be absent or closed to writing
+    (`can_write`).
 
     Keys and programs lie in it: one that another user could change (`System.open_to_others`) is refused.
     """
@@ -305,6 +308,8 @@ def home(environ: Mapping[str, str]) -> Path:
     if not path.is_absolute():
         name, value = ("GPUOPS_HOME", given) if given else ("HOME", environ.get("HOME"))
         raise UsageError(f"{name} is '{value}', which is not an absolute path", "give the whole path, from / on")
+    if not make and not os.path.lexists(path):
+        return path
     try:
         path.mkdir(mode=0o700, parents=True, exist_ok=True)
         opened = HERE.open_to_others(path)
@@ -313,10 +318,11 @@ def home(environ: Mapping[str, str]) -> Path:
             f"gpuops cannot make its folder {path}: {_reason(error)}",
             "set GPUOPS_HOME to a folder that you may write to",
         ) from error
-    if not os.access(path, os.R_OK | os.W_OK | os.X_OK, effective_ids=os.access in os.supports_effective_ids):
+    if not _may(path, os.R_OK | os.X_OK) or (make and not can_write(path)):
         raise UsageError(
-            f"gpuops may not write to its folder {path}",
-            "make it yours (chown, chmod 700), or set GPUOPS_HOME to another",
+            f"gpuops may not {'write to' if make else 'read'} its folder {path}",
+            "make it yours (chown, chmod 700); what is up is noted there, and in no other folder"
+            + "; gpuops status, logs, down and reap need not write to it" * make,
         )
     if opened == path:
         raise UsageError(
@@ -331,6 +337,15 @@ def home(environ: Mapping[str, str]) -> Path:
     return path
 
 
+def can_write(home: Path) -> bool:
+    """Whether gpuops' own folder is there and can be written."""
+    return _may(home, os.W_OK)
+
+
+def _may(path: Path, mode: int) -> bool:
+    return os.access(path, mode, effective_ids=os.access in os.supports_effective_ids)
+
+
 def _users_home(environ: Mapping[str, str]) -> Path:
     try:
         return Path(environ.get("HOME") or Path.home())
@@ -338,13 +353,16 @@ def _users_home(environ: Mapping[str, str]) -> Path:
         raise UsageError("no home folder is known for this user", "set HOME, or GPUOPS_HOME to a folder") from None
 
 
-def owner(home: Path, new: Callable[[], str] = lambda: os.urandom(4).hex()) -> str:
-    """8 hex digits that mark everything this user rents, chosen once by the first command.
+def owner(home: Path, new: Callable[[], str] = lambda: os.urandom(4).hex(), *, make: bool = True) -> str:
+    """8 hex digits that mark everything this user rents, chosen once by the first command that may create something.
+    Empty without any, with `make=False`.
 
     Raises UsageError for a damaged file (another mark would hide what carries the old one), LocalDisk.
     """
     path = home / "owner"
     try:
+        if not make and not path.exists():
+            return ""
         if not path.exists():
             create_once(path, new() + "\n")
         text = path.read_text(encoding="utf-8", errors="replace").strip()

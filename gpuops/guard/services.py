@@ -13,10 +13,10 @@ if TYPE_CHECKING:
     from gpuops.ledger.store import ClusterRow, Ledger
 
 
-def _open_ledger(home: Path) -> Ledger:
+def _open_ledger(home: Path, read_only: bool) -> Ledger:
     from gpuops.ledger.store import Ledger
 
-    return Ledger.open(home)
+    return Ledger.open_read_only(home) if read_only else Ledger.open(home)
 
 
 def _load_provisioner(name: str, surroundings: provider.Context) -> provider.LoadedProvisioner:

@@ -72,7 +72,7 @@ def unwritable(path: Path, error: Exception) -> LedgerUnwritable:
         return held
     found = LedgerUnwritable(
         f"the ledger {path} cannot be used: {error}",
-        "check the folder's permissions and free space, or set GPUOPS_HOME",
+        "check the folder's permissions and free space",
     )
     if getattr(error, "sqlite_errorcode", None) == sqlite3.SQLITE_FULL:
         found.exit_code = LocalDisk.exit_code  # nothing was typed wrongly
@@ -110,12 +110,34 @@ def connect(path: Path) -> sqlite3.Connection:
     return db
 
 
+def open_for_reading(path: Path) -> sqlite3.Connection:
+    """The file as it is: nothing is written, beside it neither. Raises sqlite3.Error."""
+    return sqlite3.connect(f"{path.absolute().as_uri()}?mode=ro", uri=True, timeout=BUSY_S, isolation_level=None)
+
+
+def connect_read_only(path: Path) -> sqlite3.Connection:
+    """The ledger, for reading alone; an empty one in memory where there is none."""
+    db = open_for_reading(path) if path.exists() else sqlite3.connect(":memory:", isolation_level=None)
+    try:
+        _check_ready(db, path)
+        db.execute("PRAGMA query_only=1")
+    except BaseException:
+        db.close()
+        raise
+    return db
+
+
 def _make_ready(db: sqlite3.Connection, path: Path) -> None:
-    """Set what NFS needs, check version and health, make the tables in an empty file."""
-    db.row_factory = sqlite3.Row
-    db.text_factory = partial(str, encoding="utf-8", errors="replace")
+    """Set what NFS needs, and as `_check_ready`."""
     db.execute("PRAGMA journal_mode=DELETE")
     db.execute("PRAGMA synchronous=EXTRA")
+    _check_ready(db, path)
+
+
+def _check_ready(db: sqlite3.Connection, path: Path) -> None:
+    """Check version and health, make the tables in an empty file."""
+    db.row_factory = sqlite3.Row
+    db.text_factory = partial(str, encoding="utf-8", errors="replace")
     version = db.execute("PRAGMA user_version").fetchone()[0]
     if version > SCHEMA:
         raise LedgerTooNew(

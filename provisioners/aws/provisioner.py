@@ -222,6 +222,9 @@ class AwsProvisioner:
     def list_owned(self, owner: str, regions: Sequence[str]) -> Sequence[Resource]:
         return lifecycle.list_owned(self._account, self.context.home, owner, regions)
 
+    def list_every_owner(self) -> Sequence[Resource]:
+        return lifecycle.list_owned(self._account, self.context.home, tags.ANY_OWNER, [])
+
     def describe(self, resource: Resource) -> Resource:
         described = lifecycle.describe_resource(self._account, self.context.home, resource)
         if described is not None:

@@ -145,7 +145,10 @@ class RunpodProvisioner:
     # Finding and ending.
 
     def list_owned(self, owner: str, regions: Sequence[str]) -> Sequence[Resource]:
-        return [] if regions and REGION not in regions else self._lifecycle.list_owned(owner)
+        return [] if regions and REGION not in regions else self._lifecycle.list_marked(f"gpuops-{owner}-")
+
+    def list_every_owner(self) -> Sequence[Resource]:
+        return self._lifecycle.list_marked("gpuops-")
 
     def describe(self, resource: Resource) -> Resource:
         return self._lifecycle.describe(resource)

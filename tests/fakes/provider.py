@@ -198,6 +198,9 @@ class Scripted:
         strangers = [dataclasses.replace(one, id="theirs", name="production-db") for one in listed[:1]]
         return [*listed, *strangers] * (1 + fault.twice)
 
+    def list_every_owner(self) -> Sequence[Resource]:
+        return list(self._machines().values())
+
     def describe(self, resource: Resource) -> Resource:
         fault = self._fault("describe")
         self._raise(fault)

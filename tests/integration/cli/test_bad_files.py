@@ -150,7 +150,7 @@ def plugin(code: str) -> Callable[[Desk, pytest.MonkeyPatch], None]:
 
 OLD = "class Moon:\n    contract = 0\n    name = 'moon'\n    def __init__(self, context): pass\n"
 UNABLE = r"the ledger {home}/ledger\.db cannot be used: unable to open database file"
-CHECK = "check the folder's permissions and free space, or set GPUOPS_HOME"
+CHECK = "check the folder's permissions and free space"
 DAMAGED = r"the ledger {home}/ledger\.db is damaged: a row of it cannot be read"
 ASIDE = r"keep it aside \(mv {home}/ledger\.db .*\), then take back what lives: gpuops reap --adopt"
 ROWS = [

@@ -233,7 +233,7 @@ def test_looking_and_ending_are_blocked_by_no_file(renter: Renter, words: tuple[
 
 
 def test_reap_asks_both_accounts_and_takes_nothing_back_from_the_second(renter: Renter) -> None:
-    renter.type("status")
+    renter.type("stop")  # which chooses the mark
     renter.fake.add_pod(f"gpuops-{renter.owner}-mine-0")
     renter.fake.add_pod(f"gpuops-{renter.owner}-theirs-0", key=renter.fake.other_key)
     dotenv(renter.desk.folder, {"RUNPOD_API_KEY": renter.fake.other_key})

@@ -305,7 +305,8 @@ def test_the_secret_itself_is_not_repeated(desk: Desk) -> None:
 
 @pytest.mark.parametrize("words", [("down",), ("down", "--all")])
 def test_to_end_what_is_not_there_is_no_error(desk: Desk, words: tuple[str, ...]) -> None:
-    assert desk.type(*words) == Said(0, "nothing is up\n", "")
+    new = f"note: {desk.home} is a new home, and knows of nothing that another one brought up: gpuops status --cloud\n"
+    assert desk.type(*words) == Said(0, "nothing is up\n", new)
     assert json.loads(desk.type(*words, "--json").out) == {"schema": 1, "kind": "down", "gone": []}
 
 
@@ -344,17 +345,20 @@ def test_a_home_that_is_a_file(desk: Desk) -> None:
 
 
 def test_a_home_that_may_not_be_written_to(desk: Desk, monkeypatch: pytest.MonkeyPatch) -> None:
-    desk.type("status")  # what it imports may lie where only root can read
+    desk.type("stop")  # what it imports may lie where only root can read
     with open_folder() as folder:
         home = folder / "home"
         home.mkdir(mode=0o555)
         monkeypatch.setenv("GPUOPS_HOME", str(home))
         monkeypatch.chdir(folder)
         with without_root():
-            said = desk.type("status")
+            said = desk.type("stop")
+            looked = desk.type("runs")
         monkeypatch.chdir("/")
     expect(said, f"gpuops may not write to its folder {home}",
-           "make it yours (chown, chmod 700), or set GPUOPS_HOME to another", 2)  # fmt: skip
+           "make it yours (chown, chmod 700); what is up is noted there, and in no other folder; "
+           "gpuops status, logs, down and reap need not write to it", 2)  # fmt: skip
+    assert (looked.code, looked.out) == (0, "no run yet\n")
 
 
 def test_an_owner_file_that_is_damaged(desk: Desk) -> None:

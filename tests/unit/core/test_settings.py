@@ -10,7 +10,7 @@ import pytest
 
 from gpuops.core import settings
 from gpuops.core.errors import UsageError
-from gpuops.core.settings import home, load, load_leniently, owner, read_dotenv, secret_values
+from gpuops.core.settings import can_write, home, load, load_leniently, owner, read_dotenv, secret_values
 
 TABLES = {
     "up": {"nodes": int, "gpus": int, "spot": bool, "max-price": float, "region": str, "host": list},
@@ -156,6 +156,16 @@ def test_home_is_made_for_this_user_alone(tmp_path: Path) -> None:
     chosen = tmp_path / "deep" / "er"
     assert home({"HOME": str(tmp_path), "GPUOPS_HOME": str(chosen)}) == chosen
     assert chosen.is_dir()
+
+
+def test_who_only_looks_makes_neither_home_nor_owner(tmp_path: Path) -> None:
+    path = home({"HOME": str(tmp_path)}, make=False)
+    assert (path, owner(path, make=False), can_write(path)) == (tmp_path / ".gpuops", "", False)
+    assert list(tmp_path.iterdir()) == []
+    made = home({"HOME": str(tmp_path)})
+    assert owner(made, make=False) == ""
+    assert owner(made) == owner(made, make=False) != ""
+    assert can_write(made)
 
 
 def test_a_home_that_cannot_be(tmp_path: Path) -> None:

@@ -119,6 +119,27 @@ def test_a_newer_version_is_left_alone(tmp_path: Path) -> None:
     assert (tmp_path / FILE).read_bytes() == before
 
 
+def test_what_is_only_looked_at_is_not_changed(ledger: Ledger, tmp_path: Path) -> None:
+    row = intend(ledger, "lab")
+    ledger.add_notice("something happened")
+    before = {path.name: path.read_bytes() for path in tmp_path.iterdir()}
+    reader = Ledger.open_read_only(tmp_path)
+    assert ([one.name for one in reader.clusters()], reader.cluster(row).state) == (["lab"], "creating")
+    with pytest.raises(LedgerUnwritable):
+        reader.add_notice("more")
+    reader.close()
+    assert {path.name: path.read_bytes() for path in tmp_path.iterdir()} == before
+
+
+def test_where_no_ledger_is_an_empty_one_is_read_and_none_is_made(tmp_path: Path) -> None:
+    reader = Ledger.open_read_only(tmp_path / "never made")
+    assert (reader.clusters(), reader.runs()) == ([], [])
+    with pytest.raises(LedgerUnwritable):
+        reader.add_notice("more")
+    reader.close()
+    assert list(tmp_path.iterdir()) == []
+
+
 def overwrite(path: Path) -> None:
     path.write_bytes(b"this is no database, and never was one. " * 200)
 
@@ -177,7 +198,7 @@ def test_a_folder_in_its_place(tmp_path: Path) -> None:
     (tmp_path / FILE).mkdir()
     with pytest.raises(LedgerUnwritable, match="cannot be used") as caught:
         Ledger.open(tmp_path)
-    assert "GPUOPS_HOME" in caught.value.hint
+    assert caught.value.hint == "check the folder's permissions and free space", "another home knows of nothing"
 
 
 @pytest.mark.parametrize("there", [True, False], ids=["a ledger", "none yet"])
