@@ -11,7 +11,7 @@ import sys
 import tempfile
 import time
 from collections.abc import Callable, Iterator, Sequence
-from contextlib import closing, contextmanager
+from contextlib import ExitStack, closing, contextmanager
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, TypeVar
@@ -19,6 +19,7 @@ from typing import Any, TypeVar
 import hypothesis
 import psutil
 import pytest
+from filelock import FileLock
 
 from gpuops.cli.terminal import output, writer
 from gpuops.cli.terminal.output import Output
@@ -26,6 +27,7 @@ from gpuops.core.context import Context
 from gpuops.core.heartbeat import Heart
 from gpuops.core.platform import HERE
 from gpuops.core.signals import Signals
+from gpuops.guard import guard_heartbeat
 from gpuops.guard.services import SERVICES
 from gpuops.ledger.store import Ledger
 from tests.fakes import torchrun
@@ -234,9 +236,12 @@ class Shell:
 
 
 @contextmanager
-def no_guards() -> Iterator[None]:
-    """No guard is started, and every one is taken to work."""
-    with pytest.MonkeyPatch.context() as patch:
+def no_guards(home: Path) -> Iterator[None]:
+    """No guard of the home's first clusters starts: who holds a guard's lock is taken for the guard. This process takes
+    every guard to work, too; a command that is started waits for a heartbeat in vain where it needs one."""
+    with ExitStack() as held, pytest.MonkeyPatch.context() as patch:
+        for cluster in range(1, 9):
+            held.enter_context(FileLock(guard_heartbeat.lock_path(home, cluster)))
         patch.setattr("gpuops.guard.start.ensure", lambda *_, **__: None)
         yield
 

@@ -110,7 +110,7 @@ def renter(desk: Desk, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Itera
         monkeypatch.setattr(
             offers, "find_offers", lambda _, wishes, regions: [shop.on(wishes.spot).offer(one) for one in regions]
         )
-        with no_guards():
+        with no_guards(desk.home):
             yield Renter(desk, fake)
             fake.script.clear()
 

@@ -24,7 +24,7 @@ from tests.unit.clusters.test_creation import assert_nothing_left, up
 @pytest.fixture
 def there(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[tuple[Cloud, Context]]:
     cloud, world = surroundings(tmp_path, monkeypatch)
-    with no_guards():
+    with no_guards(world.home):
         yield cloud, world
 
 

@@ -100,7 +100,7 @@ def test_a_name_that_is_taken_is_said_before_anybody_is_asked(
     monkeypatch.chdir(world.folder)
     world.ledger.intend(provider=NAME, name="lab", folder=world.folder, ephemeral=False, token="t", request={},
                         boot_deadline=time.time() + 86400, lease=Lease(), owner_process=world.me, now=0.0)  # fmt: skip
-    with no_guards():
+    with no_guards(world.home):
         assert execute(["up", NAME, "--yes", "--name", "lab"]) == 2
     assert "a cluster named lab exists already" in capfd.readouterr().err
     assert "offers" not in cloud.calls()
