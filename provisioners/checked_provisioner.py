@@ -45,6 +45,7 @@ class CheckedProvisioner:
         declared = declared_variables(inner)
         self.credentials: Sequence[str] = declared.credentials
         self.surroundings: Sequence[str] = declared.surroundings
+        self.launches_apart_s = float(getattr(inner, "launches_apart_s", 0.0))
         self.settle_s = float(inner.settle_s)
         self.gone_s = float(inner.gone_s)
 

@@ -45,20 +45,37 @@ from gpuops.offers.search import OfferSearch, OfferSource
 CREATE_ATTEMPTS_MAX = 4
 
 
-def create_once(ctx: Context, provisioner: Provisioner, offer: Offer, row: ClusterRow, intent: Intent) -> None:
+def create_once(ctx: Context, provisioner: LoadedProvisioner, offer: Offer, row: ClusterRow, intent: Intent) -> None:
     """Create one offer, with retries while the provider limits the rate. Raises ProviderError; created resources may
     still exist then."""
-    for attempt in range(CREATE_ATTEMPTS_MAX):
-        fresh = dataclasses.replace(intent, token=f"{intent.token}-{uuid.uuid4().hex[:8]}")
+    attempts, most = 0, 0
+    made: Sequence[Resource] = ()
+    while True:
+        fresh = dataclasses.replace(intent, token=f"{intent.token}-{uuid.uuid4().hex[:8]}", made=made)
         refusal = _try_create(ctx, provisioner, offer, row, fresh)
         if refusal is None:
             return
-        if not isinstance(refusal, RateLimited) or attempt == CREATE_ATTEMPTS_MAX - 1:
+        if not isinstance(refusal, RateLimited):
             raise refusal
-        undo(ctx, provisioner, row, refusal.message)  # a part may exist, and a retry would create it twice
-        wait = 2.0 ** (attempt + 1) if refusal.retry_after is None else refusal.retry_after
+        made = _resources_to_keep(ctx, provisioner, row)
+        attempts = 1 if len(made) > most else attempts + 1
+        most = max(most, len(made))
+        wait = max(2.0**attempts if refusal.retry_after is None else refusal.retry_after, provisioner.launches_apart_s)
+        is_too_late = bool(made) and ctx.clock.now() + wait >= intent.boot_deadline
+        if attempts == CREATE_ATTEMPTS_MAX or is_too_late:
+            raise refusal
+        if not made:
+            undo(ctx, provisioner, row, refusal.message)  # a part may exist, and a retry would create it twice
         ctx.progress.waits(f"{refusal.message}; asking again in {span(wait)}")
         ctx.clock.pause(wait, ctx.clock.monotonic() + wait)
+
+
+def _resources_to_keep(ctx: Context, provisioner: LoadedProvisioner, row: ClusterRow) -> list[Resource]:
+    """What an attempt has made that the next one goes on from; nothing where the provisioner begins anew."""
+    if provisioner.launches_apart_s <= 0:
+        return []
+    others = [resource for resource in ctx.ledger.resources(row.id) if not resource.is_machine]
+    return [*others, *machines_of(ctx, row)]
 
 
 def _try_create(

@@ -294,6 +294,9 @@ class Intent:
     """Absolute UTC end of the boot lease; travels with the create call."""
     agent: Path
     """The agent artefact (a zipapp) on this computer."""
+    made: Sequence[Resource] = ()
+    """What earlier calls of `create` have made of this very offer, machines last and in node order: it is not made
+    again. Empty but for a provisioner with `launches_apart_s`."""
 
     def mark(self, part: int | str) -> str:
         """The name of one resource: a node's index, or a word without a dash (`keys`) for what serves them all."""

@@ -279,6 +279,16 @@ class KnowsMachines(Protocol):
         """
 
 
+class LaunchesOneByOne(Protocol):
+    """What a provisioner may have besides whose provider makes one machine at a time, and limits how often."""
+
+    launches_apart_s: float
+    """Seconds from one launch to the next. Where `create` raises RateLimited, what it has made before is kept and
+    bills: the core waits for so long (`retry_after`, where that is longer) and calls it again for the same offer, with
+    that as `Intent.made`. It makes what is missing, and answers with everything. The waits are bounded: by the boot
+    deadline, and in a row by four calls that make nothing more."""
+
+
 class ForgetsRegions(Protocol):
     """What a provisioner may have besides where regions are machines of the user's own: `gpuops reap --forget`."""
 
@@ -291,6 +301,9 @@ class LoadedProvisioner(Provisioner, Protocol):
 
     `provisioners.checked_provisioner` is the only implementation.
     """
+
+    launches_apart_s: float
+    """`LaunchesOneByOne.launches_apart_s`; else 0."""
 
     def list_every_owner(self) -> Sequence[Resource]:
         """`ListsEveryOwner.list_every_owner`; else none."""

@@ -3,14 +3,16 @@ the nodes."""
 
 from __future__ import annotations
 
+import dataclasses
 import re
 
 from gpuops.clusters.teardown import select_by_tag
-from gpuops.commands.prove.fault_injection import Announcement, ContractBroken, NotRunnable
+from gpuops.commands.prove.fault_injection import Announcement, ContractBroken, NotRunnable, RecordingJournal
 from gpuops.commands.prove.sandbox import Sandbox, check_answer
 from gpuops.commands.prove.shared_clusters import CreatedCluster, made
 from gpuops.core.format import span
 from gpuops.core.models import COSTLESS, Resource, ResourceState
+from gpuops.ledger.store import LedgerJournal
 
 TOKEN = re.compile(r"[A-Za-z0-9-]{1,48}")
 
@@ -33,8 +35,18 @@ def create(sandbox: Sandbox) -> str:
             f"a machine says bills={not sandbox.rented}, and its provider is {'' if sandbox.rented else 'not '}rented"
         )
     _check_journal(cluster)
+    if sandbox.core.launches_apart_s > 0:
+        _check_goes_on(sandbox, cluster)
     willed = sum(isinstance(line, Announcement) for line in cluster.spy.lines)
     return f"{len(machines)} in node order; {willed} intended before, {len(cluster.spy.lines) - willed} told after"
+
+
+def _check_goes_on(sandbox: Sandbox, cluster: CreatedCluster) -> None:
+    """Raises ContractBroken where a `create` that is told of everything as made already makes anything."""
+    journal = RecordingJournal(LedgerJournal(sandbox.ctx.ledger, cluster.row.id))
+    again = sandbox.create(cluster.offer, dataclasses.replace(cluster.intent, made=tuple(cluster.resources)), journal)
+    if journal.lines or {one.id for one in again} != {one.id for one in cluster.resources}:
+        raise ContractBroken("launches_apart_s is declared, and create makes again what Intent.made names")
 
 
 def _check_journal(cluster: CreatedCluster) -> None:

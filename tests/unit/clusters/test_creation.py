@@ -63,6 +63,64 @@ def assert_nothing_left(cloud: Cloud, world: Context) -> None:
     assert world.ledger.clusters() == []
 
 
+class OneByOne(Scripted):
+    """So many machines in a call, then it is too soon for the next."""
+
+    launches_apart_s = 12.0
+    at_once = 1
+
+    def create(self, offer: Offer, intent: Intent, journal: Journal) -> Sequence[Resource]:
+        made = list(intent.made)
+        for index in range(len(made), offer.nodes):
+            if index >= len(intent.made) + self.at_once or index == self.script.get("full_at"):
+                journal.will("machine", intent.mark(index), intent.token, "moon")
+                raise RateLimited("too soon", "wait", self.script.get("retry_after"))
+            made.append(self._create_one(index, Fault(), intent, journal))
+        return made
+
+
+def create_one_by_one(there: tuple[Cloud, Context], boot_s: float = 600.0, **script: object) -> list[str]:
+    """Create three machines; the ids of those that are there."""
+    cloud, world = there
+    cloud.play(**script)
+    (cloud.site / "scripted-1.0.dist-info" / "entry_points.txt").write_text(
+        f"[gpuops.provisioners]\n{NAME} = {__name__}:OneByOne\n"
+    )
+    now = world.clock.now()
+    row = world.ledger.intend(provider=NAME, name="lab", folder=world.folder, ephemeral=False, token="t", request={},
+                              boot_deadline=now + boot_s, lease=Lease(), owner_process=world.me, now=now)  # fmt: skip
+    provisioner = world.provisioner(NAME)
+    offer = provisioner.offers(Request(NAME, nodes=3))[0]
+    intent = Intent(world.owner, "lab", "t", row.boot_deadline, Path("agent.pyz"))
+    clusters.create_once(world, provisioner, offer, row, intent)
+    machines = [machine for machine in world.ledger.resources(row.id) if machine.is_machine]
+    assert [machine.name[-1] for machine in machines] == ["0", "1", "2"]
+    assert not world.ledger.has_open_intents(row.id)
+    return cloud.machines()
+
+
+@pytest.mark.parametrize(("retry_after", "waited"), [(None, 12.0), (3.0, 12.0), (30.0, 30.0)])
+def test_a_limited_launch_is_repeated_alone(
+    there: tuple[Cloud, Context], retry_after: float | None, waited: float
+) -> None:
+    """What was made before it bills, and is not undone for it."""
+    cloud, world = there
+    assert len(create_one_by_one(there, retry_after=retry_after)) == 3
+    assert "destroy" not in cloud.calls()
+    assert isinstance(world.clock, FakeClock)
+    assert sum(world.clock.slept) == pytest.approx(2 * waited, abs=1.0)
+
+
+@pytest.mark.parametrize(("boot_s", "waits"), [(600.0, CREATE_ATTEMPTS_MAX), (30.0, 3)])
+def test_a_launch_is_not_repeated_for_ever(there: tuple[Cloud, Context], boot_s: float, waits: int) -> None:
+    """Nor past the boot deadline, at which the machines that were made end."""
+    _, world = there
+    with pytest.raises(RateLimited):
+        create_one_by_one(there, boot_s, full_at=1)
+    assert isinstance(world.clock, FakeClock)
+    assert sum(world.clock.slept) == pytest.approx((waits - 1) * 12.0, abs=5.0)
+
+
 # -- creation -----------------------------------------------------------------------------------
 
 
