@@ -16,7 +16,7 @@ from typing import TYPE_CHECKING
 
 from gpuops.core.context import Context
 from gpuops.core.errors import NodeRefused, RefusalKind, UsageError
-from gpuops.core.format import first_few, plural
+from gpuops.core.format import amount, first_few, plural
 from gpuops.core.parallel import on_each
 from gpuops.core.reporting import Progress
 from gpuops.ledger.store import RunRow
@@ -30,11 +30,14 @@ from gpuops.transport.rpc import AgentClient
 if TYPE_CHECKING:
     from gpuops.transport.schemas import MadeFiles
 
-NOTHING_TO_GO_ON_FROM = (
-    "events.out.tfevents*", "*.log", "*.csv", "*.tsv", "*.jsonl", "*.png", "*.jpg", "*.svg", "*.pdf", "*.html",
-    "*.trace.json", "hparams.yaml",
-)  # fmt: skip
-"""Names of logs, curves and pictures: no script begins elsewhere for want of one."""
+STATE_NAME = re.compile(
+    r"(.*\.(pt|pth|tar|ckpt|safetensors|distcp|bin|npz|pkl|pickle|h5|hdf5|msgpack)|\.metadata)", re.I
+)
+STATE_FOLDER = re.compile(r"checkpoint|ckpt|snapshot|global_step|latest", re.I)
+"""What a file or a folder above it is called that a script goes on from. Other results (predictions, pictures) may lie
+on one node alone: no script begins elsewhere for want of one."""
+NO_STATE = ("events.out.tfevents*", "*.log", "*.csv", "*.tsv", "*.jsonl", "*.png", "*.jpg", "*.svg", "*.pdf", "*.html")
+"""Logs, curves and pictures, wherever they lie."""
 NUMBER = re.compile(r"\d+")
 MAX_NAMED = 2
 """Files that one sentence names."""
@@ -78,6 +81,8 @@ class Start:
     uneven: Sequence[Uneven]
     is_one_state: bool
     """Whether the uneven files together are what one run left, or one node has: then they may be put on every node."""
+    outdated: Sequence[Uneven] = ()
+    """Files that were put back on some nodes, and that a later run has since removed on others."""
 
 
 def decide_start(nodes: Sequence[NodeFiles], runs: Sequence[str]) -> Start:
@@ -87,29 +92,38 @@ def decide_start(nodes: Sequence[NodeFiles], runs: Sequence[str]) -> Start:
     that only say in their name which rank or node they are of lie where they belong.
     """
     age = {run: number for number, run in enumerate(runs, 1)}
+    newest_made = [max((age.get(one.run, 0) for one in its.values() if not one.restored), default=0) for its in nodes]
     latest: dict[str, str] = {}
-    uneven = []
-    for path in sorted({path for files in nodes for path in files if not _is_log(path)}):
+    uneven, outdated = [], []
+    for path in sorted({path for files in nodes for path in files if may_be_resumed(path)}):
         versions = {node: files[path].run for node, files in enumerate(nodes) if path in files}
         run = max(versions.values(), key=lambda name: age.get(name, 0))
         if run not in age:
             continue  # nobody knows who made it: it is as a person wants it
-        latest[path] = run
         holders = tuple(node for node, its in versions.items() if its == run)
-        if len(holders) < len(nodes):
-            lacking = tuple(node for node in range(len(nodes)) if node not in holders)
-            uneven.append(Uneven(path, run, holders, lacking))
+        lacking = tuple(node for node in range(len(nodes)) if node not in holders)
+        one = Uneven(path, run, holders, lacking)
+        is_put_back = all(nodes[node][path].restored for node in holders)
+        if is_put_back and any(newest_made[node] > age[run] for node in lacking):
+            outdated.append(one)
+            continue
+        latest[path] = run
+        if lacking:
+            uneven.append(one)
     of_ranks = find_rank_files(uneven, len(nodes))
     uneven = [one for one in uneven if one.path not in of_ranks]
     is_one_run = len({one.run for one in uneven}) <= 1
     has_all = set(range(len(nodes))).intersection(*(one.holders for one in uneven))
     files = sorted(latest.items(), key=lambda item: (-age[item[1]], item[0]))
-    return Start(files, uneven, is_one_run or bool(has_all))
+    return Start(files, uneven, is_one_run or bool(has_all), outdated)
 
 
-def _is_log(path: str) -> bool:
+def may_be_resumed(path: str) -> bool:
+    """Whether a script may go on from a file of this name."""
     name = path.rpartition("/")[2]
-    return any(fnmatch.fnmatchcase(name, pattern) for pattern in NOTHING_TO_GO_ON_FROM)
+    if any(fnmatch.fnmatchcase(name, pattern) for pattern in NO_STATE):
+        return False
+    return bool(STATE_NAME.fullmatch(name) or STATE_FOLDER.search(path))
 
 
 def find_rank_files(uneven: Iterable[Uneven], count: int) -> set[str]:
@@ -154,14 +168,17 @@ def prepare_start(ctx: Context, launch: Launch, progress: Progress) -> None:
     rows = _rows_by_name(ctx)
     nodes = _list_made(ctx, launch, progress)
     start = decide_start(nodes, list(rows))
+    if launch.is_training:
+        _drop_outdated(launch, nodes, start.outdated, rows)
     if start.uneven and not launch.is_training:
         ctx.out.say(f"note: {_describe_uneven(start.uneven)}; {TWO_WAYS}")
     elif start.uneven and (start.is_one_state or launch.resumes):
-        with progress.during("putting on every node what only some have"):
+        size = sum(nodes[one.holders[0]][one.path].size for one in start.uneven)
+        with progress.during(f"putting on every node what only some have: {amount(size)}"):
             absent = _even_out(launch, nodes, start.uneven, rows, progress)
         if absent and not launch.resumes:
             raise UsageError(f"{_describe_uneven(absent)}, and is not home in {rows[absent[0].run].home}", TWO_WAYS)
-        now = f"now on every node, and the run goes on from there; {FRESH_HINT}"
+        now = f"now on every node, to go on from; {FRESH_HINT}"
         say = f"not home, so it stays there; {FRESH_HINT}" if absent else "now on every node" if launch.resumes else now
         ctx.out.say(f"{_describe_uneven(absent or start.uneven, 'lay')}: {say}")
     elif start.uneven:
@@ -169,7 +186,7 @@ def prepare_start(ctx: Context, launch: Launch, progress: Progress) -> None:
     elif start.files and not launch.resumes:
         everywhere = all(path in files for path, _ in start.files for files in nodes)
         where = "node0" if len(nodes) == 1 else "every node" if everywhere else "the nodes that made it"
-        ctx.out.say(f"goes on from {_describe(start.files)} (on {where}); {FRESH_HINT}")
+        ctx.out.say(f"finds {_describe(start.files)} (on {where}) to go on from; {FRESH_HINT}")
 
 
 def clear_start(ctx: Context, launch: Launch, progress: Progress) -> None:
@@ -178,7 +195,7 @@ def clear_start(ctx: Context, launch: Launch, progress: Progress) -> None:
     Raises UsageError where something cannot come home, NodeError, LocalDisk.
     """
     rows = _rows_by_name(ctx)
-    listed = _list_made(ctx, launch, progress)
+    listed = _list_made(ctx, launch, progress, required=True)
     nodes = [{path: file for path, file in files.items() if file.run in rows} for files in listed]
     with progress.during("looking whether what earlier runs made is home"):
         places = _bring_home(launch, nodes, rows, progress)
@@ -190,14 +207,8 @@ def clear_start(ctx: Context, launch: Launch, progress: Progress) -> None:
                 f"`gpuops pull {run}` fetches what it can; else copy it from the node: gpuops ssh",
             )
 
-    def discard(numbered: tuple[AgentClient, NodeFiles]) -> None:
-        client, files = numbered
-        if files:
-            rows = [[path, file.size, file.mtime_ns] for path, file in files.items()]
-            client.call("discard", timeout=LIST_TIMEOUT_S, tree=launch.tree, files=rows)
-
     with progress.during("taking off the nodes what earlier runs made"):
-        on_each(discard, list(zip(launch.clients, nodes, strict=True)))
+        _discard(launch, nodes)
     taken = sorted({(path, file.run) for files in nodes for path, file in files.items()})
     if taken:
         ctx.out.say(f"starts afresh: {_describe(taken)} taken off the nodes; all of it is home")
@@ -210,8 +221,13 @@ def _rows_by_name(ctx: Context) -> dict[str, RunRow]:
     return {row.name: row for row in sorted(ctx.ledger.runs(), key=lambda row: row.id)}
 
 
-def _list_made(ctx: Context, launch: Launch, progress: Progress) -> list[dict[str, EarlierFile]]:
-    """What each node has of earlier runs. Nothing is asked where there were none, nor of an agent that cannot say."""
+def _list_made(
+    ctx: Context, launch: Launch, progress: Progress, *, required: bool = False
+) -> list[dict[str, EarlierFile]]:
+    """What each node has of earlier runs. Nothing is asked where there were none.
+
+    An agent that is too old to say has nothing, or, where it is `required`, raises NodeRefused.
+    """
     before = [run for run in ctx.ledger.runs(cluster=launch.row.cluster) if run.id < launch.row.id]
     names = [run.name for run in sorted(before, key=lambda run: run.id) if run.tree == launch.tree]
     if not names:
@@ -226,9 +242,33 @@ def _list_made(ctx: Context, launch: Launch, progress: Progress) -> list[dict[st
         try:
             return on_each(ask, list(launch.clients))
         except NodeRefused as refusal:
-            if refusal.kind != RefusalKind.UNKNOWN_VERB:
+            if required or refusal.kind != RefusalKind.UNKNOWN_VERB:
                 raise
     return [{} for _ in launch.clients]
+
+
+def _discard(launch: Launch, nodes: Sequence[NodeFiles]) -> None:
+    """Remove these files, which are home, on each node."""
+
+    def discard(numbered: tuple[AgentClient, NodeFiles]) -> None:
+        client, files = numbered
+        if files:
+            rows = [[path, file.size, file.mtime_ns] for path, file in files.items()]
+            client.call("discard", timeout=LIST_TIMEOUT_S, tree=launch.tree, files=rows)
+
+    on_each(discard, list(zip(launch.clients, nodes, strict=True)))
+
+
+def _drop_outdated(
+    launch: Launch, nodes: Sequence[NodeFiles], outdated: Sequence[Uneven], rows: Mapping[str, RunRow]
+) -> None:
+    """Remove what was put back and is outdated where it is still home: nodes would gather old snapshots."""
+    dropped: list[dict[str, EarlierFile]] = [{} for _ in nodes]
+    for one in outdated:
+        held = [{one.path: files[one.path]} if node in one.holders else {} for node, files in enumerate(nodes)]
+        for node, path in find_places(RunHome(rows[one.run].home), held):
+            dropped[node][path] = nodes[node][path]
+    _discard(launch, dropped)
 
 
 def _even_out(

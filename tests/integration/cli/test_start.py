@@ -43,7 +43,7 @@ def snapshot(shell: Shell, node: int) -> Path:
 
 def test_all_ranks_begin_where_the_latest_run_ended(lab: Shell) -> None:
     assert begins(lab, *FIRST) == ({"begins at 0"}, [])
-    now = "now on every node, and the run goes on from there; start afresh: --fresh"
+    now = "now on every node, to go on from; start afresh: --fresh"
     assert begins(lab, *BOTH, "a.py") == ({"begins at 10"}, [f"snapshot.pt of a-1 lay on node0 alone: {now}"])
     assert (snapshot(lab, 0).read_text(), snapshot(lab, 1).read_text()) == ("20", "10"), "rank 0 alone saved"
     assert begins(lab, *BOTH, "a.py") == ({"begins at 20"}, [f"snapshot.pt of a-2 lay on node0 alone: {now}"])

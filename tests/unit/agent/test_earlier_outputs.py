@@ -2,16 +2,19 @@
 
 from __future__ import annotations
 
+import io
 import os
 from pathlib import Path
 from typing import Any
 
 import pytest
 
+from gpuops.agent import wire_format
 from gpuops.agent.files import earlier_outputs, output_files
 from gpuops.agent.files.folder import stat_entry
 from gpuops.agent.files.push_comparison import Record, store_record
 from gpuops.agent.files.push_decision import Written
+from gpuops.agent.files.tar_streams import restore
 from gpuops.agent.node import Node, Refusal, write_json
 
 
@@ -73,7 +76,8 @@ def test_what_was_pushed_counts_once_a_run_has_changed_it(node: Node) -> None:
 def test_a_file_that_was_put_back_is_of_its_run_until_it_changes(node: Node) -> None:
     start(node, "a-1")
     put(node, "snapshot.pt")
-    earlier_outputs.note_restored(node, "project", "old-7", ["snapshot.pt"])
+    stream = wire_format.head("snapshot.pt", 5) + b"of 40" + wire_format.END
+    assert restore(node, ["--tree", "project", "--of", "old-7"], io.BytesIO(stream), io.BytesIO()) == 0
     assert made(node, "a-1") == {"snapshot.pt": ("old-7", True)}
     start(node, "b-1")
     put(node, "snapshot.pt", "of b")

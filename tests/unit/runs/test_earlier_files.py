@@ -46,6 +46,7 @@ class Row:
     uneven: tuple[tuple[str, str, int, tuple[int, ...]], ...] = ()
     """Path, run, a node that has it, the nodes that lack it."""
     is_one_state: bool = True
+    outdated: tuple[str, ...] = ()
 
 
 TABLE = (
@@ -89,6 +90,14 @@ TABLE = (
     Row("logs, curves and pictures", (
         has(events__out__tfevents__17__n0="two-1", train__log="two-1", loss__csv="two-1", out_on_loss__png="two-1"),
         has(events__out__tfevents__18__n1="two-1"))),
+    Row("results that no script begins with", (has(outputs_on_x__npy="two-1", results_on_x__json="two-1"), {})),
+    Row("a checkpoint is a folder of many names", (has(results_on_checkpoint_5_on_state__json="two-1"), {}),
+        ("results/checkpoint_5/state.json",), (("results/checkpoint_5/state.json", "two-1", 0, (1,)),)),
+    Row("of what was put on node1, a later run on node0 has removed the oldest", (
+        has(s20__pt="two-1", s30__pt="two-2"), has(s10__pt="two-1*", s20__pt="two-1*")), ("s30.pt", "s20.pt"),
+        (("s30.pt", "two-2", 0, (1,)),), outdated=("s10.pt",)),
+    Row("put back on two nodes, and the third is new", (has(a__pt="one-1*"), has(a__pt="one-1*"), {}), ("a.pt",),
+        (("a.pt", "one-1", 0, (2,)),)),
     Row("curves beside a snapshot of rank 0",
         (has(events__out__tfevents__1="two-1", a__pt="two-1"), has(events__out__tfevents__2="two-1")), ("a.pt",),
         (("a.pt", "two-1", 0, (1,)),)),
@@ -105,6 +114,7 @@ def test_where_ranks_would_begin(row: Row) -> None:
     assert tuple(path for path, _ in start.files) == row.files
     assert tuple((one.path, one.run, one.holders[0], one.lacking) for one in start.uneven) == row.uneven
     assert start.is_one_state is row.is_one_state
+    assert tuple(one.path for one in start.outdated) == row.outdated
 
 
 class Node:
@@ -159,7 +169,7 @@ SNAPSHOT = ("a.pt", 5, 7, "one-1", False)
 
 def test_what_one_node_goes_on_from_is_said(world: World) -> None:
     prepare_start(world.ctx, world.launch(Node(SNAPSHOT)), Silent())
-    assert world.said == ["goes on from a.pt of one-1 (on node0); start afresh: --fresh"]
+    assert world.said == ["finds a.pt of one-1 (on node0) to go on from; start afresh: --fresh"]
 
 
 def test_a_command_on_every_node_is_not_refused_and_changes_nothing(world: World) -> None:
@@ -171,6 +181,15 @@ def test_a_command_on_every_node_is_not_refused_and_changes_nothing(world: World
 def test_an_older_agent_is_not_asked_twice(world: World) -> None:
     prepare_start(world.ctx, world.launch(Node(SNAPSHOT, knows=False), Node()), Silent())
     assert world.said == []
+    with pytest.raises(NodeRefused):
+        clear_start(world.ctx, world.launch(Node(SNAPSHOT, knows=False), Node()), Silent())
+
+
+def test_what_was_put_back_and_is_outdated_goes_where_it_is_home(world: World) -> None:
+    put_back = Node(("a.pt", 5, 99, "one-1", True), ("b.pt", 5, 99, "one-1", True))
+    nodes = Node(("loss.csv", 5, 99, "two-1", False)), put_back
+    prepare_start(world.ctx, world.launch(*nodes), Silent())
+    assert ([node.removed for node in nodes], world.said) == ([[], ["a.pt"]], [])
 
 
 def test_only_what_is_home_as_it_was_made_has_a_place(world: World) -> None:
