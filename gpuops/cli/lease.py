@@ -45,7 +45,7 @@ def lease(
         if ours == Lease():
             ctx.out.say(f"note: {row.name} had no end until now")
         ours = lease_limits.extend_lease(ours, by_s, now)
-        session = open_session(ctx, row)
+        session = open_session(ctx, row, any_version=True)
         try:
             send_lease(session, ours, now)
         finally:
