@@ -98,6 +98,9 @@ class AwsProvisioner:
         """Types and zones where all nodes may be had; each is tried until one is."""
         return offers.find_offers(self._account, options.wishes(request), self._account.regions(request))
 
+    def provider_time(self) -> float | None:
+        return self._account.server_clock.now()
+
     # Making.
 
     def create(self, offer: Offer, intent: Intent, journal: Journal) -> Sequence[Resource]:
