@@ -7,6 +7,7 @@
 from __future__ import annotations
 
 import dataclasses
+import shlex
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -31,6 +32,7 @@ from gpuops.nodes.session import ClusterSession, explain_connection_loss, readmi
 from gpuops.offers.billing_account import refuse_tracked
 from gpuops.runs import earlier_files
 from gpuops.runs.follow import SLOW_RECONNECT_INTERVAL_S, UNREACHABLE_TIMEOUT_S
+from gpuops.runs.launch_spec import request_of
 from gpuops.runs.script_check import check_script
 from gpuops.sync import upload, workloads_and_data
 from gpuops.sync.download import DEFAULT_OUTS
@@ -124,7 +126,7 @@ def prepare(
     request = dataclasses.replace(request, outs=output_patterns(request.outs))
     values = secret_values(request.secrets, ctx.folder, ctx.env)
     if not sending.queue:
-        _refuse_second_run(ctx, session, None)
+        _refuse_second_run(ctx, session, None, request)
     add_virtual_nodes(ctx, session, request)
     row = ctx.ledger.add_run(
         stem=run_name_stem(request),
@@ -246,7 +248,7 @@ def wait_for_turn(ctx: Context, session: ClusterSession, sending: Sending, row: 
     The ledger says who came first, so that of two that wait only one goes on. What is billed counts from the turn.
     """
     if not sending.queue:
-        _refuse_second_run(ctx, session, row)
+        _refuse_second_run(ctx, session, row, request_of(row))
         return row
     announced = ""
     unreachable_since: float | None = None
@@ -282,11 +284,13 @@ def _check_worth_waiting(ctx: Context, session: ClusterSession, error: Connectio
         raise explained from error.__cause__
 
 
-def _refuse_second_run(ctx: Context, session: ClusterSession, row: RunRow | None) -> None:
+def _refuse_second_run(ctx: Context, session: ClusterSession, row: RunRow | None, request: RunRequest) -> None:
     if busy := _find_earlier_run(ctx, session, row):
-        raise UsageError(
-            f"{busy} is running on {session.row.name}", f"wait for it with --queue, or end it: gpuops stop {busy}"
-        )
+        name, hint = session.row.name, f"wait for it with --queue, or end it: gpuops stop {busy}"
+        if request.kind == "command":
+            nodes = ["--all-nodes"] if request.all_nodes else []
+            hint += f"; beside it: {shlex.join(['gpuops', 'ssh', name, *nodes, '--', *request.argv])}"
+        raise UsageError(f"{busy} is running on {name}", hint)
 
 
 def _find_earlier_run(ctx: Context, session: ClusterSession, row: RunRow | None) -> str:

@@ -178,7 +178,8 @@ def test_what_only_a_live_cluster_can_say(shell: Shell) -> None:
     log = shell.folder / "runs/sh-1/logs/node0/launcher.out"
     until(lambda: log.exists() and log.read_text() == "on\n", "sh-1 running")
     assert failed(shell, "run", "--", "true") == (
-        2, ["error: sh-1 is running on lab", "hint: wait for it with --queue, or end it: gpuops stop sh-1"],
+        2, ["error: sh-1 is running on lab",
+            "hint: wait for it with --queue, or end it: gpuops stop sh-1; beside it: gpuops ssh lab -- true"],
     )  # fmt: skip
     assert shell.run("stop", "sh-1").returncode == 0
     first.communicate(timeout=HANG_S)

@@ -167,6 +167,10 @@ ROWS = [
     # Nothing there.
     Row("no run to show", ("logs",), "this folder has had no run yet", "start one: gpuops train multinode --nodes 2"),
     Row("no run to stop", ("stop",), "no run of this folder is going on", "`gpuops runs` lists all runs"),
+    Row("all nodes without a command", ("ssh", "--all-nodes"), "there is no command for all nodes",
+        "write it behind `--`: gpuops ssh --all-nodes -- nvidia-smi"),
+    Row("all nodes and one", ("ssh", "--all-nodes", "--node", "0", "--", "true"),
+        "--all-nodes and --node exclude each other", "leave out one of them"),
     Row("no command", ("run",), "there is no command to run", "write it behind `--`: gpuops run -- python3 hello.py"),
     # What excludes each other, or is not for this provider.
     Row("cluster and provider", ("run", "--cluster", "a", "--on", "local", "--", "true"),

@@ -12,7 +12,7 @@ from typing import Any, cast
 import pytest
 
 from gpuops.core.context import Context
-from gpuops.core.errors import ConnectionLost, LocalDisk, NodeRefused, RunFailed
+from gpuops.core.errors import ConnectionLost, LocalDisk, NodeRefused, RunFailed, UsageError
 from gpuops.core.models import Lease
 from gpuops.core.polling import Clock
 from gpuops.core.reporting import Silent
@@ -314,3 +314,21 @@ def test_a_run_has_its_folder_before_anything_else_and_leaves_none_that_it_did_n
     assert [run.name for run in world.ledger.runs()] == ["true-2"]
     assert seen == [True]
     assert [path.name for path in (world.folder / "runs").iterdir()] == ["true-1"]
+
+
+@pytest.mark.parametrize(
+    ("request_", "beside"),
+    [
+        (TRAIN, ""),
+        (RunRequest(kind="command", mode="run", nodes=0, gpus=None, argv=["ls", "a b"]),
+         "; beside it: gpuops ssh lab -- ls 'a b'"),
+        (RunRequest(kind="command", mode="run", nodes=0, gpus=None, argv=["nvidia-smi"], all_nodes=True),
+         "; beside it: gpuops ssh lab --all-nodes -- nvidia-smi"),
+    ],
+)  # fmt: skip
+def test_what_may_run_beside_a_run_is_named(monkeypatch: pytest.MonkeyPatch, request_: RunRequest, beside: str) -> None:
+    monkeypatch.setattr(prepare, "_find_earlier_run", lambda *_: "digits-3")
+    session = cast("Any", SimpleNamespace(row=SimpleNamespace(name="lab")))
+    with pytest.raises(UsageError) as caught:
+        prepare._refuse_second_run(cast("Any", None), session, None, request_)
+    assert caught.value.hint == f"wait for it with --queue, or end it: gpuops stop digits-3{beside}"
