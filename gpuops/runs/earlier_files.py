@@ -41,6 +41,7 @@ NO_STATE = ("events.out.tfevents*", "*.log", "*.csv", "*.tsv", "*.jsonl", "*.png
 NUMBER = re.compile(r"\d+")
 MAX_NAMED = 2
 """Files that one sentence names."""
+EACH_ITS_OWN = "each node its own"
 FRESH_HINT = "start afresh: --fresh"
 TWO_WAYS = "put one run's files on every node: --resume RUN; or start without what earlier runs made: --fresh"
 
@@ -184,9 +185,8 @@ def prepare_start(ctx: Context, launch: Launch, progress: Progress) -> None:
     elif start.uneven:
         raise UsageError(f"the nodes have files of different runs: {_describe_uneven(start.uneven)}", TWO_WAYS)
     elif start.files and not launch.resumes:
-        everywhere = all(path in files for path, _ in start.files for files in nodes)
-        where = "node0" if len(nodes) == 1 else "every node" if everywhere else "the nodes that made it"
-        ctx.out.say(f"finds {_describe(start.files)} (on {where}) to go on from; {FRESH_HINT}")
+        where = "on node0" if len(nodes) == 1 else "on every node" if is_alike(nodes, start, rows) else EACH_ITS_OWN
+        ctx.out.say(f"finds {_describe(start.files)} ({where}) to go on from; {FRESH_HINT}")
 
 
 def clear_start(ctx: Context, launch: Launch, progress: Progress) -> None:
@@ -331,6 +331,19 @@ def find_places(home: RunHome, nodes: Sequence[NodeFiles]) -> dict[tuple[int, st
             if written and now and now == written.stamps[-1] and now[0] == file.size:
                 places[node, path] = held.place
     return places
+
+
+def is_alike(nodes: Sequence[NodeFiles], start: Start, rows: Mapping[str, RunRow]) -> bool:
+    """Whether every node has all that the run may go on from, and not another version of it than its peers."""
+    for run in dict.fromkeys(run for _, run in start.files):
+        paths = [path for path, maker in start.files if maker == run]
+        if any(path not in files for path in paths for files in nodes):
+            return False
+        its = [{path: files[path] for path in paths if files[path].run == run} for files in nodes]
+        places = find_places(RunHome(rows[run].home), its)  # equal bytes have one place
+        if any(len({places[at] for at in places if at[1] == path}) > 1 for path in paths):
+            return False
+    return True
 
 
 def _describe(files: Sequence[tuple[str, str]]) -> str:

@@ -141,19 +141,22 @@ class World:
     """A home with one run, whose snapshot has come home from node0, and the next that is about to start."""
 
     def __init__(self, folder: Path) -> None:
-        home = RunHome(folder / "runs/one-1")
-        home.create()
-        out = OutFolder(home)
-        with out.staging() as staging:
-            sha256 = staging.create("file", io.BytesIO(b"epoch"), 5, mtime_ns=7)
-            assert out.publish([Arrival(0, "a.pt", (5, 7), sha256, "file")], staging) == []
-        self.snapshot = home.out / "a.pt"
+        self.home = RunHome(folder / "runs/one-1")
+        self.home.create()
+        self.comes_home(0, "epoch", 7)
+        self.snapshot = self.home.out / "a.pt"
         rows = [SimpleNamespace(id=number, name=name, home=folder / "runs" / name, tree="project", cluster=1)
                 for number, name in enumerate(("one-1", "two-1"))]  # fmt: skip
         self.row = rows[-1]
         self.said: list[str] = []
         say = SimpleNamespace(say=self.said.append)
         self.ctx: Any = SimpleNamespace(ledger=SimpleNamespace(runs=lambda **_: rows[::-1]), out=say)
+
+    def comes_home(self, node: int, text: str, mtime_ns: int) -> None:
+        out = OutFolder(self.home)
+        with out.staging() as staging:
+            sha256 = staging.create("file", io.BytesIO(text.encode()), len(text), mtime_ns=mtime_ns)
+            assert out.publish([Arrival(node, "a.pt", (len(text), mtime_ns), sha256, "file")], staging) == []
 
     def launch(self, *nodes: Node, training: bool = True) -> Launch:
         return Launch(cast(Any, nodes), "project", cast(Any, self.row), (), is_training=training, resumes=False)
@@ -170,6 +173,19 @@ SNAPSHOT = ("a.pt", 5, 7, "one-1", False)
 def test_what_one_node_goes_on_from_is_said(world: World) -> None:
     prepare_start(world.ctx, world.launch(Node(SNAPSHOT)), Silent())
     assert world.said == ["finds a.pt of one-1 (on node0) to go on from; start afresh: --fresh"]
+
+
+def test_whether_every_node_finds_the_same_is_said(world: World) -> None:
+    prepare_start(world.ctx, world.launch(Node(SNAPSHOT), Node(("a.pt", 5, 99, "one-1", True))), Silent())
+    world.comes_home(1, "other", 8)
+    prepare_start(world.ctx, world.launch(Node(SNAPSHOT), Node(("a.pt", 5, 8, "one-1", False))), Silent())
+    prepare_start(world.ctx, world.launch(Node(("r0.pt", 1, 1, "one-1", False)),
+                                          Node(("r1.pt", 1, 1, "one-1", False))), Silent())  # fmt: skip
+    assert world.said == [
+        "finds a.pt of one-1 (on every node) to go on from; start afresh: --fresh",
+        "finds a.pt of one-1 (each node its own) to go on from; start afresh: --fresh",
+        "finds r0.pt of one-1, r1.pt of one-1 (each node its own) to go on from; start afresh: --fresh",
+    ]
 
 
 def test_a_command_on_every_node_is_not_refused_and_changes_nothing(world: World) -> None:
