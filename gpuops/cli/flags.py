@@ -140,7 +140,7 @@ class LaunchFlags:
         float | None,
         _option(
             "How long a run in which no rank joins the others may print nothing and stand idle before it ends; "
-            "0: for ever. Without it: 30.",
+            "0: for ever. Without it: 30; `--join-timeout 120` gives two hours.",
             metavar="MIN",
         ),
     ] = None

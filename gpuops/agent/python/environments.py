@@ -320,8 +320,6 @@ def _run_step(argv: Sequence[str], emit: Emit, spawn: Spawn, without: Collection
     if code == 0:
         return
     what = f"a step took longer than {STEP_TIMEOUT_S / 60:.0f} minutes" if code is None else lines.error_line()
-    if lines.has_retried and "No matching distribution" in what:
-        what = f"{NO_INDEX}: {what}"
     raise Refusal(
         "make-failed",
         f"an environment with torch could not be made: {what}",
@@ -362,4 +360,5 @@ class LineReporter:
         if self._part:
             self.feed(b"\n")
         errors = [line for line in self.last if re.match(r"(?i)error\b", line)]
-        return (errors or self.last or ["no reason was given"])[-1]
+        line = (errors or self.last or ["no reason was given"])[-1]
+        return f"{NO_INDEX}: {line}" if self.has_retried and "No matching distribution" in line else line

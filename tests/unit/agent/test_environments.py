@@ -55,6 +55,9 @@ def test_a_host_without_internet_is_told_once() -> None:
         "no package index answers; trying on (this host has no internet? --python PATH)",
         "ERROR: No matching distribution found for torch<2.14,>=2.4",
     ]
+    assert lines.error_line() == (
+        "no package index answers: ERROR: No matching distribution found for torch<2.14,>=2.4"
+    )
 
 
 @pytest.mark.parametrize(("given", "retries"), [({}, "2"), ({"PIP_RETRIES": "9"}, "9")])
