@@ -12,12 +12,13 @@ from hypothesis import strategies as st
 
 from gpuops.agent.lease_clock import ClockReading
 from gpuops.core.context import Context
+from gpuops.core.errors import NodeError
 from gpuops.core.models import Lease
 from gpuops.guard import cleanup, daemon, lease_time
 from gpuops.guard.lease_time import FirstSight, see_end
 from gpuops.guard.schedule import ATTEMPT_S, LEASE_MARGIN_S, NODE_CHECK_INTERVAL_S, Job, next_job
 from gpuops.ledger.store import ClusterRow
-from tests.fakes.provider import NAME, FakeClock, surroundings
+from tests.fakes.provider import NAME, FakeClock, Scripted, surroundings
 from tests.unit.guard.test_schedule import NOW
 from tests.unit.guard.test_schedule import row as cluster_row
 
@@ -223,7 +224,7 @@ def test_after_a_reboot_the_nodes_say_whether_a_lease_is_over(
     row, is_over = expire(there, clock, monkeypatch, lambda *_, **__: AnsweringNode(clock, 3 * 3600.0))
     assert not is_over
     (said,) = [text for _, text in there.ledger.take_notices()]
-    assert said == "lab goes on: by this computer's clock its lease is over, by its nodes' it is not"
+    assert said == "lab goes on: its lease is over by this computer's clock alone, which is wrong"
     monkeypatch.setattr(cleanup, "open_session", lambda *_, **__: pytest.fail("asked twice"))
     clock.sleep(3 * 3600 - 1)
     assert not cleanup._has_expired(there, row)
@@ -255,3 +256,20 @@ def test_where_no_node_answers_the_clock_counts(
         raise error
 
     assert expire(there, clock, monkeypatch, fail)[1]
+
+
+@pytest.mark.parametrize(("ahead_s", "over"), [(5 * 3600.0, False), (0.0, True), (None, True)])
+def test_where_no_node_answers_its_provider_is_asked_what_time_it_is(
+    there: Context, clock: JumpingClock, monkeypatch: pytest.MonkeyPatch, ahead_s: float | None, over: bool
+) -> None:
+    def fail(*_: object, **__: object) -> None:
+        raise NodeError("node0 is away")
+
+    def tell(_: Scripted) -> float | None:
+        return None if ahead_s is None else clock.now() - ahead_s
+
+    monkeypatch.setattr(Scripted, "provider_time", tell, raising=False)
+    row, is_over = expire(there, clock, monkeypatch, fail)
+    assert is_over is over
+    clock.sleep(4 * 3600 + 1)
+    assert cleanup._has_expired(there, row)
