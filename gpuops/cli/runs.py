@@ -40,19 +40,19 @@ def runs(as_json: Json = False) -> None:
         }
         for row in rows
     ]
-    heading = ["RUN", "STATE", "STARTED", "WHAT CAME OF IT", "RESULTS"]
+    heading = ["RUN", "STATE", "STARTED", "RESULTS", "WHAT CAME OF IT"]
     cells = [
         [
             row.name,
             row.verdict.outcome if row.verdict else row.state,
             ago(row.created),
-            (row.verdict and row.verdict.say) or "-",
             _place(row.home, ctx.folder),
+            (row.verdict and row.verdict.say) or "-",
         ]
         for row in rows
     ]
     width = ctx.out.columns(ctx.out.out)
-    lines = table([heading, *cells], width, gives=3, spare=NARROW_DROPS) if rows else ["no run yet"]
+    lines = table([heading, *cells], width, gives=4, spare=NARROW_DROPS) if rows else ["no run yet"]
     ctx.out.result("runs", {"runs": documents}, lines)
 
 

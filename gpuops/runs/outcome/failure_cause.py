@@ -46,6 +46,7 @@ _AT_EXIT = re.compile(r"terminate called without an active exception")
 
 _RANK_PREFIX = re.compile(r"^\[rank\d+\]: ?", re.MULTILINE)
 _CPP_LOG = re.compile(r"^\[[IWE]\d{4} .*\n?", re.MULTILINE)
+_FIRST_CPP_LOG = re.compile(r"\A(?:(?:\[rank\d+\]: ?)?\[[IW]\d{4} .*(?:\n|\Z))+")
 _TRACEBACK = "Traceback (most recent call last):"
 _CHAINED = re.compile(
     r"(?:During handling of the above exception, another exception occurred"
@@ -171,6 +172,12 @@ def extract_exception(tail: str) -> str:
 def last_output(rank: RankReport) -> str:
     """The last lines of a rank's stderr, or the message that `@record` kept, or what it printed last."""
     return rank.tail.rstrip() or rank.traceback or rank.out.rstrip()
+
+
+def drop_first_warnings(tail: str) -> str:
+    """Without the log lines of C++ that last words begin with (`[W… socket.cpp …`), where other words remain."""
+    rest = _FIRST_CPP_LOG.sub("", tail)
+    return rest if rest.strip() else tail
 
 
 def drop_repeated_tracebacks(text: str) -> str:

@@ -20,6 +20,7 @@ from gpuops.runs.outcome.failure_cause import (
     PEER,
     Death,
     describe_death,
+    drop_first_warnings,
     extract_exception,
     find_culprit,
     find_deaths,
@@ -184,7 +185,15 @@ def _failed_verdict(death: Death, reports: Sequence[NodeReport], run: str) -> Ve
     advice = suggest_fix(death, run)
     if death.weight == PEER:
         advice = _explain_early_exit(death, reports) or advice
-    return Verdict(VerdictOutcome.FAILED, FAILED, describe_death(death), advice, death.rank, death.node, death.tail)
+    return Verdict(
+        VerdictOutcome.FAILED,
+        FAILED,
+        describe_death(death),
+        advice,
+        death.rank,
+        death.node,
+        drop_first_warnings(death.tail),
+    )
 
 
 def _explain_early_exit(death: Death, reports: Sequence[NodeReport]) -> str:
@@ -225,12 +234,13 @@ def _judge_world(request: RunRequest, world_size: int, reports: Sequence[NodeRep
             suggested_fixes.GPUS if unwilling else SEPARATE_RANKS_HINT.format(line_to_start_once(request)),
         )
     if together < world_size:
-        say = f"{well}, but too soon: gpuops could not tell whether they formed one world of {world_size}"
+        say = f"{well}; whether they formed one world of {world_size} could not be seen: they were done too soon"
         return Verdict(
             VerdictOutcome.UNCLEAR,
             0,
             say,
-            f"look for the world size in what rank 0 printed (`{logs_command(run)} --rank 0`)",
+            "nothing to do where the script only prints; where it trains, look for the world size in what rank 0 "
+            f"printed: {logs_command(run)} --rank 0",
         )
     return Verdict(VerdictOutcome.DONE, 0, well)
 

@@ -226,6 +226,11 @@ def test_on_a_host_of_ones_own(shell: Shell, tmp_path: Path, host: Sshd) -> None
     assert told(shell, "sh-1") == ["here", "here"]
     assert sorted(path.name for path in (shell.folder / "runs/sh-1/out").glob("*.pt")) == ["0.pt", "1.pt"]
     assert shell.run("ssh", "lab", "--node", "1", "--", "pwd").stdout.endswith("/lab/n1/project\n")
+    assert shell.run("ssh", "lab", "--", "cat data.txt; echo $((40 + 2))").stdout == "here\n42\n"
+    both = shell.run("ssh", "lab", "--all-nodes", "--", "cat data.txt; pwd >&2; exit 3")
+    assert both.returncode == 3, both.stderr
+    lines = sorted(both.stdout.splitlines())
+    assert [line.split("/lab/")[-1] for line in lines] == ["n0/project", "[n0] here", "n1/project", "[n1] here"]
 
     counting = Counting(shell, tmp_path / "side").start()
     counting.process.send_signal(signal.SIGKILL)

@@ -10,7 +10,13 @@ import pytest
 
 from gpuops.cli.other_tools import LINE_OF, LINES
 from gpuops.cli.registry import COMMANDS
+from gpuops.core.models import Lease
+from gpuops.core.processes import Identity
+from gpuops.core.run_models import Verdict, VerdictOutcome
+from gpuops.ledger.store import Ledger
 from tests.desk import Desk
+
+NOBODY = Identity(1 << 22, 0.0)
 
 
 def test_alone_it_shows_what_there_is(desk: Desk) -> None:
@@ -41,6 +47,25 @@ def test_how_gpuops_is_called_once_the_demo_has_run(name: str) -> None:
     demo = text[text.index("\ndemo:") if name == "Makefile" else text.index("make demo") :].split("make check")[0]
     assert "source .venv/bin/activate" in demo
     assert ".venv/bin/gpuops" in demo
+
+
+def test_a_list_of_runs_in_a_pipe_has_no_blanks_at_its_ends(desk: Desk) -> None:
+    """The long sentence comes last, where nothing is padded to its width."""
+    desk.home.mkdir(mode=0o700)
+    ledger = Ledger.open(desk.home)
+    try:
+        row = ledger.intend(provider="local", name="lab", folder=desk.folder, ephemeral=False, token="t", request={},
+                            boot_deadline=1.0, lease=Lease(), owner_process=NOBODY, now=0.0)  # fmt: skip
+        for say in ("well", "ill, and " * 20):
+            run = ledger.add_run(stem="toy", cluster=row.id, folder=desk.folder, tree="project", request={}, facts={},
+                                 owner_process=NOBODY, now=0.0)  # fmt: skip
+            ledger.set_run(run.id, state="home", verdict=Verdict(VerdictOutcome.DONE, 0, say))
+    finally:
+        ledger.close()
+    lines = desk.type("runs").out.splitlines()
+    assert lines[0].endswith("WHAT CAME OF IT")
+    assert lines[1].endswith("  well")
+    assert len(lines[1]) < 80
 
 
 @pytest.mark.parametrize("name", COMMANDS)

@@ -212,6 +212,21 @@ def test_a_terminal_has_one_line_that_lives_under_what_is_said(screen: Terminal)
     assert screen.getvalue() == before
 
 
+def test_a_line_that_a_narrower_terminal_has_wrapped_is_cleared_whole(
+    screen: Terminal, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    out = Output(out=screen, err=screen)
+    out.below("x" * 59)
+    for columns, ups in ((60, 0), (59, 0), (58, 1), (30, 1), (20, 2)):
+        monkeypatch.setenv("COLUMNS", str(columns))
+        before = len(screen.getvalue())
+        out.say("a note")
+        written = screen.getvalue()[before:]
+        assert written == f"{ERASE}\x1b[1A" * ups + f"{ERASE}a note\n" + "x" * 59
+    out.below("")
+    assert screen.getvalue().endswith(f"{ERASE}\x1b[1A" * 2 + ERASE)
+
+
 def test_a_terminal_shows_bytes_as_a_bar(screen: Terminal) -> None:
     clock = Clock()
     progress = TerminalProgress(Output(out=screen, err=screen), clock, ticking=False)

@@ -10,7 +10,7 @@ from typing import Any, NamedTuple
 import pytest
 
 from gpuops.core.run_models import RunRequest, Verdict, VerdictOutcome
-from gpuops.runs.outcome.failure_cause import extract_exception
+from gpuops.runs.outcome.failure_cause import drop_first_warnings, extract_exception
 from gpuops.runs.outcome.node_report import NodeReport, Reason, parse_report
 from gpuops.runs.outcome.verdict import is_port_clash, judge, resume_hint
 
@@ -547,11 +547,30 @@ FORMED: dict[str, tuple[list[NodeReport], Then]] = {
     "too soon to tell": (
         joined(None, True, None, None),
         Then(0, "unclear",
-             "all 4 ranks ended well, but too soon: gpuops could not tell whether they formed one world of 4"),
+             "all 4 ranks ended well; whether they formed one world of 4 could not be seen: they were done too soon",
+             hint="nothing to do where the script only prints; where it trains, look for the world size in what rank"),
     ),
 }  # fmt: skip
 
 ROWS = RANKS | OUTSIDE | FORMED
+
+SOCKET = (
+    "[W1124 14:58:01.123456789 socket.cpp:767] [c10d] The client socket cannot be initialized to connect to [::1]\n"
+)
+
+
+@pytest.mark.parametrize(
+    ("tail", "shown"),
+    [
+        (f"{SOCKET}{SOCKET}ValueError: no\n", "ValueError: no\n"),
+        (f"[rank3]:{SOCKET}ValueError: no", "ValueError: no"),
+        (f"ValueError: no\n{SOCKET}", f"ValueError: no\n{SOCKET}"),
+        (SOCKET, SOCKET),
+        ("", ""),
+    ],
+)
+def test_last_words_do_not_begin_with_warnings_of_others(tail: str, shown: str) -> None:
+    assert drop_first_warnings(tail) == shown
 
 
 def check(verdict: Verdict, then: Then) -> None:
