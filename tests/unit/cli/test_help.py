@@ -60,6 +60,7 @@ def test_a_list_of_runs_in_a_pipe_has_no_blanks_at_its_ends(desk: Desk) -> None:
             run = ledger.add_run(stem="toy", cluster=row.id, folder=desk.folder, tree="project", request={}, facts={},
                                  owner_process=NOBODY, now=0.0)  # fmt: skip
             ledger.set_run(run.id, state="home", verdict=Verdict(VerdictOutcome.DONE, 0, say))
+        ledger.mark_gone(row.id, 1.0, "its run ended")
     finally:
         ledger.close()
     lines = desk.type("runs").out.splitlines()
