@@ -14,17 +14,20 @@ from gpuops.commands.doctor.checks_computer import computer_findings
 from gpuops.commands.doctor.examine import Place, examine_places, locate
 from gpuops.commands.doctor.report import SETUP, Finding, Report, error, note, warning
 from gpuops.core.context import Context
-from gpuops.core.errors import NodeError, ProviderError, UsageError
+from gpuops.core.errors import NodeError, NodeRefused, ProviderError, RefusalKind, UsageError
 from gpuops.core.format import money
 from gpuops.core.models import Problem, Request, Resource
+from gpuops.core.parallel import on_each
 from gpuops.core.platform import HERE
 from gpuops.core.provider import has_capability, is_rented
 from gpuops.ledger.store import ClusterRow
+from gpuops.nodes.gpu_shares import is_virtual
 from gpuops.nodes.python import own_pythons
-from gpuops.nodes.session import contact_cluster, nodes_of, open_programs, suggest_giving_up
+from gpuops.nodes.session import ENDED_KINDS, nodes_of, open_programs, suggest_giving_up
 from gpuops.offers.billing_account import KEY_ORDER, find_payer, refuse_dotenv
 from gpuops.transport.connect import connect
 from gpuops.transport.connection import ProcessConnection
+from gpuops.transport.rpc import AgentClient
 from provisioners import registry
 
 COMPUTER = "this computer"
@@ -139,12 +142,23 @@ def check_cluster(ctx: Context, row: ClusterRow, python: str) -> Report:
 
 
 def _check_agents(row: ClusterRow, machines: Sequence[Resource]) -> list[Finding]:
-    """The finding that a node's agent does not answer: no run can start there, whatever its machine has."""
-    try:
-        contact_cluster(row, machines).close()
-    except NodeError as silent:
-        return locate(row.name, [error("agent", silent.message, silent.hint or f"gpuops down {row.name}")])
-    return []
+    """The nodes whose agent does not answer, and is not started again by the command that needs it: no run can start
+    there, whatever their machines have."""
+
+    def check(index: int) -> list[Finding]:
+        programs = open_programs(row, machines[index], index)
+        try:
+            AgentClient(programs.connection, programs.paths).close()
+        except NodeError as silent:
+            kind = silent.kind if isinstance(silent, NodeRefused) else ""
+            comes_back = kind == RefusalKind.NO_AGENT and machines[index].data.get("revives")
+            if not (comes_back or (kind in ENDED_KINDS and is_virtual(machines[index]))):
+                return locate(f"node{index}", [error("agent", silent.message, f"end it: gpuops down {row.name}")])
+        finally:
+            programs.connection.close()
+        return []
+
+    return [finding for found in on_each(check, range(len(machines))) for finding in found]
 
 
 def _suggest_giving_up(row: ClusterRow, machine: Resource, finding: Finding) -> Finding:
