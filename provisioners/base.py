@@ -2,10 +2,10 @@
 
 `Provisioner` is what every provider has; the `Tells…`, `AdmitsCaller`, `KnowsMachines`, `LaunchesOneByOne`,
 `ForgetsRegions` and `ListsEveryOwner` Protocols are what it may have besides: a provisioner has the members of those
-that it can serve.
-`Context` is what its factory is called with, `CONTRACT` the version to state as `contract`. The nouns (`Offer`,
-`Resource`, …) are in `gpuops.core.models`, `Quota` in `gpuops.core.quota`, the errors in `gpuops.core.errors`. The
-definitions themselves stand in `gpuops.core.provider`, since the core calls provisioners and imports none.
+that it can serve. `Context` is what its factory is called with, `CONTRACT` the version to state as `contract`. The
+nouns (`Offer`, `Resource`, …) are in `gpuops.core.models`, `Quota` in `gpuops.core.quota`, the errors in
+`gpuops.core.errors`. The definitions themselves stand in `gpuops.core.provider`, since the core calls provisioners and
+imports none.
 """
 
 from gpuops.core.provider import (

@@ -8,6 +8,7 @@ errors        every error that gpuops raises, with its exit code
 provider      the contract that a provisioner fulfils
 context       what a command is given: settings, ledger, clock, signals, reporter
 reporting     protocols of what a command prints and how it shows progress
+account_variables  the variables by which each provider knows an account
 settings      flags, gpuops.toml, environment and .env, and what each may say
 config_trust  which gpuops.toml the user trusts
 platform      what differs between Linux, macOS and Windows
