@@ -19,6 +19,7 @@ HELP = example_help(
     "End clusters; results come home first.\n\nRuns are stopped in good order, and nothing is left that costs.",
     "gpuops down",
     "gpuops down lab",
+    "gpuops down lab --out '!raw.bin'",
     "gpuops down --all",
 )
 
@@ -38,6 +39,10 @@ def down(
     force: Annotated[
         bool, typer.Option("--force", help="Do not wait for runs, give up results that are not home.")
     ] = False,
+    out: Annotated[
+        list[str] | None,
+        typer.Option(metavar="'!GLOB'", help="Leave these results there: '!big.bin'. Repeatable.", show_default=False),
+    ] = None,
     as_json: Json = False,
 ) -> None:
     from gpuops.clusters.orphans import down_by_tag
@@ -55,6 +60,7 @@ def down(
             ctx.signals.backward()
             known = [name for name in names or [] if name not in orphaned]
             rows = [] if names and not known else down_command.pick_clusters(ctx, known, everything)
+            down_command.leave_there(ctx, rows, out or [])
             said = down_command.down(ctx, rows, ctx.progress, force=force)
         if orphaned:
             raise StillBilling(

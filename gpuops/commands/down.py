@@ -17,6 +17,7 @@ from gpuops.core.errors import (
     MalformedAnswer,
     NodeError,
     StillBilling,
+    UsageError,
     worst_exit_code,
 )
 from gpuops.core.format import money, span
@@ -66,6 +67,18 @@ def refuse_unsaved(ctx: Context, names: Sequence[str]) -> None:
                     f"{row.name} is not ended",
                     f"make that folder writable, or give them up: gpuops down {row.name} --force",
                 )
+
+
+def leave_there(ctx: Context, rows: Sequence[ClusterRow], patterns: Sequence[str]) -> None:
+    """Note in the runs of these clusters what of their results is left on the nodes (`!GLOB`). Raises UsageError."""
+    for pattern in patterns:
+        if not pattern.startswith("!"):
+            raise UsageError(f"--out {pattern}: down only leaves files there", f"gpuops down --out '!{pattern}'")
+    for row in rows if patterns else ():
+        for run in ctx.ledger.runs(cluster=row.id):
+            if run.state is not RunState.HOME:
+                outs = [*(run.request.get("outs") or ()), *patterns]
+                ctx.ledger.set_run(run.id, request={**run.request, "outs": outs})
 
 
 def find_orphans(ctx: Context, names: Sequence[str]) -> list[str]:

@@ -16,7 +16,7 @@ from gpuops.commands.end_after_run import end_after, end_cluster, end_preempted,
 from gpuops.commands.logs import make_merger
 from gpuops.commands.plan import Job, Plan
 from gpuops.core.context import Context
-from gpuops.core.errors import Interrupted, LocalDisk, MachineGone, NodeError
+from gpuops.core.errors import Interrupted, LocalDisk, MachineGone, NodeError, worst_exit_code
 from gpuops.core.format import plural
 from gpuops.core.models import Offer
 from gpuops.core.provider import is_rented
@@ -36,6 +36,7 @@ from gpuops.runs.launch import launch
 from gpuops.runs.logs.home_tail import Filter, HomeTail, TracebackFilter
 from gpuops.runs.monitor import show_run, tensorboard_command
 from gpuops.runs.outcome.node_report import NodeReport
+from gpuops.runs.outcome.run_outcome import Complete, Lost
 from gpuops.runs.outcome.verdict import RETRIES_HINT, is_port_clash
 from gpuops.runs.prepare import Prepared, choose_tree, describe_secrets, prepare, record_not_started
 from gpuops.runs.receipt import format_receipt
@@ -305,7 +306,9 @@ def _describe_placement(prepared: Prepared) -> str:
 def _job_outcome(ctx: Context, run: RunOutcome, bill: str) -> JobOutcome:
     """What is printed last. `bill`: what a cluster that stays costs."""
     verdict = run.verdict
-    code = Interrupted.exit_code if ctx.signals.count else verdict.exit_code
+    is_safe = isinstance(run.results, Complete) or (isinstance(run.results, Lost) and run.kept)
+    ended_with = worst_exit_code(verdict.exit_code, 0 if is_safe else NodeError.exit_code)
+    code = Interrupted.exit_code if ctx.signals.count else ended_with
     document = {**run.record.document(), "exit_code": code}
     last = [*format_receipt(run.record, bill), *filter(None, [tensorboard_command(run.home, ctx.folder)])]
     if verdict.tail and verdict.exit_code:

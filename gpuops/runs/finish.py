@@ -130,7 +130,8 @@ def finish(ctx: Context, row: RunRow, source: Source, policy: Policy) -> RunOutc
         if outcome.deferred_fetch is None and not evidence.is_late:
             _abort_uploads(ctx, row, policy)
     elif policy.retry_hint is not None and isinstance(outcome.results, Retryable):
-        raise NodeError(f"results of {row.name} are not home: {outcome.results.why}", policy.retry_hint)
+        hint = "; else ".join(filter(None, (outcome.results.hint, policy.retry_hint)))
+        raise NodeError(f"results of {row.name} are not home: {outcome.results.why}", hint)
     return outcome
 
 

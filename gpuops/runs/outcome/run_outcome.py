@@ -70,6 +70,8 @@ class FinalFetch:
 
     failed: str = ""
     """Why not all is home that another try may bring."""
+    hint: str = ""
+    """What makes it come, or gives it up, where a plain retry does not."""
     nonsense: str = ""
     """Why not all is home of nodes that answer nonsense: another try does not help."""
     left_behind: str = ""
@@ -134,6 +136,8 @@ class Retryable:
     why: str
     missing: str
     """All that is not home, including what no try would bring."""
+    hint: str = ""
+    """As in FinalFetch."""
 
 
 @dataclass(frozen=True)
@@ -288,7 +292,7 @@ def _judge_results(run: str, evidence: Evidence, nodes: Nodes, *, kept_elsewhere
     if bucket.trouble and evidence.is_answered:  # else the verdict says it
         missing = join_sentences(missing, f"{bucket.trouble}; `gpuops pull {run}` fetches it")
     if retryable and not kept_elsewhere:
-        return Retryable(retryable, missing)
+        return Retryable(retryable, missing, evidence.fetched.hint)
     return Lost(missing) if missing else Complete()
 
 
@@ -309,6 +313,8 @@ def _complete_verdict(
     verdict = weigh_reports(row, request, reports, saved=saved, skews_after=evidence.skews)
     if not_sent := held_back(verdict.tail, row.facts.held):
         verdict = dataclasses.replace(verdict, hint=not_sent)
+    if evidence.fetched.hint and not verdict.exit_code:
+        verdict = dataclasses.replace(verdict, hint=evidence.fetched.hint)
     preempted, trouble = verdict.outcome is VerdictOutcome.PREEMPTED, evidence.bucket.trouble
     ended_while_away = not evidence.is_answered and not evidence.is_late and NodeState.ENDED in nodes.values()
     if request.sink and ended_while_away and not preempted:

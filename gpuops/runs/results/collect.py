@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import dataclasses
 import math
+import shlex
 import threading
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import suppress
@@ -31,7 +32,7 @@ from gpuops.runs.outcome.node_report import NodeReport, ReasonKind, lost_report,
 from gpuops.runs.outcome.run_outcome import BucketFetch, Evidence, FinalFetch, classify_nodes, join_sentences
 from gpuops.runs.results.dead_agents import salvage
 from gpuops.sync import archive
-from gpuops.sync.download import fetch
+from gpuops.sync.download import UnreadableFiles, fetch
 from gpuops.sync.run_folder import RunHome
 from gpuops.sync.run_record import RunRecord
 from gpuops.sync.unmatched_files import choose_unasked, describe_unmatched_files, exact_patterns, list_unmatched_files
@@ -261,8 +262,21 @@ def _run_final_fetch(
     for error in failures:
         if not isinstance(error, GpuopsError):
             raise error
-        return FinalFetch(error.message)
+        return FinalFetch(error.message, _hint_for(session.row, row, error))
     return fetched[0]
+
+
+def _hint_for(cluster: ClusterRow, row: RunRow, error: GpuopsError) -> str:
+    """What brings home what its node cannot read, or leaves it there; empty for any other error."""
+    if not isinstance(error, UnreadableFiles):
+        return ""
+    node, path = error.files[0]
+    name = shlex.quote(path)
+    leave = shlex.quote(f"!{path}")
+    return (
+        f"gpuops ssh {cluster.name} --node {node} -- chmod u+r {name}; then: gpuops pull {row.name}; "
+        f"or leave it there: gpuops down {cluster.name} --out {leave}"
+    )
 
 
 def _fetch_from_nodes(fetch_some: Callable[[list[int]], str], nodes: list[int]) -> FinalFetch:

@@ -16,7 +16,7 @@ import pytest
 from gpuops.agent.files import output_files
 from gpuops.core.errors import ConnectionLost, GpuopsError, MalformedAnswer, NodeError
 from gpuops.core.safe_folder import SafeFolder
-from gpuops.sync.download import FetchReport
+from gpuops.sync.download import FetchReport, UnreadableFiles
 from gpuops.sync.merged_outputs import OutFolder
 from gpuops.sync.merged_outputs_journal import JOURNAL_FILE
 from gpuops.sync.merged_outputs_record import Arrival, Memory
@@ -248,6 +248,20 @@ def test_bytes_damaged_at_home_are_found_by_their_sum(scene: Scene) -> None:
     assert "comparing checksums" in scene.words.phases
 
 
+def test_what_its_node_cannot_read_is_named(scene: Scene, monkeypatch: pytest.MonkeyPatch) -> None:
+    """It is listed, and sends no checksum: a retry alone brings nothing."""
+    scene.nodes[0].put("a.pt", b"0")
+    scene.nodes[1].put("raw data.pt", b"1")
+    read = output_files._hash_file
+    monkeypatch.setattr(
+        output_files, "_hash_file", lambda path, emit: None if path.endswith(b"raw data.pt") else read(path, emit)
+    )
+    with pytest.raises(UnreadableFiles, match=r"1 file cannot be read on the nodes: raw data\.pt \(node1\)$") as caught:
+        scene.fetch(final=True)
+    assert caught.value.files == [(1, "raw data.pt")]
+    assert scene.out()["a.pt"] == b"0"
+
+
 def test_what_cannot_be_verified_is_named(scene: Scene) -> None:
     node = scene.nodes[1]
     node.put("a.pt", b"0")
@@ -367,7 +381,7 @@ def test_a_node_that_talks_nonsense_hides_nothing_of_another(scene: Scene, monke
     real = output_files.outs
     monkeypatch.setattr(output_files, "outs", lambda node, *more: {} if node.dir[-1] == "0" else real(node, *more))
     monkeypatch.setattr(output_files, "sums", lambda *_: {})
-    with pytest.raises(NodeError, match=r"1 file could not be verified: a.pt \(node1\)"):
+    with pytest.raises(NodeError, match=r"1 file cannot be read on the nodes: a.pt \(node1\)"):
         scene.fetch(final=True)
     monkeypatch.undo()
     monkeypatch.setattr(output_files, "outs", lambda node, *more: {} if node.dir[-1] == "0" else real(node, *more))

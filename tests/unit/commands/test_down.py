@@ -6,9 +6,9 @@ import time
 
 import pytest
 
-from gpuops.commands.down import DeferredFetch, down
+from gpuops.commands.down import DeferredFetch, down, leave_there
 from gpuops.core.context import Context
-from gpuops.core.errors import Interrupted, LocalDisk, NodeError, StillBilling
+from gpuops.core.errors import Interrupted, LocalDisk, NodeError, StillBilling, UsageError
 from gpuops.core.models import Lease
 from gpuops.core.reporting import Silent
 from gpuops.core.run_models import Verdict
@@ -199,3 +199,17 @@ def test_an_interruption_stays_one_where_the_guard_cannot_take_over(
     assert guarded == ([] if is_full else ["two"])
     assert found.value.hint == ("gpuops down one two" if is_full else "gpuops down one")
     assert ("the guard goes on ending two" in found.value.message) is not is_full
+
+
+def test_what_is_left_there_is_no_result_of_runs_that_are_not_home(world: Context) -> None:
+    row = world.ledger.intend(provider="local", name="lab", folder=world.folder, ephemeral=False, token="t", request={},
+                              boot_deadline=0.0, lease=Lease(), owner_process=world.me, now=0.0)  # fmt: skip
+    for state in ("running", "home"):
+        run = world.ledger.add_run(stem="toy", cluster=row.id, folder=world.folder, tree="project",
+                                   request={"outs": ["*.pt"]}, facts={}, owner_process=world.me, now=1.0)  # fmt: skip
+        world.ledger.set_run(run.id, state=state)
+    leave_there(world, [row], ["!raw.pt"])
+    assert [run.request["outs"] for run in world.ledger.runs()] == [["*.pt", "!raw.pt"], ["*.pt"]]
+    with pytest.raises(UsageError, match=r"^--out raw\.pt: down only leaves files there$") as caught:
+        leave_there(world, [row], ["raw.pt"])
+    assert caught.value.hint == "gpuops down --out '!raw.pt'"

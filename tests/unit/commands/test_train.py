@@ -18,13 +18,15 @@ from gpuops.core.context import Context
 from gpuops.core.errors import Interrupted, LocalDisk, NodeError, StillBilling
 from gpuops.core.models import MACHINE, Lease, Request, Resource, ResourceState
 from gpuops.core.reporting import Silent
-from gpuops.core.run_models import RunRequest
+from gpuops.core.run_models import RunRequest, Verdict, VerdictOutcome
 from gpuops.core.settings import Settings
 from gpuops.core.signals import HandOver
 from gpuops.ledger.rows import ClusterRow, RunFacts
 from gpuops.offers.price_approval import PriceApproval
 from gpuops.runs.finish import RunOutcome
+from gpuops.runs.outcome.run_outcome import Complete, Lost, Results, Retryable
 from gpuops.runs.retries import RetryState
+from gpuops.sync.run_folder import RunHome
 
 ROW = cast("Any", SimpleNamespace(id=1, name="r-1", facts=RunFacts(bucket={"place": "s3://results/lab/r-1"})))
 LIVE = cast("Any", SimpleNamespace(row=SimpleNamespace(name="lab")))
@@ -136,3 +138,22 @@ def test_a_cluster_that_is_kept_is_named_where_its_run_fails(
     with pytest.raises(type(error)):
         train._run_attempt(RunAttempt(world, Settings(), plan, Silent(), RetryState(0, PriceApproval())))
     assert said == ["lab is kept: `gpuops down lab` ends it"]
+
+
+@pytest.mark.parametrize(
+    ("verdict", "results", "kept", "code"),
+    [
+        (0, Complete(), "", 0),
+        (0, Retryable("node0 is away", "node0 is away"), "", 4),
+        (0, Lost("node0 kept nothing"), "", 4),
+        (0, Lost("node0 kept nothing"), "all of it is in its bucket", 0),
+        (1, Lost("node0 kept nothing"), "", 4),
+        (1, Complete(), "", 1),
+    ],
+)
+def test_results_that_are_not_home_are_no_success(
+    world: Context, verdict: int, results: Results, kept: str, code: int
+) -> None:
+    said = Verdict(VerdictOutcome.DONE, verdict, "the command ended")
+    outcome = train._job_outcome(world, RunOutcome(said, RunHome(world.folder / "runs/r-1"), results, kept=kept), "")
+    assert (outcome.exit_code, outcome.document["exit_code"]) == (code, code)

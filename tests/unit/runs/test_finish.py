@@ -13,7 +13,7 @@ from typing import Any, cast
 import pytest
 
 from gpuops.core.context import Context
-from gpuops.core.errors import AuthFailed, ConnectionLost, MalformedAnswer, NodeRefused, UsageError
+from gpuops.core.errors import AuthFailed, ConnectionLost, MalformedAnswer, NodeError, NodeRefused, UsageError
 from gpuops.core.models import Lease, MachineEnd, Resource
 from gpuops.core.polling import Clock
 from gpuops.core.processes import Identity
@@ -31,6 +31,7 @@ from gpuops.runs.outcome.run_outcome import FinalFetch, Retryable
 from gpuops.runs.prepare import Sending, wait_for_turn
 from gpuops.runs.results.collect import Agents, _fetch_from_nodes
 from gpuops.sync.archive import FetchedNode
+from gpuops.sync.download import UnreadableFiles
 from gpuops.sync.run_folder import RunHome
 from gpuops.transport.schemas import NodeRunState, Sentence, SinkState
 from tests.conftest import HANG_S, until
@@ -178,6 +179,32 @@ def test_nonsense_leaves_nothing_to_try_again(world: Context, monkeypatch: pytes
     assert (end.verdict.outcome, end.verdict.exit_code) == ("unclear", 4)
     assert "not all home: node0 answers nonsense (x)" in end.verdict.say
     assert world.ledger.run(row.id).state == "home"
+
+
+def test_what_a_node_cannot_read_is_named_with_what_brings_it_and_what_leaves_it(
+    world: Context, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    cluster = a_cluster(world, created=time.time())
+    row = a_run(world, cluster, created=time.time())
+
+    def fetch(*_: object, **__: object) -> None:
+        raise UnreadableFiles([(0, "raw data.pt")])
+
+    monkeypatch.setattr("gpuops.runs.results.collect.fetch_now", fetch)
+    end = conclude(world, ClusterSession(cluster, []), row, {0: DONE})
+    way = (
+        "gpuops ssh lab --node 0 -- chmod u+r 'raw data.pt'; then: gpuops pull r-1; "
+        "or leave it there: gpuops down lab --out '!raw data.pt'"
+    )
+    assert (end.missing, end.verdict.hint) == ("1 file cannot be read on the nodes: raw data.pt (node0)", way)
+    assert world.ledger.run(row.id).state == "ended", "it can still be fetched"
+    with pytest.raises(NodeError) as caught:
+        finish(world, row, Agents(ClusterSession(cluster, []), end_reports()), Policy(Silent(), retry_hint="--force"))
+    assert caught.value.hint == f"{way}; else --force"
+
+
+def end_reports() -> dict[int, NodeReport]:
+    return {0: parse_report(0, DONE)}
 
 
 @pytest.mark.parametrize(("looks", "state"), [(1, "home"), (3, "home"), (10**6, "ended")])
