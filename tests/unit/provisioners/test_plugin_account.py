@@ -10,13 +10,14 @@ from typing import Any
 import pytest
 
 from gpuops.cli.request import parse_environment
+from gpuops.commands.doctor import doctor
 from gpuops.core import provider as contract
 from gpuops.core.account_variables import OURS, AccountVariables
 from gpuops.core.context import Context
 from gpuops.core.errors import AuthFailed, UsageError
 from gpuops.core.models import DOTENV, Payer, Request
 from gpuops.core.settings import load
-from gpuops.guard import guard_heartbeat
+from gpuops.guard import daemon, guard_heartbeat
 from gpuops.offers.billing_account import refuse_dotenv
 from provisioners import registry
 from tests.fakes.provider import NAME, Cloud, Scripted, surroundings
@@ -133,6 +134,26 @@ def test_where_the_key_is_sent_no_project_decides(there: tuple[Cloud, Context]) 
         refuse_dotenv(world, NAME)
     assert caught.value.message == f"{URL} has no effect in .env"
     refuse_dotenv(replace(world, dotenv={KEY: "k"}), NAME)
+
+
+def test_the_guard_has_the_key_of_the_project(there: tuple[Cloud, Context], monkeypatch: pytest.MonkeyPatch) -> None:
+    cloud, world = there
+    project = world.folder / "project"
+    project.mkdir()
+    (project / ".env").write_text(f"{KEY}=projects\n")
+    monkeypatch.setenv("SCRIPTED", str(cloud.folder))
+    monkeypatch.delenv(KEY, raising=False)
+    loaded: Any = daemon.make_context(world.home, project).provisioner(NAME)
+    assert loaded.inner.credential == contract.Credential(DOTENV, {KEY: "projects"})
+
+
+def test_doctor_says_which_account_pays_and_what_has_no_effect(there: tuple[Cloud, Context]) -> None:
+    _, world = there
+    world = replace(world, dotenv={KEY: "k", URL: "http://203.0.113.9"}, provisioners={})
+    found = doctor._payer_findings(world, Request(NAME), named=True)
+    assert [one.say for one in found] == [
+        "what is rented here: paid by me (key from .env)", f"{URL} has no effect in .env"
+    ]  # fmt: skip
 
 
 @pytest.mark.parametrize("word", [KEY, f"{KEY}=sk"])
