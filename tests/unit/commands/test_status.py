@@ -145,7 +145,7 @@ def test_a_table_is_cut_in_one_column_alone() -> None:
 def test_what_providers_list_on_a_narrow_terminal() -> None:
     one = status.CloudResource(
         provider="ssh", mark="gpuops-me-lab-0", id="lab-0", kind="machine", state="running", per_hour=0.0, bills=False,
-        known=True,
+        known=True, owner="me",
     )  # fmt: skip
     report = status.CloudReport([one], [], [])
     assert status.cloud_lines(report, 40) == [

@@ -23,7 +23,7 @@ from gpuops.core.safe_folder import SafeFolder, is_inside
 from gpuops.sync.merged_outputs import OutFolder
 from gpuops.sync.merged_outputs_record import Arrival
 from gpuops.sync.project_files import read_entry
-from gpuops.sync.restore_snapshots import _send_files
+from gpuops.sync.restore_snapshots import _send_files, select_places
 from gpuops.sync.run_folder import RunHome
 from gpuops.transport.ssh import Target, config_lines, proxy
 from gpuops.transport.ssh.host_resolution import jump_line
@@ -328,7 +328,7 @@ def test_what_goes_back_to_nodes_has_their_names(tmp_path: Path) -> None:
         stdout=io.BytesIO(),
     )  # fmt: skip
     client: Any = SimpleNamespace(label="node0", bulk=lambda *_: channel)
-    _send_files("project", home.folder.folder, home.folder.memory(), (0, client))
+    _send_files("project", "r-1", home.folder.folder, (client, select_places(home.folder.memory(), 0)))
     sent.seek(0)
     found = [(name, b"".join(content)) for name, _size, content in members(sent)]
     assert found == [("back\\slash", b"one name"), ("run:1.pt", b"colon")]
