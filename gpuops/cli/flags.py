@@ -154,7 +154,10 @@ class LaunchFlags:
     retries: Annotated[
         int | None,
         _option(
-            "How often rented machines that their provider takes back are replaced, and the run resumed.", metavar="K"
+            "How often machines that were rented for the run, and that their provider takes back, are replaced, and "
+            "the run resumed; on hosts of your own and live clusters: how often a run that failed is started again, "
+            "with what it left, such as --retries 2.",
+            metavar="K",
         ),
     ] = None
     overwrite: Annotated[

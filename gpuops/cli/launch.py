@@ -113,32 +113,25 @@ def _make_job(
         on=flags.on,
         keep=bool(flags.keep),
         detach=bool(flags.detach),
-        retries=count_retries(ctx, flags, is_typed=typed.flags.retries is not None),
+        retries=count_retries(flags, is_typed=typed.flags.retries is not None),
         wish=lease_limits(machine),
         sending=Sending(bool(flags.overwrite), flags.send_anyway or (), bool(flags.queue), bool(flags.fresh)),
     )
 
 
-def count_retries(ctx: Context, flags: LaunchFlags, *, is_typed: bool) -> int:
-    """How many times preempted machines are replaced. Where --retries is impossible, one from `gpuops.toml` (not
-    `is_typed`) counts as 0, and one that was typed raises UsageError."""
+def count_retries(flags: LaunchFlags, *, is_typed: bool) -> int:
+    """How many times machines that were rented for the run are replaced, or a run on others is started again. Where
+    --retries is impossible, one from `gpuops.toml` (not `is_typed`) counts as 0, and a typed one raises UsageError."""
     count = flags.retries or 0
     if count < 0:
         raise UsageError(f"--retries {count} is less than none", "--retries takes a number from 0")
-    rented = bool(flags.on) and is_rented(ctx.provisioner(str(flags.on)))
     if count and is_typed and flags.detach:
         raise UsageError(
             f"--detach and --retries {count} exclude each other: the guard downloads results and ends machines, and "
             "starts no run",
             "leave out one of them",
         )
-    if count and is_typed and not rented:
-        raise UsageError(
-            f"--retries {count} is for machines that are rented for this run"
-            + (f", and {flags.on} takes none back" if flags.on else ""),
-            "leave it out" if flags.on else "say where to rent them: --on PROVIDER",
-        )
-    return count if rented and not flags.detach else 0
+    return 0 if flags.detach else count
 
 
 def complete_request(ctx: Context, request: RunRequest, flags: LaunchFlags) -> RunRequest:

@@ -25,6 +25,7 @@ from gpuops.core.run_models import RunRequest
 from gpuops.core.settings import Settings
 from gpuops.core.signals import HandOver
 from gpuops.core.sink import BucketSink
+from gpuops.ledger.rows import ClusterState
 from gpuops.ledger.store import LedgerUnwritable, RunRow
 from gpuops.nodes.session import ClusterSession, open_session
 from gpuops.offers import lease_limits
@@ -72,6 +73,16 @@ class RunAttempt:
         """Whether the cluster is brought up for this run alone, and ends with it."""
         return self.plan.choice.row is None and not self.job.keep
 
+    @property
+    def restarts(self) -> int:
+        """How often a run that failed by itself is started again, where nothing is rented for it."""
+        return 0 if _replaces_machines(self.ctx, self.plan) else self.job.retries
+
+    def resuming(self, run: str) -> RunAttempt:
+        """The same with what a run left."""
+        job = dataclasses.replace(self.job, request=dataclasses.replace(self.job.request, resume=run))
+        return dataclasses.replace(self, plan=dataclasses.replace(self.plan, job=job))
+
 
 def execute(ctx: Context, settings: Settings, plan: Plan, progress: Progress) -> JobOutcome:
     """Carry a plan out, from the cluster to the receipt. Raises GpuopsError where it ends before a run is judged."""
@@ -87,7 +98,8 @@ def execute(ctx: Context, settings: Settings, plan: Plan, progress: Progress) ->
             f"note: limits belong to a new cluster, {choice.row.name} keeps its own: gpuops lease {choice.row.name}"
         )
     ctx.out.hold_up_nothing()
-    state = RetryState(job.retries, PriceApproval(replaces=job.retries > 0), resume=job.request.resume)
+    replacements = job.retries if _replaces_machines(ctx, plan) else 0
+    state = RetryState(replacements, PriceApproval(replaces=replacements > 0), resume=job.request.resume)
 
     def run_attempt(wish: LeaseLimits, resume: str | None) -> JobOutcome:
         request = dataclasses.replace(job.request, resume=resume)
@@ -118,7 +130,7 @@ def _run_attempt(attempt: RunAttempt) -> JobOutcome:
     ctx, job, choice = attempt.ctx, attempt.job, attempt.plan.choice
     session = _open_session(ctx, attempt.plan, attempt.retries.approval)
     try:
-        outcome = _run_on(attempt, session)
+        outcome = _run_with_restarts(attempt, session)
     except HandOver:
         hand_over(ctx, session)
         raise
@@ -148,6 +160,27 @@ def _run_attempt(attempt: RunAttempt) -> JobOutcome:
     if outcome.record_again and outcome.finished is not None:
         with suppress(LedgerUnwritable):  # it was noted before
             outcome.record_again()
+    return outcome
+
+
+def _replaces_machines(ctx: Context, plan: Plan) -> bool:
+    """Whether `--retries` replaces machines: those that are rented for this run."""
+    return plan.choice.row is None and is_rented(ctx.provisioner(plan.provider))
+
+
+def _run_with_restarts(attempt: RunAttempt, session: ClusterSession) -> JobOutcome:
+    """A run, started again on the same nodes with what it left while it fails by itself and `--retries` are left."""
+    ctx = attempt.ctx
+    outcome = _run_on(attempt, session)
+    for restart in range(1, attempt.restarts + 1):
+        failure = outcome.failure
+        is_up = ctx.ledger.cluster(session.row.id).state is ClusterState.UP
+        if failure is None or ctx.signals.count or not is_up:
+            break
+        ctx.out.say(failure.announce(restart, attempt.restarts, session.row.name))
+        if failure.resumable:
+            attempt = attempt.resuming(failure.run)
+        outcome = _run_on(attempt, session)
     return outcome
 
 
@@ -224,7 +257,8 @@ def _run_on(attempt: RunAttempt, session: ClusterSession) -> JobOutcome:
         run = dataclasses.replace(run, verdict=verdict)
     outcome = _job_outcome(ctx, run, "" if attempt.owns_cluster else describe_bill(ctx, session.row.id))
     outcome.finished, outcome.record_again = (row.id if run.may_destroy else None), run.record_again
-    outcome.loss = retries.find_preemption(row, session.row, run) if job.retries else None
+    outcome.loss = retries.find_preemption(row, session.row, run) if attempt.retries.retries else None
+    outcome.failure = retries.find_own_failure(row, run)
     return outcome
 
 
@@ -238,7 +272,7 @@ def _start(attempt: RunAttempt, session: ClusterSession, request: RunRequest) ->
             ctx.ledger.set_run(prepared.row.id, facts={**facts, "retries": attempt.retries.documents})
         _launch(ctx, session, prepared)
     except NodeError as error:
-        if not job.retries or ctx.signals.count:
+        if not attempt.retries.retries or ctx.signals.count:
             raise
         gone = retries.find_ended_machine(ctx, session, error)
         if gone is None:

@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 import dataclasses
+from collections.abc import Sequence
 from types import SimpleNamespace
-from typing import Any, cast
+from typing import Any, NamedTuple, cast
 
 import pytest
 
@@ -25,7 +26,7 @@ from gpuops.ledger.rows import ClusterRow, RunFacts
 from gpuops.offers.price_approval import PriceApproval
 from gpuops.runs.finish import RunOutcome
 from gpuops.runs.outcome.run_outcome import Complete, Lost, Results, Retryable
-from gpuops.runs.retries import RetryState
+from gpuops.runs.retries import JobOutcome, OwnFailure, RetryState
 from gpuops.sync.run_folder import RunHome
 
 ROW = cast("Any", SimpleNamespace(id=1, name="r-1", facts=RunFacts(bucket={"place": "s3://results/lab/r-1"})))
@@ -157,3 +158,56 @@ def test_results_that_are_not_home_are_no_success(
     said = Verdict(VerdictOutcome.DONE, verdict, "the command ended")
     outcome = train._job_outcome(world, RunOutcome(said, RunHome(world.folder / "runs/r-1"), results, kept=kept), "")
     assert (outcome.exit_code, outcome.document["exit_code"]) == (code, code)
+
+
+class Again(NamedTuple):
+    """What each try comes to, and what follows: the run that each of them resumes from."""
+
+    failures: Sequence[OwnFailure | None]
+    retries: int
+    resumed: Sequence[str | None]
+
+
+LEFT, NOTHING = OwnFailure("toy-1", "rank 0 failed", True), OwnFailure("toy-1", "rank 0 failed", False)
+
+
+@pytest.mark.parametrize(
+    "again",
+    [
+        Again([None], 2, [None]),
+        Again([LEFT, None], 2, [None, "toy-1"]),
+        Again([NOTHING, None], 2, [None, None]),
+        Again([LEFT, LEFT, LEFT, None], 2, [None, "toy-1", "toy-1"]),
+        Again([LEFT], 0, [None]),
+    ],
+)
+def test_a_run_that_fails_by_itself_is_started_again_where_nothing_is_rented(
+    world: Context, monkeypatch: pytest.MonkeyPatch, again: Again
+) -> None:
+    resumed: list[str | None] = []
+    said: list[str] = []
+
+    def run_on(attempt: RunAttempt, _: object) -> JobOutcome:
+        resumed.append(attempt.job.request.resume)
+        return JobOutcome(1, {}, failure=again.failures[len(resumed) - 1])
+
+    monkeypatch.setattr(world.out, "say", said.append)
+    monkeypatch.setattr(train, "_run_on", run_on)
+    live = cast("Any", SimpleNamespace(row=add_cluster(world)))
+    job = Job(RunRequest(kind="command", mode="run", nodes=1, gpus=None), Request("local"), retries=again.retries)
+    plan = Plan(Choice(None, "local", ""), Size(1, None), job)
+    train._run_with_restarts(RunAttempt(world, Settings(), plan, Silent(), RetryState()), live)
+    assert resumed == again.resumed
+    how = "from what toy-1 left" if again.failures[0] is LEFT else "from the beginning: it left nothing to resume from"
+    retried = [f"rank 0 failed; retry {one} of 2 on lab, {how}" for one in range(1, len(again.resumed))]
+    assert said == retried
+
+
+def test_machines_that_are_rented_for_a_run_are_replaced_and_not_tried_again(
+    world: Context, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(train, "is_rented", lambda _: True)
+    job = Job(RunRequest(kind="command", mode="run", nodes=1, gpus=None), Request("local"), retries=2)
+    fresh = RunAttempt(world, Settings(), Plan(Choice(None, "local", ""), Size(1, None), job), Silent(), RetryState())
+    kept = Plan(Choice(add_cluster(world), "local", ""), Size(1, None), job)
+    assert (fresh.restarts, dataclasses.replace(fresh, plan=kept).restarts) == (0, 2)
