@@ -197,7 +197,8 @@ def _prepare_nodes(
         clients[:1] if request.kind == "command" and not request.all_nodes else clients,
         name, row, request.outs, is_training=request.kind == "torchrun", resumes=bool(request.resume),
     )  # fmt: skip
-    if sending.fresh:  # before the push, which writes again what a run had changed of it
+    afresh = sending.fresh and not request.resume  # both: a retry, which goes on from the attempt before
+    if afresh:  # before the push, which writes again what a run had changed of it
         earlier_files.clear_start(ctx, start, progress)
     started = ctx.clock.monotonic()
     with progress.during("comparing the project with what the nodes have"):
@@ -212,7 +213,7 @@ def _prepare_nodes(
         with progress.during(f"putting back what {request.resume} made"):
             count = restore_files(clients, name, find_run(ctx, request.resume))
         ctx.out.say(f"{plural(count, 'file')} of {request.resume} put back on every node")
-    if not sending.fresh:
+    if not afresh:
         earlier_files.prepare_start(ctx, start, progress)
     with progress.during("looking for a Python with torch" if request.kind == "torchrun" else "looking for a Python"):
         nodes = prepare_pythons(ctx, settings, session, request, folder, meeting.endpoints, progress)
