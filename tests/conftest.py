@@ -247,9 +247,10 @@ def no_guards(home: Path) -> Iterator[None]:
 
 
 @pytest.fixture(autouse=True)
-def launcher(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Runs are launched by the stub of torchrun, unless the test is marked `real_torch`."""
-    monkeypatch.setenv(torchrun.VARIABLE, "real" if request.node.get_closest_marker("real_torch") else "stub")
+def launcher(request: pytest.FixtureRequest) -> None:
+    """Runs are launched by the stub of torchrun, unless the test is marked `real_torch`. The variable is never removed:
+    a thread of a module's scenarios may copy the environment at that moment."""
+    os.environ[torchrun.VARIABLE] = "real" if request.node.get_closest_marker("real_torch") else "stub"
 
 
 @pytest.fixture

@@ -57,7 +57,8 @@ def prove(
         if flag in named:
             raise UsageError(f"{flag} has no meaning here: nothing is kept", f"leave out {flag}; --spend is the limit")
     if record is not None:
-        record = typed_path("--record", str(record), Path())
+        typed_path("--record", str(record), Path())  # refused before anything is rented
+        record = record.expanduser()
         proof_record.check_free(record)
     ctx, _ = make_context(as_json=as_json, yes=yes, strict=True)
     options = parse_provider_options(ctx, provider, context.args, "prove")

@@ -58,7 +58,7 @@ def up(
         machine_request,
         parse_provider_options,
     )
-    from gpuops.clusters import creation as cluster
+    from gpuops.clusters import creation
     from gpuops.offers import offer_table
 
     if provider.startswith("-"):
@@ -73,7 +73,7 @@ def up(
         check_name(name)
     report_news(ctx)
     if dry_run:
-        offers, payer = cluster.preview_offers(ctx, request, lease_limits(machine))
+        offers, payer = creation.preview_offers(ctx, request, lease_limits(machine))
         documents = [dataclasses.asdict(offer) | {"per_hour": offer.per_hour} for offer in offers]
         width = ctx.out.columns(ctx.out.out)
         paid = dataclasses.asdict(payer) if payer else None
@@ -81,7 +81,7 @@ def up(
         ctx.out.result("offers", {"offers": documents, "payer": paid}, lines)
         return
     with ctx.signals:
-        session = cluster.bring_up(ctx, request, name=name, ephemeral=False, wish=lease_limits(machine))
+        session = creation.bring_up(ctx, request, name=name, ephemeral=False, wish=lease_limits(machine))
     session.close()
     ctx.ledger.set_cluster(session.row.id, owner_process=None)
     _announce(ctx, session.row, session.machines)

@@ -157,7 +157,8 @@ def _find_by_dotenv_key(ctx: Context, name: str, owner: str) -> list[Orphan]:
 
 def _used_providers(ctx: Context) -> set[str] | None:
     """The providers that clusters of this ledger were ever at; None where an earlier ledger was lost."""
-    from gpuops.ledger.store import FILE, LedgerTooNew, providers_in
+    from gpuops.ledger import FILE
+    from gpuops.ledger.store import LedgerTooNew, providers_in
 
     try:
         rows = ctx.ledger.clusters(live=False)

@@ -60,7 +60,7 @@ def pick_cluster(live: Sequence[ClusterRow], folder: Path, name: str | None, ver
 
 def refuse_unfinished(row: ClusterRow) -> ClusterRow:
     """The same cluster. Raises UsageError while it is being created: nothing is known yet of how to reach its nodes."""
-    if row.state == "creating":
+    if row.state is ClusterState.CREATING:
         raise UsageError(
             f"{row.name} is still being created",
             f"wait until it is up: gpuops status; or end it: gpuops down {row.name}",

@@ -121,8 +121,9 @@ class Payer:
     @classmethod
     def parse(cls, document: object) -> Payer | None:
         """The payer of a JSON form; None for what is none."""
-        known = isinstance(document, Mapping) and {*document} == {"account", "source"}
-        return cls(**document) if known and isinstance(document, Mapping) else None
+        if not isinstance(document, Mapping) or {*document} != {"account", "source"}:
+            return None
+        return cls(**document)
 
     def __str__(self) -> str:
         whose = f"paid by {self.account}" if self.account else "account unknown"

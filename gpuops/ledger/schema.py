@@ -13,7 +13,7 @@ from functools import partial
 from pathlib import Path
 
 from gpuops.core.errors import LocalDisk, UsageError
-from gpuops.ledger import FILE as FILE
+from gpuops.ledger import FILE
 
 SCHEMA = 1
 BUSY_S = 30.0

@@ -17,6 +17,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from gpuops.core.models import Lease, Resource
+from gpuops.ledger import FILE
 from gpuops.ledger.clusters import ClusterTable, refuse_live_name
 from gpuops.ledger.database import RowGone as RowGone
 from gpuops.ledger.database import insert_row
@@ -35,7 +36,6 @@ from gpuops.ledger.schema import (
     set_aside,
     unwritable,
 )
-from gpuops.ledger.schema import FILE as FILE
 from gpuops.ledger.schema import LedgerTooNew as LedgerTooNew
 from gpuops.ledger.schema import LedgerUnwritable as LedgerUnwritable
 

@@ -307,7 +307,7 @@ def _find_earlier_run(ctx: Context, session: ClusterSession, row: RunRow | None)
 
 def _ask_node(session: ClusterSession, index: int) -> NodeHello | None:
     """What a node says of itself now; None for one that has ended and that no run needs. A conversation that was cut is
-    begun anew, once. Raises NodeError."""
+    opened once more. Raises NodeError."""
     client = session.clients[index]
     if isinstance(client, UnreachableAgent):
         return None

@@ -150,7 +150,8 @@ def _identity_path(request: Request) -> str | None:
     path = typed_path("--identity", str(identity), Path())
     if path.suffix == ".pub":
         raise UsageError(
-            f"--identity {identity} is the public half of a key", f"name the private one: {path.with_suffix('')}"
+            f"--identity {identity} is the public half of a key",
+            f"name the private one: {str(identity)[: -len(path.suffix)]}",
         )
     if not path.is_file():
         what = "it is a folder" if path.is_dir() else "there is no such file"

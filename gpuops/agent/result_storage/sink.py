@@ -62,6 +62,9 @@ def claim_place(node: Node, spec: LaunchSpec, urls: Mapping[str, Any] | None = N
 
         folder = bucket_sink.claim_bucket(node, spec, urls or {})
     else:
+        # Loaded before the run: at its end the program's own file may be gone from this machine (`_Copy.run`).
+        from gpuops.agent.result_storage import stored_files  # noqa: F401
+
         folder = _claim_folder(spec, spec.sink)
     _record_state(node.run(spec.run), SinkState(SinkPhase.CLAIMED, folder))
 

@@ -283,7 +283,7 @@ ROWS = [
     Row("a folder as identity", nothing, ("up", "ssh", "--host", "x", "--identity", "."),
         r"--identity \.: it is a folder", "name the private key"),
     Row("the public key as identity", file("k.pub"), ("up", "ssh", "--host", "x", "--identity", "k.pub"),
-        r"--identity k\.pub is the public half of a key", "name the private one: .*/k"),
+        r"--identity k\.pub is the public half of a key", "name the private one: k"),
     Row("a GPU to rent from a host", nothing, ("up", "ssh", "--host", "x", "--gpu-type", "h100", "--image", "i"),
         "--gpu-type and --image say which machine to rent, and these hosts are yours",
         "leave out --gpu-type and --image"),

@@ -13,7 +13,8 @@ import pytest
 from gpuops.cli import completion
 from gpuops.core.models import Lease
 from gpuops.core.processes import myself
-from gpuops.ledger.store import FILE, Ledger
+from gpuops.ledger import FILE
+from gpuops.ledger.store import Ledger
 from tests.conftest import HANG_S
 
 BASH = shutil.which("bash") or ""

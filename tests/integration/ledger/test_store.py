@@ -10,7 +10,8 @@ from pathlib import Path
 import pytest
 
 from gpuops.core.processes import Identity, myself, started
-from gpuops.ledger.store import FILE, Ledger
+from gpuops.ledger import FILE
+from gpuops.ledger.store import Ledger
 from tests.unit.ledger.test_store import intend, overwrite
 
 ROOT = Path(__file__).parents[3]

@@ -32,6 +32,7 @@ class Mirror:
     def __init__(self, contents: dict[str, bytes], certificate: Path | None = None) -> None:
         self.contents = contents
         self.requests: list[Request] = []
+        self._noting = threading.Lock()
         self.ranges = True
         """Whether it knows parts."""
         self.lengths = True
@@ -54,6 +55,12 @@ class Mirror:
             context.load_cert_chain(certificate)
             self.server.socket = context.wrap_socket(self.server.socket, server_side=True)
             self.address = self.address.replace("http", "https", 1)
+
+    def note(self, request: Request) -> int:
+        """Keep a request; its place in `requests`."""
+        with self._noting:
+            self.requests.append(request)
+            return len(self.requests) - 1
 
     def asked(self) -> list[tuple[str, int]]:
         return [(request.name, request.begin) for request in self.requests]
@@ -84,11 +91,12 @@ class Handler(BaseHTTPRequestHandler):
         elif status == 200 and mirror.ranges and begin:
             status = 206 if begin < len(content) else 416
         if status not in (200, 206):
-            mirror.requests.append(Request(name, begin, 0))
+            mirror.note(Request(name, begin, 0))
             self.send_error(status)
             return
         assert content is not None
         first = begin if status == 206 else 0
+        number = mirror.note(Request(name, begin, 0))  # before the answer: its head lets the next request come
         self.send_response(status)
         if status == 206:
             self.send_header("Content-Range", f"bytes {first}-{len(content) - 1}/{len(content)}")
@@ -97,8 +105,7 @@ class Handler(BaseHTTPRequestHandler):
         else:
             self.send_header("Transfer-Encoding", "chunked")
         self.end_headers()
-        mirror.requests.append(Request(name, begin, 0))
-        self._send(mirror, len(mirror.requests) - 1, content, first)
+        self._send(mirror, number, content, first)
 
     def _send(self, mirror: Mirror, number: int, content: bytes, first: int) -> None:
         cut = mirror.cuts.pop(0) if mirror.cuts else len(content)

@@ -13,8 +13,7 @@ import pytest
 
 from gpuops.cli.entry import execute
 from gpuops.cli.terminal.output import Output
-from gpuops.clusters import creation as clusters
-from gpuops.clusters import readiness
+from gpuops.clusters import creation, readiness
 from gpuops.clusters.creation import CREATE_ATTEMPTS_MAX
 from gpuops.clusters.teardown import select_by_tag, tear_down
 from gpuops.core.context import Context
@@ -55,7 +54,7 @@ def there(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> tuple[Cloud, Conte
 
 
 def up(world: Context, request: Request = TWO) -> ClusterSession:
-    return clusters.bring_up(world, request, name="lab", ephemeral=False, wish=LeaseLimits())
+    return creation.bring_up(world, request, name="lab", ephemeral=False, wish=LeaseLimits())
 
 
 def assert_nothing_left(cloud: Cloud, world: Context) -> None:
@@ -92,7 +91,7 @@ def create_one_by_one(there: tuple[Cloud, Context], boot_s: float = 600.0, **scr
     provisioner = world.provisioner(NAME)
     offer = provisioner.offers(Request(NAME, nodes=3))[0]
     intent = Intent(world.owner, "lab", "t", row.boot_deadline, Path("agent.pyz"))
-    clusters.create_once(world, provisioner, offer, row, intent)
+    creation.create_once(world, provisioner, offer, row, intent)
     machines = [machine for machine in world.ledger.resources(row.id) if machine.is_machine]
     assert [machine.name[-1] for machine in machines] == ["0", "1", "2"]
     assert not world.ledger.has_open_intents(row.id)
@@ -413,7 +412,7 @@ def test_keys_of_several_hosts_are_one_question(
         return [] if request.options.get("accept-new") else [Problem(say, "", settle="accept-new") for say in says]
 
     monkeypatch.setattr("tests.fakes.provider.Scripted.preflight", preflight)
-    clusters.find_offers(world, TWO)
+    creation.find_offers(world, TWO)
     said = capsys.readouterr().err.splitlines()
     if hosts == 1:
         assert (said, asked) == ([], [f"{says[0]}: go on?"])
@@ -427,7 +426,7 @@ def test_an_offer_of_fewer_nodes_is_none(there: tuple[Cloud, Context], monkeypat
     two = provisioner.offers(TWO)
     monkeypatch.setattr("tests.fakes.provider.Scripted.offers", lambda *_: two)
     with pytest.raises(NoCapacity):
-        clusters.find_offers(world, Request(NAME, nodes=3))
+        creation.find_offers(world, Request(NAME, nodes=3))
 
 
 # -- waiting ------------------------------------------------------------------------------------
@@ -477,7 +476,7 @@ def test_a_node_does_not_boot_for_longer_than_the_money_lasts(
     cloud.play(describe=[Fault(state="starting")] * 5000)
     began = world.clock.now()
     with pytest.raises(NodeError) as caught:
-        clusters.bring_up(world, TWO, name="lab", ephemeral=False, wish=LeaseLimits(max_cost=max_cost))
+        creation.bring_up(world, TWO, name="lab", ephemeral=False, wish=LeaseLimits(max_cost=max_cost))
     assert hint in caught.value.hint
     (row,) = world.ledger.clusters(live=False)
     assert row.boot_deadline == pytest.approx(began + boot_s, abs=1.0)
@@ -489,7 +488,7 @@ def test_the_boot_lease_is_that_of_the_offer_that_was_taken(there: tuple[Cloud, 
     cloud.play(offers_at=[1.0, 36.0], create=[Fault("NoCapacity", made=0)])
     began = world.clock.now()
     with pytest.raises(NodeError):
-        clusters.bring_up(
+        creation.bring_up(
             world,
             dataclasses.replace(TWO, max_price=50.0),
             name="lab",
@@ -514,7 +513,7 @@ def test_money_is_counted_from_the_intent_on_and_at_the_dearer_price(
     provisioner = world.provisioner(NAME)
     live = ClusterSession(row_then, machines)
     terms = Terms(world, TWO, LeaseLimits(max_cost=10.0), True, OfferSearch(world, TWO, lambda *_: []), PriceApproval())
-    clusters._start_lease(world, live, terms, provisioner, provisioner.offers(TWO)[0])
+    creation._start_lease(world, live, terms, provisioner, provisioner.offers(TWO)[0])
     assert live.row.lease.money_end == pytest.approx(row_then.created + 10.0 / per_hour * 3600, abs=1.0)
     assert ("lab costs $25.00/h, and $2.50/h was offered" in said.getvalue()) is (told == 10 * PRICE)
     assert "these machines cannot end themselves (nothing is known of that)" in said.getvalue()
@@ -682,7 +681,7 @@ def test_a_full_disk_hides_no_machine_that_may_bill(
         world.ledger.db.execute("PRAGMA query_only = ON")
         raise StillBilling("lab-0 may still be there", "gpuops down lab")
 
-    monkeypatch.setattr(clusters, "wait_ready", fail)
+    monkeypatch.setattr(creation, "wait_ready", fail)
     with pytest.raises(StillBilling, match="lab-0 may still be there"):
         up(world)
 

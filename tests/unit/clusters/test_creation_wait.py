@@ -11,7 +11,7 @@ from typing import Any
 import pytest
 
 from gpuops.cli.terminal.output import Output
-from gpuops.clusters import creation as clusters
+from gpuops.clusters import creation
 from gpuops.core.context import Context
 from gpuops.core.errors import AuthFailed, Interrupted, NoCapacity, Unknown, UsageError
 from gpuops.core.models import Offer, Price, Request
@@ -33,7 +33,7 @@ def there(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> tuple[Cloud, Conte
 
 
 def up(world: Context, request: Request = WAITS, **wish: float) -> ClusterSession:
-    return clusters.bring_up(world, request, name="lab", ephemeral=False, wish=LeaseLimits(**wish))
+    return creation.bring_up(world, request, name="lab", ephemeral=False, wish=LeaseLimits(**wish))
 
 
 def said(world: Context) -> str:

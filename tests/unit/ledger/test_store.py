@@ -13,8 +13,9 @@ import pytest
 from gpuops.core.errors import UsageError
 from gpuops.core.models import Lease, Resource
 from gpuops.core.processes import Identity, myself
+from gpuops.ledger import FILE
 from gpuops.ledger.schema import SCHEMA, set_aside
-from gpuops.ledger.store import FILE, Ledger, LedgerJournal, LedgerTooNew, LedgerUnwritable, RowGone, RunRow
+from gpuops.ledger.store import Ledger, LedgerJournal, LedgerTooNew, LedgerUnwritable, RowGone, RunRow
 from gpuops.sync.run_folder import RunHome
 from tests.conftest import open_folder, without_root
 

@@ -13,7 +13,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from gpuops.cli.terminal.output import Output
-from gpuops.clusters import creation as clusters
+from gpuops.clusters import creation
 from gpuops.clusters.teardown import tear_down
 from gpuops.core.context import Context
 from gpuops.core.errors import GpuopsError, NoCapacity, QuotaExceeded, UsageError
@@ -217,7 +217,7 @@ def up(world: Context, request: Request = ONE, **wish: float) -> tuple[str, Base
     """Bring it up, as far as it comes: what was said, what ended it, its lease."""
     world.out = Output(err=(said := io.StringIO()))
     try:
-        live = clusters.bring_up(world, request, name="lab", ephemeral=False, wish=LeaseLimits(**wish))
+        live = creation.bring_up(world, request, name="lab", ephemeral=False, wish=LeaseLimits(**wish))
     except GpuopsError as error:
         (*_, row) = world.ledger.clusters(live=False) or [None]
         return said.getvalue(), error, row.lease if row else Lease()
@@ -294,7 +294,7 @@ def test_what_there_is_is_shown_before_the_one_question(there: tuple[Cloud, Cont
     world.yes = False
     world.out = out = Somebody(io.StringIO())
     with pytest.raises(GpuopsError, match="AuthFailed"):
-        clusters.bring_up(world, ONE, name="lab", ephemeral=False, wish=LeaseLimits())
+        creation.bring_up(world, ONE, name="lab", ephemeral=False, wish=LeaseLimits())
     (asked,) = out.asked
     assert asked.startswith("offer 0, $2.00/h; until ")
     assert out.err.getvalue().splitlines()[:4] == [  # type: ignore[attr-defined]
@@ -325,7 +325,7 @@ def test_the_question_tells_the_end_and_the_most_it_can_cost(
     latest = clock_time(world.clock.now() + until_h * H, world.clock.now())
     request = dataclasses.replace(ONE, timeout_min=6.0, wait_s=wait_s)
     with pytest.raises(GpuopsError, match="AuthFailed"):
-        clusters.bring_up(world, request, name="lab", ephemeral=False, wish=LeaseLimits(**wish))
+        creation.bring_up(world, request, name="lab", ephemeral=False, wish=LeaseLimits(**wish))
     assert out.asked[-1] == f"offer 0, $2.00/h; until {latest} at the latest, {most} at most: go?"
     assert out.err.getvalue().count("offer 0") == 0, "a single one is told once"  # type: ignore[attr-defined]
 

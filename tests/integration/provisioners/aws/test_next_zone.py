@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 
 from gpuops.cli.terminal.output import Output
-from gpuops.clusters import creation as clusters
+from gpuops.clusters import creation
 from gpuops.clusters.leftovers import clear_leftovers_once
 from gpuops.core.context import Context
 from gpuops.core.errors import NoCapacity, NodeError, QuotaExceeded
@@ -69,10 +69,10 @@ def test_what_replaces_others_waits_for_capacity_and_for_a_quota_that_lags(
         fake.reclaim(one.id)
     world.clock, fake.pending_s, before = Shared(fake), 86400.0, len(fake.asked("RunInstances"))
     with pytest.raises(NoCapacity if lacks == "capacity" else QuotaExceeded):
-        clusters.bring_up(world, request, name="first", ephemeral=False, wish=LeaseLimits())
+        creation.bring_up(world, request, name="first", ephemeral=False, wish=LeaseLimits())
     replaces = PriceApproval(first=20.0, agreed=20.0, avoided=["us-east-1b"], settled=True)
     with pytest.raises(NodeError, match="was not ready after"):
-        clusters.bring_up(world, request, name="lab", ephemeral=False, wish=LeaseLimits(), approval=replaces)
+        creation.bring_up(world, request, name="lab", ephemeral=False, wish=LeaseLimits(), approval=replaces)
     errors = {one.error for one in fake.asked("RunInstances")[before:]}
     assert (
         errors
@@ -94,7 +94,7 @@ def test_it_goes_on_to_the_next_zone(fake: FakeAWS, world: Context, then: str, c
     fake.play(Fault("RunInstances"), Fault("RunInstances", nth=2, what=then, code=code))
     request = Request("aws", nodes=2, gpus=4, gpu_type="g5.12xlarge", spot=True, timeout_min=0.1)
     with pytest.raises(NodeError, match="was not ready after"):
-        clusters.bring_up(world, request, name="lab", ephemeral=False, wish=LeaseLimits())
+        creation.bring_up(world, request, name="lab", ephemeral=False, wish=LeaseLimits())
     asked = fake.asked("RunInstances")
     subnets = [one.parameters["NetworkInterfaces"][0]["SubnetId"] for one in asked]
     assert [len(asked), subnets[0] == subnets[1], subnets[1] == subnets[2]] == [3, True, False]
