@@ -105,13 +105,15 @@ INSTALL_SCRIPT = r"""
 exec 2>&1
 umask 077
 draft= done=
-if [ -f "$1/$2" ]; then cat >/dev/null; printf 'there\n'; exit 0; fi
+if [ -f "$1/$2" ] && [ "$(wc -c <"$1/$2")" -eq "$3" ]; then cat >/dev/null; printf 'there\n'; exit 0; fi
 mkdir -p "$1" && draft=$(mktemp "$1/$2.XXXXXX") && cat >"$draft" && mv -f "$draft" "$1/$2" && done=yes
 cat >/dev/null
 [ -z "$draft" ] || rm -f "$draft"
 [ -z "$done" ] || printf 'there\n'
 exit 0
 """
+"""Keeps its input as the file `$2` in the folder `$1`, unless that is there with all of its `$3` bytes: a machine that
+lost its power may have kept the name alone."""
 CLEANUP_SCRIPT = r"""
 holds_no_node() {
     [ -d "$1" ] && [ -z "$(ls -A "$1" | grep -vx -e agent -e env -e data)" ] || return 1
@@ -182,8 +184,9 @@ def _count(text: str) -> int | None:
 def install_agent(connection: Connection, root: str, artefact: Path) -> str:
     """Copy the agent to `<root>/agent/`, unless it is there. Returns its path. Raises NodeError, ConnectionLost."""
     folder = str(PurePosixPath(root) / "agent")
-    argv = ["sh", "-c", INSTALL_SCRIPT, "sh", folder, artefact.name]
-    said = exchange(connection.open(argv), connection.label, artefact.read_bytes(), STEP_SILENCE_LIMIT_S)
+    content = artefact.read_bytes()
+    argv = ["sh", "-c", INSTALL_SCRIPT, "sh", folder, artefact.name, str(len(content))]
+    said = exchange(connection.open(argv), connection.label, content, STEP_SILENCE_LIMIT_S)
     last = (said.decode(errors="replace").strip().splitlines() or ["it said nothing"])[-1]
     if last != "there":
         raise NodeError(f"the agent cannot be put on {connection.label}: {last}", f"look at {folder} there")

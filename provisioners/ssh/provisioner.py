@@ -10,6 +10,7 @@ from __future__ import annotations
 import dataclasses
 import threading
 from collections.abc import Callable, Mapping, Sequence
+from contextlib import suppress
 from functools import partial
 from typing import TypeVar
 
@@ -203,7 +204,8 @@ class SshProvisioner:
         known_host = self._book.get(name)
         nodes = [] if known_host is None else self._list_nodes(name, known_host)
         if known_host is not None and not nodes and self.context.clock.now() - known_host.written_at > ABANDONED_S:
-            self._tidy(name, known_host)
+            with suppress(ProviderError):  # it stays in the file, and the next list tries again
+                self._tidy(name, known_host)
         return nodes
 
     def _tidy(self, name: str, known_host: KnownHost) -> None:

@@ -11,6 +11,7 @@ import os
 import shutil
 import signal
 import time
+from contextlib import suppress
 from typing import Any, Sequence
 
 from gpuops.agent import processes
@@ -106,7 +107,8 @@ def remove_node(node: Node) -> None:
             if os.path.isdir(path) and not os.path.islink(path):
                 shutil.rmtree(path, ignore_errors=True)
             else:
-                os.unlink(path)
+                with suppress(OSError):
+                    os.unlink(path)
         remains = [name for name in os.listdir(node.dir) if name != "node.json"]
         if remains:
             raise Refusal("remains", f"{node.path(remains[0])} cannot be removed", "remove it by hand, then try again")

@@ -55,12 +55,12 @@ def prepare_node(node: Node, settings: dict[str, Any], lease_request: dict[str, 
 
     Raises Refusal(`ended`, `foreign`).
     """
+    has_remains = os.path.isdir(node.dir) and not os.path.exists(node.path("node.json"))
     os.makedirs(node.path("runs"), mode=0o700, exist_ok=True)
     os.chmod(node.dir, 0o700)
     os.chdir(node.dir)
-    if not os.path.exists(node.path("node.json")):
-        for name in REMAINS:
-            remove_file(node.path(name))
+    for name in REMAINS if has_remains else ():  # in a new folder, `ended.json` is of an end that has just come
+        remove_file(node.path(name))
     refuse_ended(node)
     refuse_foreign(node.settings_document(), settings)
     if not os.path.exists(node.path("node.json")):

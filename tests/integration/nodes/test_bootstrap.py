@@ -84,6 +84,14 @@ def test_the_agent_is_brought_once_and_a_node_begins(tmp_path: Path) -> None:
     connection.close()
 
 
+def test_an_agent_of_which_a_power_cut_kept_the_name_is_brought_again(tmp_path: Path) -> None:
+    agent, _ = bootstrap.build_agent(tmp_path / "cache")
+    path = Path(bootstrap.install_agent(ProcessConnection("here"), str(tmp_path / "root"), agent))
+    path.write_bytes(b"")
+    bootstrap.install_agent(ProcessConnection("here"), str(tmp_path / "root"), agent)
+    assert path.read_bytes() == agent.read_bytes()
+
+
 def test_a_folder_that_cannot_be_made_is_said(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     agent, _ = bootstrap.build_agent(tmp_path / "cache")
     (tmp_path / "file").write_text("")

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import errno
 import os
 import shutil
 from pathlib import Path
@@ -9,7 +10,8 @@ from typing import Any
 
 import pytest
 
-from gpuops.agent.daemon.end_command import remove_root
+from gpuops.agent.daemon.end_command import remove_node, remove_root
+from gpuops.agent.node import Node, Refusal
 
 
 def make_root(root: Path, *folders: str) -> None:
@@ -61,3 +63,16 @@ def test_what_a_killed_end_left_is_deleted_by_the_next(tmp_path: Path) -> None:
     remove_root(str(root))
     left = [".gpuops-0badcafe.gone-8", ".gpuops-0badcaff.gone-7"]
     assert sorted(path.name for path in tmp_path.iterdir()) == left, "a node's folder, and another owner's"
+
+
+def test_a_disk_that_became_read_only_is_said_in_words(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    for name in ("node.json", "watchdog.log"):
+        (tmp_path / name).write_text("{}")
+
+    def refuse(path: str) -> None:
+        raise OSError(errno.EROFS, "Read-only file system", path)
+
+    monkeypatch.setattr(os, "unlink", refuse)
+    with pytest.raises(Refusal) as caught:
+        remove_node(Node(str(tmp_path)))
+    assert caught.value.say == f"{tmp_path}/watchdog.log cannot be removed"

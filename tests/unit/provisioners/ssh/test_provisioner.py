@@ -184,6 +184,26 @@ def test_a_host_that_is_away_may_be_forgotten(known: tuple[FakeHost, SshProvisio
     assert caught.value.hint.endswith("listens there; gone for good? gpuops reap --forget root@a")
 
 
+def test_what_cannot_be_tidied_up_fails_no_list(
+    known: tuple[FakeHost, SshProvisioner], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Nothing of ours is there, and the next list tidies up: an environment may take minutes to delete."""
+    there, hosts = known
+    there.nodes.clear()
+
+    def fall_silent(*_: object) -> None:
+        raise ConnectionLost("root@a has not moved for 0:55 min", "try again")
+
+    monkeypatch.setattr("gpuops.nodes.bootstrap.remove_agent", fall_silent)
+    monkeypatch.setattr("provisioners.ssh.provisioner.ABANDONED_S", -1.0)
+    book = HostBook(hosts.context.home / "ssh" / "hosts.json")
+    assert (hosts.list_owned("0badcafe", []), book.names()) == ([], [fake.NAME])
+    monkeypatch.undo()
+    monkeypatch.setattr("gpuops.transport.ssh.connect", there.connect)
+    monkeypatch.setattr("provisioners.ssh.provisioner.ABANDONED_S", -1.0)
+    assert (hosts.list_owned("0badcafe", []), book.names()) == ([], [])
+
+
 @pytest.mark.parametrize("is_removed", [True, False])
 def test_an_agent_that_another_commands_end_takes_away_is_brought_once_more(
     known: tuple[FakeHost, SshProvisioner], tmp_path: Path, is_removed: bool
