@@ -20,7 +20,8 @@ def test_what_a_removal_that_was_cut_short_has_left_ends_no_new_node(
     monkeypatch.chdir(tmp_path)
     (tmp_path / "ended.json").write_text(ENDED)
     prepare_node(Node(str(tmp_path)), SETTINGS, {"boot_in": 60.0})
-    assert (tmp_path / "node.json").exists() and not (tmp_path / "ended.json").exists()
+    assert (tmp_path / "node.json").exists()
+    assert not (tmp_path / "ended.json").exists()
 
 
 def test_an_end_that_comes_while_a_node_starts_holds(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
