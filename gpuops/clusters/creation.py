@@ -61,7 +61,8 @@ def create_once(ctx: Context, provisioner: LoadedProvisioner, offer: Offer, row:
         attempts = 1 if len(made) > most else attempts + 1
         most = max(most, len(made))
         wait = max(2.0**attempts if refusal.retry_after is None else refusal.retry_after, provisioner.launches_apart_s)
-        is_too_late = bool(made) and ctx.clock.now() + wait >= intent.boot_deadline
+        now = ctx.clock.now() + clock_error_s(ctx, provisioner)  # the deadline goes by the provider's clock
+        is_too_late = bool(made) and now + wait >= intent.boot_deadline
         if attempts == CREATE_ATTEMPTS_MAX or is_too_late:
             raise refusal
         if not made:

@@ -120,6 +120,19 @@ def test_a_launch_is_not_repeated_for_ever(there: tuple[Cloud, Context], boot_s:
     assert sum(world.clock.slept) == pytest.approx((waits - 1) * 12.0, abs=5.0)
 
 
+@pytest.mark.parametrize(("error_s", "waits"), [(-3600.0, CREATE_ATTEMPTS_MAX), (3600.0, 3)])
+def test_the_boot_deadline_of_a_launch_goes_by_the_providers_clock(
+    there: tuple[Cloud, Context], monkeypatch: pytest.MonkeyPatch, error_s: float, waits: int
+) -> None:
+    """A wrong clock of this computer neither ends the attempts at once, nor goes on past the machines' end."""
+    _, world = there
+    monkeypatch.setattr(OneByOne, "provider_time", lambda _: world.clock.now() + error_s, raising=False)
+    with pytest.raises(RateLimited):
+        create_one_by_one(there, (600.0 if error_s < 0 else 30.0) + error_s, full_at=1)
+    assert isinstance(world.clock, FakeClock)
+    assert sum(world.clock.slept) == pytest.approx((waits - 1) * 12.0, abs=5.0)
+
+
 # -- creation -----------------------------------------------------------------------------------
 
 
