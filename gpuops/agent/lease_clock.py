@@ -205,5 +205,8 @@ def read_document(node: Node) -> dict[str, Any]:
 
 def read_lease(node: Node) -> Lease:
     """The lease in force; without a file there is no end."""
-    document = read_document(node)
+    return parse_lease(read_document(node))
+
+
+def parse_lease(document: dict[str, Any]) -> Lease:
     return Lease(**{name: document[name] for name in Lease._fields if name in document})

@@ -156,8 +156,8 @@ class Watchdog:
 
     def _read_lease(self) -> lease_clock.Lease:
         """The lease in force: what was read last, where its file is gone."""
-        if lease_clock.read_document(self._node):
-            self._lease = lease_clock.read_lease(self._node)
+        if document := lease_clock.read_document(self._node):
+            self._lease = lease_clock.parse_lease(document)
         return self._lease
 
     def _has_ended(self) -> bool:
