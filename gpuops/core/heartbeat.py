@@ -23,6 +23,7 @@ from typing import Any
 
 from gpuops.core.files import write_atomic
 from gpuops.core.platform import HERE
+from gpuops.core.polling import Clock
 from gpuops.core.processes import Activity, Identity, myself
 
 FOLDER = "owners"
@@ -125,23 +126,26 @@ class Heart:
     """The heartbeat of this process in one home, which begins with it: a thread writes it for as long as the process
     is not stopped. A full disk keeps no process from its work."""
 
-    def __init__(self, home: Path, monotonic: Callable[[], float] = time.monotonic) -> None:
+    def __init__(self, home: Path, since_boot: Callable[[], float] | None = None) -> None:
         self.process = myself()
         self._folder = home / FOLDER
-        self._monotonic = monotonic
-        self._at = monotonic()
+        self._since_boot = since_boot or Clock().since_boot
+        self._at = self._since_boot()
+        """Of the last heartbeat that was written. The time that this computer slept counts: another one may look."""
         self._was_silent = False
 
     def was_silent(self) -> bool:
-        """Whether this process was stopped for so long that others may have taken over what it owns."""
-        return self._was_silent or self._monotonic() - self._at > SILENCE_MAX_S
+        """Whether this process was stopped, or could write no heartbeat, for so long that others may have taken over
+        what it owns."""
+        return self._was_silent or self._since_boot() - self._at > SILENCE_MAX_S
 
     def beat(self) -> None:
         self._was_silent = self.was_silent()
-        self._at = self._monotonic()
+        at = self._since_boot()
         with suppress(OSError):
             self._folder.mkdir(exist_ok=True)
             write_atomic(_path(self._folder, self.process), json.dumps(pulse().document()).encode())
+            self._at = at
 
     def start(self) -> None:
         self.beat()

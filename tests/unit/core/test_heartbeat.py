@@ -94,6 +94,16 @@ def test_a_process_knows_that_it_was_stopped_for_long(tmp_path: Path) -> None:
     assert heart.was_silent()
 
 
+def test_a_process_knows_that_nothing_was_heard_of_it(tmp_path: Path) -> None:
+    """It worked all the time; but its disk was full, and where its pid tells nothing it counts as dead."""
+    now = [NOW]
+    heart = Heart(tmp_path / "no" / "home", lambda: now[0])
+    for _ in range(2):
+        now[0] += SILENCE_MAX_S / 2 + 1.0
+        heart.beat()
+    assert heart.was_silent()
+
+
 def test_what_killed_processes_left_is_forgotten(tmp_path: Path) -> None:
     old, fresh = tmp_path / "1-1.00.json", tmp_path / "2-2.00.json"
     for path in (old, fresh):
