@@ -195,7 +195,7 @@ def describe_missing_guards(ctx: Context) -> Iterator[tuple[str, str]]:
     """Sentence and hint for each cluster whose guard does not work, although one was started, or works in vain."""
     for row in ctx.ledger.list_guarded():
         last = guard_heartbeat.read(ctx.home, row.id)
-        if last is None or not guard_heartbeat.works(ctx.home, row.id, time.monotonic()):
+        if last is None or not guard_heartbeat.works(ctx.home, row, time.monotonic()):
             try:
                 ctx.ensure_guard(row)
             except LocalDisk as error:

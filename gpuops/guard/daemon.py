@@ -76,7 +76,7 @@ def make_context(home: Path, folder: Path | None = None) -> Context:
     from gpuops.core.reporting import LogReporter
     from gpuops.core.settings import Settings, load_leniently, owner, surroundings
     from gpuops.core.signals import Signals
-    from gpuops.guard.services import SERVICES
+    from gpuops.guard.services import OF_GUARD
 
     settings = load_leniently(folder, os.environ, {})[0] if folder else Settings()
     env = surroundings(settings, os.environ)
@@ -87,12 +87,23 @@ def make_context(home: Path, folder: Path | None = None) -> Context:
         env=env,
         out=LogReporter(sys.stderr),
         signals=Signals(),
-        services=SERVICES,
+        services=OF_GUARD,
         dotenv=settings.dotenv,
     )
 
 
 # -- the guard ------------------------------------------------------------------------------------
+
+
+def is_removed(folder: Path) -> bool:
+    """Whether a folder is gone. A disk that does not answer is no proof of that."""
+    try:
+        os.stat(folder)
+    except FileNotFoundError:
+        return True
+    except OSError:
+        return False
+    return False
 
 
 class Child(Protocol):
@@ -167,7 +178,7 @@ class Guard:
                 except Exception:
                     failures += 1
                     _log_failure()
-                    if not self._home.is_dir():
+                    if is_removed(self._home):
                         break  # as after a test, or `rm -r`: nothing is known of its cluster any more
                     poller.retry_after(retry_pause_s(failures))
         finally:
@@ -192,7 +203,9 @@ class Guard:
         return (row is not None and is_wanted) or self._finishes()
 
     def wanted_row(self) -> ClusterRow | None:
-        """The cluster, where it needs a guard after all; not for what this one tried in vain to clear."""
+        """The cluster, where it needs a guard after all; not for what this one tried in vain to clear. One that has its
+        number in a new ledger needs one as well: its command may have taken this guard for its own."""
+        self._token = None
         row, _, is_wanted, is_left = self._look()
         if row and (is_wanted or (is_left and not self._cleared)):
             return row

@@ -57,13 +57,19 @@ class Heartbeat:
     """How many of its attempts have failed in a row."""
     code: InstalledCode | None = None
     """What this guard began with; None: an earlier gpuops, which does not say."""
+    token: str = ""
+    """The cluster's: in a new ledger another one has its number. Empty before any guard has seen the cluster."""
 
     @property
     def at(self) -> float:
         return self.pulse.at
 
     def is_stale(self, now: float) -> bool:
-        return not 0.0 <= now - self.at <= (STALE_S if self.has_begun else FIRST_BEAT_S)
+        """`now`: may be from just before the heartbeat was written, which is then read as one from the future."""
+        return now - self.at > (STALE_S if self.has_begun else FIRST_BEAT_S)
+
+    def is_of(self, row: ClusterRow) -> bool:
+        return self.token in ("", row.token)
 
 
 def lock_path(home: Path, cluster: int) -> Path:
@@ -84,12 +90,9 @@ def fingerprints(provider: str, environ: Mapping[str, str]) -> dict[str, str]:
 
 def claim(home: Path, cluster: int) -> None:
     """Write down that this process is the guard of a cluster from now on, before its first round."""
-    former = read(home, cluster)
-    beat(
-        home,
-        cluster,
-        Heartbeat(myself(), pulse(), rented=former.rented if former else None, has_begun=False, code=installed_code()),
-    )
+    rented, token = (former.rented, former.token) if (former := read(home, cluster)) else (None, "")
+    last = Heartbeat(myself(), pulse(), rented=rented, has_begun=False, code=installed_code(), token=token)
+    beat(home, cluster, last)
 
 
 def start(home: Path, row: ClusterRow, environ: Mapping[str, str]) -> Heartbeat:
@@ -97,8 +100,9 @@ def start(home: Path, row: ClusterRow, environ: Mapping[str, str]) -> Heartbeat:
     keys = fingerprints(row.provider, environ)
     former = read(home, row.id)
     record_refusal(home, row, None)
-    rented = keys if former is None or former.rented is None else former.rented
-    return beat(home, row.id, Heartbeat(myself(), pulse(), keys, rented, code=installed_code()))
+    rented = former.rented if former and former.is_of(row) else None
+    rented = keys if rented is None else rented
+    return beat(home, row.id, Heartbeat(myself(), pulse(), keys, rented, code=installed_code(), token=row.token))
 
 
 def beat(home: Path, cluster: int, last: Heartbeat) -> Heartbeat:
@@ -111,6 +115,7 @@ def beat(home: Path, cluster: int, last: Heartbeat) -> Heartbeat:
         "has_begun": now.has_begun,
         "failures": now.failures,
         "code": [now.code.folder, now.code.digest] if now.code else None,
+        "token": now.token,
         **now.pulse.document(),
     }
     _write(_path(home, cluster), document)
@@ -131,15 +136,16 @@ def read(home: Path, cluster: int) -> Heartbeat | None:
             has_begun=bool(document.get("has_begun", True)),  # an earlier gpuops writes nothing before that
             failures=int(document.get("failures") or 0),
             code=InstalledCode(*map(str, code)) if code else None,
+            token=str(document.get("token") or ""),
         )
     except (KeyError, TypeError, ValueError):
         return None
 
 
-def works(home: Path, cluster: int, now: float) -> bool:
+def works(home: Path, row: ClusterRow, now: float) -> bool:
     """Whether a cluster's guard lives and has just completed a round."""
-    last = read(home, cluster)
-    if last is None or not last.has_begun:
+    last = read(home, row.id)
+    if last is None or not last.has_begun or not last.is_of(row):
         return False
     if not last.pulse.place.is_here():
         return is_alive(last.process, last.pulse, now, time.time())
@@ -147,12 +153,13 @@ def works(home: Path, cluster: int, now: float) -> bool:
 
 
 def must_be_replaced(home: Path, row: ClusterRow, environ: Mapping[str, str], now: float) -> bool:
-    """Whether the guard of a cluster hangs, runs code that was replaced, or has keys that do not serve while this
-    environment has others: those that the cluster was rented with, or new ones where the guard's are refused."""
+    """Whether the guard of a cluster hangs, runs code that was replaced, is another ledger's, or has keys that do not
+    serve while this environment has others: those that the cluster was rented with, or new ones where the guard's are
+    refused."""
     last = read(home, row.id)
     if last is None or not last.pulse.place.is_here() or not last.process.alive():
         return False  # the process that holds the lock has just started, or cannot be ended from here
-    if last.code is None or last.code.is_outdated(installed_code()):
+    if last.code is None or last.code.is_outdated(installed_code()) or (last.has_begun and not last.is_of(row)):
         return True
     refused = row.provider in read_refusals(home, [row])
     needless = last.keys == last.rented and not refused  # most often: no provider is imported for it

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -34,3 +35,6 @@ def _ensure_guard(home: Path, row: ClusterRow, waits: bool) -> None:
 SERVICES = Services(_open_ledger, _load_provisioner, _ensure_guard, started_heart)
 WITHOUT_GUARD = Services(_open_ledger, _load_provisioner, lambda _home, _row, _waits: None)
 """Where what a command leaves is to be seen, not tidied up."""
+OF_GUARD = dataclasses.replace(SERVICES, ensure_guard=WITHOUT_GUARD.ensure_guard)
+"""A guard's child has its guard: to replace that one, after an upgrade, it would end itself in the midst of its
+work."""

@@ -80,7 +80,7 @@ def await_first_beat(
     deadline = clock.monotonic() + guard_heartbeat.FIRST_BEAT_S
     for _ in Poller.every(clock, BEAT_POLL_S, deadline):
         status = process.poll() if process else None  # before the look: its last word counts
-        if guard_heartbeat.works(home, row.id, time.monotonic()):
+        if guard_heartbeat.works(home, row, time.monotonic()):
             return
         if status:
             raise _failure(home, row, "ended at once", log_bytes)
