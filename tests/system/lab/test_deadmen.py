@@ -16,6 +16,7 @@ from pathlib import Path
 import pytest
 
 from gpuops.agent.lease_clock import BOOT_MARGIN_S
+from gpuops.core.heartbeat import BEAT_INTERVAL_S, SILENCE_MAX_S
 from tests.conftest import until
 from tests.fakes.runpod.faults import Fault
 from tests.system.chaos.hits import guards, is_held
@@ -170,11 +171,12 @@ def its_boot_hangs(rental: Rental) -> float:
 
 
 def it_never_boots_and_the_guard_lives(rental: Rental) -> float:
-    """The command is there and does nothing any more."""
+    """The command is there and does nothing any more, not even its heartbeat."""
     process = rental.start_up(Boot.NEVER)
     until(lambda: guards(rental.tenant.shell), "the guard")
     until(lambda: is_held(rental.tenant.shell, process), "it stands still, and not with the ledger in its hand")
-    due = rental.boot_end  # the ledger forgets it with the cluster
+    # the ledger forgets it with the cluster
+    due = min(rental.boot_end, time.time() + SILENCE_MAX_S - BEAT_INTERVAL_S)
     try:
         until(lambda: not rental.bills, "the guard ends it", HANG_S)
     finally:
