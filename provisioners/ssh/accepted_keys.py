@@ -1,5 +1,5 @@
 """The host keys that the user has accepted, in a known_hosts file of gpuops' own: kept from the moment of the answer,
-whatever becomes of the login, until `gpuops reap --forget`."""
+whatever becomes of the login, until the last node on the host has ended, or `gpuops reap --forget`."""
 
 from __future__ import annotations
 

@@ -215,7 +215,7 @@ class SshProvisioner:
         _as_provider_errors(
             lambda: bootstrap.remove_agent(self._logins.connection(name, known_host.target), known_host.root)
         )
-        self._book.remove_unchanged(name, known_host)
+        self._forget_unused(name, known_host)
 
     def _list_nodes(self, name: str, known_host: KnownHost) -> list[Resource]:
         """The nodes under one root of a host. Raises ProviderError."""
@@ -278,7 +278,13 @@ class SshProvisioner:
         name, known_host, entry = resource.region, _known_host(resource), self._book.get(resource.region)
         _as_provider_errors(lambda: self._agent(name, known_host).end_node(str(resource.data["folder"])))
         if entry is not None and not self._list_nodes(name, known_host):
-            self._book.remove_unchanged(name, entry)
+            self._forget_unused(name, entry)
+
+    def _forget_unused(self, name: str, known_host: KnownHost) -> None:
+        """Forget a host where nothing of ours is left: another machine may have its address next."""
+        self._book.remove_unchanged(name, known_host)
+        with suppress(OSError):
+            self._accepted.forget(name)
 
     def forget(self, region: str) -> bool:
         """Remove a host that no longer exists, or was set up anew, from the file of hosts and from the accepted keys.
