@@ -1,4 +1,4 @@
-"""What `gpuops.testing` sees of a provider whose answers do not come: ours keep the contract, and its breaks are named."""
+"""What `gpuops.testing` sees of answers that do not come: ours keep the contract, and breaks of it are named."""
 
 from __future__ import annotations
 
