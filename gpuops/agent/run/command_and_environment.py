@@ -19,6 +19,10 @@ _PRELUDE_FAILED = re.compile(r"gpuops: (the prelude line `.*` failed with exit c
 PRELUDE_HINT = "correct it, or go on in spite of it: --prelude 'LINE || true'"
 PRELUDE_FAILED_CODE = 126
 """As a shell's own for a command that cannot be executed."""
+IN_BASH = '[ -z "${BASH_VERSION-}" ] ||'
+"""Before what another shell does not know: there, a line that fails is passed over."""
+END_OF_LINE = "\n:"
+"""Behind a line: its last test that is false is no failure. One that cannot be parsed stays one."""
 
 
 def build_command(spec: LaunchSpec, tokens: Mapping[str, str]) -> list[str]:
@@ -41,14 +45,21 @@ def with_prelude(
 
 
 def prelude_script(lines: Sequence[str]) -> str:
-    """A shell script that runs each line, then its arguments in its own place. A line that fails ends it: what follows
-    would run without what the line was to prepare."""
-    return "\n".join([*map(_run_or_end, lines), 'exec "$@"'])
+    """A shell script that runs each line, then its arguments in its own place. A command that fails ends it: what
+    follows would run without what the line was to prepare.
+
+    What counts as a failure is what `set -e` takes for one: the test in `[ -e x ] && . x` is none. Unlike `set -e`, a
+    file that a line reads, and a function, fail as a whole only: `/etc/profile` may hold commands that fail.
+    """
+    guarded = (part for line in lines for part in (_trap_failure(line), f"eval {shlex.quote(line + END_OF_LINE)}"))
+    return "\n".join([*guarded, f"{IN_BASH} trap - ERR", 'exec "$@"'])
 
 
-def _run_or_end(line: str) -> str:
+def _trap_failure(line: str) -> str:
     words = shlex.quote(PRELUDE_FAILED.format(" ".join(line.split())))
-    return f"eval {shlex.quote(line)} || {{ printf '%s %s\\n' {words} $? >&2; exit {PRELUDE_FAILED_CODE}; }}"
+    say = f"printf '%s %s\\n' {words} $? >&2"
+    end = f"case ${{#BASH_SOURCE[@]}} in 0) {say}; exit {PRELUDE_FAILED_CODE};; esac"
+    return f"{IN_BASH} trap {shlex.quote(end)} ERR"
 
 
 def find_prelude_failure(text: str) -> str:

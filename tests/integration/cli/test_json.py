@@ -37,7 +37,7 @@ KEYS = {
     "reap": {"ended", "closed", "unasked", "adopted", "other_owners"},
     "run": {
         "run", "verdict", "request", "cluster", "created", "started", "ended", "duration_s", "before_s", "cost",
-        "held", "left_behind", "kept", "payer", "progress",
+        "held", "left_behind", "kept", "payer", "progress", "hosts",
         "rented", "home", "missing", "gpuops", "commit", "dirty", "provider", "per_hour", "skews", "nodes", "world",
         "torch", "python", "driver", "image", "nodes_ended", "exit_code",
     },
