@@ -38,9 +38,9 @@ def check_script(request: RunRequest, tree: upload.Tree, allow: Sequence[str] = 
     if request.kind != "torchrun" or request.workload:
         return
     sent = {entry.path for entry in tree.files}
-    if request.script is not None and request.script not in sent:
+    if request.script is not None and _follow_links(tree, request.script) not in sent:
         _refuse_unsent(request.script, tree)
-    path = next((path for path in _find_paths(request) if path in sent), "")
+    path = next((path for path in _find_paths(request) if _follow_links(tree, path) in sent), "")
     if not path or upload.is_allowed(path, allow):
         return
     try:
@@ -58,11 +58,22 @@ def check_script(request: RunRequest, tree: upload.Tree, allow: Sequence[str] = 
         )
 
 
+def _follow_links(tree: upload.Tree, path: str) -> str:
+    """The project's path of the file that a path leads to; empty where that lies outside."""
+    try:
+        return (tree.folder / path).resolve().relative_to(tree.folder.resolve()).as_posix()
+    except (ValueError, OSError, RuntimeError):  # elsewhere, or links in a circle
+        return ""
+
+
 def _refuse_unsent(script: str, tree: upload.Tree) -> None:
     """Raises UsageError with the reason why the script will not be on the nodes."""
-    held = [held for held in tree.held if held.path == script]
+    real = _follow_links(tree, script)
+    if not real:
+        raise UsageError(f"{script} is a link that leads out of the project", "put the script itself into the project")
+    held = [held for held in tree.held if held.path == real]
     if held:
-        raise UsageError(f"{script} is not sent: {held[0].why}", f"send it: --send-anyway {script}")
+        raise UsageError(f"{script} is not sent: {held[0].why}", f"send it: --send-anyway {shlex.quote(real)}")
     raise UsageError(f"{script} is not sent, since git or .gpuopsignore ignores it", "take it out of the ignore file")
 
 

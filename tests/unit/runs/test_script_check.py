@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import ast
 import warnings
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -161,3 +162,21 @@ def test_a_warning_of_the_compiler_is_the_scripts_own_affair(tmp_path: Path) -> 
     with warnings.catch_warnings():
         warnings.simplefilter("error")
         check(tmp_path, 'print("\\d" is 1)\n')
+
+
+def test_a_script_behind_links_is_sent_where_they_stay_in_the_project(tmp_path: Path) -> None:
+    project = tmp_path / "project"
+    (project / "v2").mkdir(parents=True)
+    (tmp_path / "out.py").write_text("")
+    (project / "v2/my.py").write_text("1 +")
+    (project / "latest").symlink_to("v2")
+    (project / "out.py").symlink_to("../out.py")
+    tree = Tree(project, [replace(file_entry(project / path), path=path) for path in ("v2/my.py", "out.py")])
+
+    def say_of(script: str) -> str:
+        with pytest.raises(UsageError) as refused:
+            check_script(RunRequest(kind="torchrun", mode="multigpu", nodes=1, gpus=2, script=script), tree)
+        return refused.value.message
+
+    assert say_of("latest/my.py").startswith("latest/my.py line 1 is no Python")
+    assert say_of("out.py") == "out.py is a link that leads out of the project"
