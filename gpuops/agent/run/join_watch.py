@@ -2,7 +2,7 @@
 
 A script that starts its own processes, started by torchrun, waits for ever and bills. One that imports from a slow
 disk, downloads or prepares its data joins late. They are told apart by patience: only a run that for the whole limit
-printed nothing and used no processor to speak of is ended.
+printed nothing, used no processor to speak of and neither read nor wrote much is ended.
 """
 
 from __future__ import annotations
@@ -14,6 +14,9 @@ REMARK_AFTER_S = 20.0
 CHECK_INTERVAL_S = 5.0
 BUSY_CORES = 0.2
 """Processor time for each second from which a run is at work; torchrun itself, waiting, takes a tenth of that."""
+BUSY_BYTES = 100_000
+"""Bytes of files for each second from which a run is at work: a download takes little processor time. What waits
+reads and writes none."""
 
 
 class JoinAction(Enum):
@@ -29,8 +32,8 @@ class JoinWatch:
         self._next_check = 0.0
         self._began: float | None = None
         self._quiet_since = 0.0
-        self._last = (0.0, 0, 0.0)
-        """Time, bytes of output and processor seconds at the last check."""
+        self._last = (0.0, 0, 0.0, 0)
+        """Time, bytes of output, processor seconds and bytes of files at the last check."""
         self._has_remarked = False
 
     def is_due(self, now: float) -> bool:
@@ -40,14 +43,17 @@ class JoinWatch:
         self._next_check = now + CHECK_INTERVAL_S
         return True
 
-    def check(self, now: float, output_bytes: int, cpu_s: float) -> JoinAction | None:
-        """What is due, by all that the run has printed and the processor time of its living processes."""
-        before_at, before_bytes, before_cpu_s = self._last
-        self._last = (now, output_bytes, cpu_s)
+    def check(self, now: float, output_bytes: int, cpu_s: float, file_bytes: int) -> JoinAction | None:
+        """What is due, by all that the run has printed, and by the processor time and the bytes read and written of its
+        living processes."""
+        before_at, before_bytes, before_cpu_s, before_file_bytes = self._last
+        self._last = (now, output_bytes, cpu_s, file_bytes)
         is_first = self._began is None
         if self._began is None:
             self._began = now
-        if is_first or output_bytes != before_bytes or cpu_s - before_cpu_s > BUSY_CORES * (now - before_at):
+        passed_s = now - before_at
+        is_busy = cpu_s - before_cpu_s > BUSY_CORES * passed_s or file_bytes - before_file_bytes > BUSY_BYTES * passed_s
+        if is_first or is_busy or output_bytes != before_bytes:
             self._quiet_since = now
         if self._limit_s is not None and now - self._quiet_since >= self._limit_s:
             return JoinAction.END

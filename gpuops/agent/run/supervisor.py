@@ -204,8 +204,10 @@ class Supervisor:
         living = [record.rank for record in records if record.pid and not record.ended]
         if not living or any(self._sampler.joined(rank) is not False for rank in living):
             return  # not known
-        cpu_s = processes.cpu_seconds(processes.run_processes([self._marker]))
-        action = self._join_watch.check(now, self._output_times.total_bytes, cpu_s)
+        pids = processes.run_processes([self._marker])
+        action = self._join_watch.check(
+            now, self._output_times.total_bytes, processes.cpu_seconds(pids), processes.file_bytes(pids)
+        )
         if action == JoinAction.REMARK:
             self._record_event("unjoined")
         elif action == JoinAction.END:
