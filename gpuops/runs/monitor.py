@@ -111,8 +111,8 @@ class Remarks:
     ) -> None:
         self._say = say
         self._unjoined = unjoined
-        self._has_joined = False
-        """Whether a rank of any node was seen to join the others."""
+        self._joining: set[str] = set()
+        """`unjoined`, `joined`: which of these events any node has had. Both may come at once, hours later."""
         self._home = home
         self._folder = folder
         self._inspect_command = inspect_command
@@ -133,19 +133,11 @@ class Remarks:
         """Take bytes of a stream from the Follower (a `follow.OnBytes`)."""
         if stream == NODE_EVENTS:
             *lines, self._partial_lines[node] = (self._partial_lines.get(node, b"") + data).split(b"\n")
-            self._notices += filter(None, map(self._describe_event, lines))
+            self._joining |= {"unjoined", "joined"} & set(map(event_kind, lines))
+            self._notices += filter(None, map(self._describe_new_notice, lines))
         if STREAM.fullmatch(stream):
             with self._lock:
                 self._last_output_at = self._clock.monotonic()
-
-    def _describe_event(self, line: bytes) -> str:
-        kind = event_kind(line)
-        if kind == "joined":
-            self._has_joined = True
-        if kind == "unjoined" and not self._has_joined:
-            say, self._unjoined = self._unjoined, ""
-            return say
-        return self._describe_new_notice(line)
 
     def _describe_new_notice(self, line: bytes) -> str:
         say, at = describe_notice(line)
@@ -158,6 +150,9 @@ class Remarks:
     def poll(self, *, cut_off: bool = False) -> None:
         """Make the remarks that are due. `cut_off`: a node cannot be heard now, which is another thing than silence."""
         self.say_notices()
+        if self._joining == {"unjoined"} and self._unjoined:
+            say, self._unjoined = self._unjoined, ""
+            self._say(say)
         now = self._clock.monotonic()
         if cut_off:
             with self._lock:

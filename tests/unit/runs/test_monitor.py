@@ -111,6 +111,14 @@ def test_ranks_that_do_not_join_are_remarked_on_once(tmp_path: Path, joined: boo
     assert said == ([] if joined else [UNJOINED])
 
 
+def test_ranks_that_joined_late_are_not_remarked_on_afterwards(tmp_path: Path) -> None:
+    said = list[str]()
+    remarks = Remarks(said.append, RunHome(tmp_path), tmp_path, "", Clock(), UNJOINED)
+    remarks.handle_log_bytes(0, "events.jsonl", 0, event("unjoined") + event("joined", rank=0))
+    remarks.poll()
+    assert said == []
+
+
 def test_our_own_programs_and_commands_join_or_need_not() -> None:
     request = RunRequest("torchrun", "multinode", 2, None, script="my.py", join_timeout_s=None)
     assert describe_unjoined(request).endswith("gpuops run -- python my.py")
