@@ -11,7 +11,7 @@ import shlex
 from collections.abc import Sequence
 from typing import Any
 
-from gpuops.cli.help import passed_words, split_provider_options
+from gpuops.cli.help import TYPED, passed_words, split_provider_options
 from gpuops.cli.other_tools import LINE_OF, sort_train_line, torchrun_flag
 from gpuops.core.names import did_you_mean
 
@@ -33,15 +33,16 @@ def explain_parser_error(error: Exception, arguments: Sequence[str], commands: S
     """`(say, hint)` for an error of the parser; None for any other. `arguments`: those before `--`."""
     if not hasattr(error, "format_message"):
         return None
+    context: Any = getattr(error, "ctx", None)
     command = next((word for word in arguments if not word.startswith("-")), "")
     help_line = f"see: gpuops {command} --help" if command in commands else "see: gpuops --help"
     message = str(error.format_message()).replace("\n", " ").strip().rstrip(".")
     if unknown := re.match(r"No such command '([^']*)'", message):
         return unknown_command(unknown[1], commands)
     if extra := re.fullmatch(r"Got unexpected extra arguments?(?:\(s\))? \((.*)\)", message):
-        if command == "train" and "".join(arguments[1:2]).endswith(".py"):
-            say = explain_unknown_mode(arguments[1], ())[0]
-            return say, f"{MODE_FIRST}: {_sorted_line(error, arguments)}"
+        mode = str(context.params.get("mode") or "") if command == "train" else ""
+        if mode.endswith(".py"):
+            return explain_unknown_mode(mode, context)
         return f"'{extra[1]}' is more than gpuops {command} takes", _separator_hint(
             command, arguments, extra[1]
         ) or help_line
@@ -49,10 +50,10 @@ def explain_parser_error(error: Exception, arguments: Sequence[str], commands: S
         name, known = str(getattr(error, "option_name", "")), list(error.possibilities or ())
         if command == "train" and torchrun_flag(name):
             say = f"{name} is a flag of torchrun, which gpuops train starts by itself"
-            return say, f"type: {_sorted_line(error, arguments)}"
+            return say, f"type: {_sorted_line(context)}"
         if command == "train" and not _nearest(name, known) and len(arguments) > 1:
             rule = PASSED[command].partition(": ")[0]
-            return f"there is no option {name}", f"{rule}: {_sorted_line(error, arguments)}"
+            return f"there is no option {name}", f"{rule}: {_sorted_line(context)}"
         ran = " ".join(arguments[1:]) if command == "run" and not "".join(arguments[1:2]).startswith("-") else ""
         return f"there is no option {name}{_nearest(name, known)}", _separator_hint(
             command, arguments, ran
@@ -64,15 +65,15 @@ def explain_parser_error(error: Exception, arguments: Sequence[str], commands: S
     return say, MODES_HINT if command == "train" and say == "MODE is missing" else help_line
 
 
-def _sorted_line(error: Any, arguments: Sequence[str]) -> str:
+def _sorted_line(context: Any) -> str:
     """The typed line of `train` with each word where it belongs."""
     takes_value = {
         name: not getattr(parameter, "is_flag", False)
-        for parameter in error.ctx.command.params
+        for parameter in context.command.params
         if parameter.param_type_name == "option"
         for name in (*parameter.opts, *parameter.secondary_opts)
     }
-    rest, provider = split_provider_options(arguments[1:], takes_value)
+    rest, provider = split_provider_options(context.meta[TYPED], takes_value)
     line = sort_train_line(rest, {**takes_value, "--help": False, "-h": False}, passed_words() or ())
     line.ours += provider
     return line.typed()
@@ -90,17 +91,11 @@ def _separator_hint(command: str, arguments: Sequence[str], theirs: str) -> str:
     return f"{rule}: {example}"
 
 
-def explain_unknown_mode(mode: str, arguments: Sequence[str]) -> tuple[str, str]:
-    """`(say, hint)` where `train` was given something else as its mode; `arguments`: what stands behind it.
-
-    A script in its place gets the whole line to type.
-    """
-    say = f"'{mode}' is neither single, multigpu nor multinode"
-    if not mode.endswith(".py"):
-        return say, MODES_HINT
-    theirs = [*arguments, *(passed_words() or ())]
-    line = ["gpuops", "train", "multinode", mode, *(["--", *theirs] if theirs else ())]
-    return say, f"{MODE_FIRST}: {shlex.join(line)}"
+def explain_unknown_mode(mode: str, context: Any) -> tuple[str, str]:
+    """`(say, hint)` where `train` was given something else as its mode; a script in its place gets the whole line to
+    type."""
+    hint = f"{MODE_FIRST}: {_sorted_line(context)}" if mode.endswith(".py") else MODES_HINT
+    return f"'{mode}' is neither single, multigpu nor multinode", hint
 
 
 def unknown_command(word: str, commands: Sequence[str]) -> tuple[str, str]:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
 from typing import Annotated, Literal
 
 import typer
@@ -73,7 +72,7 @@ def train(
     yes: Yes = False,
     as_json: Json = False,
 ) -> None:
-    checked = check_mode(mode, [script] if script else [])
+    checked = check_mode(mode, context)
     named = {"SCRIPT": script, "-m": module, "--workload": workload}
     given = [name for name, value in named.items() if value is not None]
     if empty := [name for name in given if not named[name]]:
@@ -101,12 +100,12 @@ def train(
     launch(typed, make_request)
 
 
-def check_mode(mode: str, arguments: Sequence[str]) -> Literal["single", "multigpu", "multinode"]:
-    """The mode. Raises UsageError for an unknown one. `arguments`: what stands behind it."""
+def check_mode(mode: str, context: typer.Context) -> Literal["single", "multigpu", "multinode"]:
+    """The mode. Raises UsageError for an unknown one."""
     for known in MODES:
         if mode == known:
             return known
-    raise UsageError(*explain_unknown_mode(mode, arguments))
+    raise UsageError(*explain_unknown_mode(mode, context))
 
 
 def check_size(mode: str, machine: MachineFlags, script: str | None) -> None:

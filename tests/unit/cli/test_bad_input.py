@@ -104,6 +104,10 @@ ROWS = [
     Row("and a flag between", ("train", "multinode.py", "50", "--nodes", "2", "10"),
         "'multinode.py' is neither single, multigpu nor multinode",
         "say single, multigpu or multinode first: gpuops train multinode --nodes 2 multinode.py -- 50 10"),
+    *(Row(f"and flags: {' '.join(words)}", ("train", *words), "'a.py' is neither single, multigpu nor multinode",
+          f"say single, multigpu or multinode first: gpuops train multinode {line}")
+      for words, line in ((("a.py", "--on", "runpod", "--gpus", "8"), "--on runpod --gpus 8 a.py"),
+                          (("--nodes", "2", "a.py", "50", "10"), "--nodes 2 a.py -- 50 10"))),
     # What tells the processes of a run apart.
     *(Row(f"env: {word}", (*TRAIN, "--env", word),
           f"--env {word.partition('=')[0]} cannot be set: it tells each process of the run which one it is",
