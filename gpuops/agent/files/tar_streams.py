@@ -90,12 +90,14 @@ def restore(node: Node, arguments: list[str], stdin: BinaryIO, stdout: BinaryIO)
     os.makedirs(incoming, exist_ok=True)
     staged = os.path.join(incoming, f"restore.{os.getpid()}").encode()
     placed = []
-    for name, _size, blocks in wire_format.members(stdin):
-        path = checked_path(name)
-        with open(staged, "wb") as file:
-            for block in blocks:
-                file.write(block)
-        folder.place(path, staged)
-        placed.append(path)
-    note_restored(node, tree, options.get("of", ""), placed)
+    try:
+        for name, _size, blocks in wire_format.members(stdin):
+            path = checked_path(name)
+            with open(staged, "wb") as file:
+                for block in blocks:
+                    file.write(block)
+            folder.place(path, staged)
+            placed.append(path)
+    finally:  # what lies there of a stream that was cut is no later run's work either
+        note_restored(node, tree, options.get("of", ""), placed)
     return 0

@@ -84,6 +84,14 @@ def test_a_file_that_was_put_back_is_of_its_run_until_it_changes(node: Node) -> 
     assert made(node, "a-1", "b-1") == {"snapshot.pt": ("b-1", False)}
 
 
+def test_what_a_cut_stream_had_put_back_is_of_its_run_as_well(node: Node) -> None:
+    start(node, "a-1")
+    stream = wire_format.head("snapshot.pt", 5) + b"of 40" + wire_format.head("next.pt", 5) + b"of"
+    with pytest.raises(Refusal, match="ended early"):
+        restore(node, ["--tree", "project", "--of", "old-7"], io.BytesIO(stream), io.BytesIO())
+    assert made(node, "a-1") == {"snapshot.pt": ("old-7", True)}
+
+
 def test_a_run_in_another_tree_made_nothing_in_this_one(node: Node) -> None:
     put(node, "snapshot.pt")
     start(node, "digits-1", tree="train")
