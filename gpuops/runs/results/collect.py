@@ -8,6 +8,7 @@ and may vanish, the bucket stays.
 from __future__ import annotations
 
 import dataclasses
+import glob
 import math
 import shlex
 import threading
@@ -272,7 +273,7 @@ def _hint_for(cluster: ClusterRow, row: RunRow, error: GpuopsError) -> str:
         return ""
     node, path = error.files[0]
     name = shlex.quote(path)
-    leave = shlex.quote(f"!{path}")
+    leave = shlex.quote(f"!./{glob.escape(path)}")  # this file alone, wherever others of its name lie
     return (
         f"gpuops ssh {cluster.name} --node {node} -- chmod u+r {name}; then: gpuops pull {row.name}; "
         f"or leave it there: gpuops down {cluster.name} --out {leave}"

@@ -194,7 +194,7 @@ def test_what_a_node_cannot_read_is_named_with_what_brings_it_and_what_leaves_it
     end = conclude(world, ClusterSession(cluster, []), row, {0: DONE})
     way = (
         "gpuops ssh lab --node 0 -- chmod u+r 'raw data.pt'; then: gpuops pull r-1; "
-        "or leave it there: gpuops down lab --out '!raw data.pt'"
+        "or leave it there: gpuops down lab --out '!./raw data.pt'"
     )
     assert (end.missing, end.verdict.hint) == ("1 file cannot be read on the nodes: raw data.pt (node0)", way)
     assert world.ledger.run(row.id).state == "ended", "it can still be fetched"
