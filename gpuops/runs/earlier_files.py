@@ -19,9 +19,11 @@ from gpuops.core.errors import NodeRefused, RefusalKind, UsageError
 from gpuops.core.format import amount, first_few, plural
 from gpuops.core.parallel import on_each
 from gpuops.core.reporting import Progress
+from gpuops.ledger.rows import RunState
 from gpuops.ledger.store import RunRow
 from gpuops.sync.download import DEFAULT_OUTS, LIST_TIMEOUT_S, fetch
 from gpuops.sync.merged_outputs import OutFolder, read_stamp
+from gpuops.sync.merged_outputs_record import Stamp
 from gpuops.sync.project_files import printable_path
 from gpuops.sync.restore_snapshots import put_files
 from gpuops.sync.run_folder import RunHome
@@ -55,6 +57,10 @@ class EarlierFile:
     run: str
     """Empty where no run is known: it was put there by hand."""
     restored: bool = False
+
+    @property
+    def stamp(self) -> Stamp:
+        return self.size, self.mtime_ns
 
 
 NodeFiles = Mapping[str, EarlierFile]
@@ -176,12 +182,13 @@ def prepare_start(ctx: Context, launch: Launch, progress: Progress) -> None:
     elif start.uneven and (start.is_one_state or launch.resumes):
         size = sum(nodes[one.holders[0]][one.path].size for one in start.uneven)
         with progress.during(f"putting on every node what only some have: {amount(size)}"):
-            absent = _even_out(launch, nodes, start.uneven, rows, progress)
-        if absent and not launch.resumes:
-            raise UsageError(f"{_describe_uneven(absent)}, and is not home in {rows[absent[0].run].home}", TWO_WAYS)
+            kept = _even_out(launch, nodes, start.uneven, rows, progress)
+        why = next(iter(kept.values()), "")
+        if kept and not launch.resumes:
+            raise UsageError(f"{_describe_uneven(list(kept))}, and {why}", TWO_WAYS)
         now = f"now on every node, to go on from; {FRESH_HINT}"
-        say = f"not home, so it stays there; {FRESH_HINT}" if absent else "now on every node" if launch.resumes else now
-        ctx.out.say(f"{_describe_uneven(absent or start.uneven, 'lay')}: {say}")
+        say = f"it stays there, since {why}; {FRESH_HINT}" if kept else "now on every node" if launch.resumes else now
+        ctx.out.say(f"{_describe_uneven(list(kept) or start.uneven, 'lay')}: {say}")
     elif start.uneven:
         raise UsageError(f"the nodes have files of different runs: {_describe_uneven(start.uneven)}", TWO_WAYS)
     elif start.files and not launch.resumes:
@@ -204,7 +211,8 @@ def clear_start(ctx: Context, launch: Launch, progress: Progress) -> None:
             path, run = missing[0], files[missing[0]].run
             raise UsageError(
                 f"{printable_path(path)} of {run} on node{node} is not home, and --fresh would lose it",
-                f"`gpuops pull {run}` fetches what it can; else copy it from the node: gpuops ssh",
+                f"give it another name there, under which it comes home: "
+                f"gpuops ssh {launch.row.facts.text('cluster')} --node {node}",
             )
 
     with progress.during("taking off the nodes what earlier runs made"):
@@ -264,9 +272,10 @@ def _drop_outdated(
 ) -> None:
     """Remove what was put back and is outdated where it is still home: nodes would gather old snapshots."""
     dropped: list[dict[str, EarlierFile]] = [{} for _ in nodes]
-    for one in outdated:
-        held = [{one.path: files[one.path]} if node in one.holders else {} for node, files in enumerate(nodes)]
-        for node, path in find_places(RunHome(rows[one.run].home), held):
+    for run in dict.fromkeys(one.run for one in outdated):
+        its = [one for one in outdated if one.run == run]
+        held = [{one.path: files[one.path] for one in its if node in one.holders} for node, files in enumerate(nodes)]
+        for node, path in find_places(RunHome(rows[run].home), held):
             dropped[node][path] = nodes[node][path]
     _discard(launch, dropped)
 
@@ -277,34 +286,56 @@ def _even_out(
     uneven: Sequence[Uneven],
     rows: Mapping[str, RunRow],
     progress: Progress,
-) -> list[Uneven]:
-    """Put the latest version of each file on the nodes that lack it, from home. Returns those that are not home."""
+) -> dict[Uneven, str]:
+    """Put the latest version of each file on the nodes that lack it, from home. Returns those that stay as they are,
+    and why: they are not home, or what they would replace is not."""
+    older = [
+        {one.path: files[one.path] for one in uneven if one.path in files and node in one.lacking}
+        for node, files in enumerate(nodes)
+    ]
     wanted = [
-        {one.path: files[one.path] for one in uneven if one.holders[0] == node} for node, files in enumerate(nodes)
+        {one.path: files[one.path] for one in uneven if one.holders[0] == node}
+        | {path: file for path, file in older[node].items() if file.run in rows}
+        for node, files in enumerate(nodes)
     ]
     places = _bring_home(launch, wanted, rows, progress)
+    kept: dict[Uneven, str] = {}
     by_run: dict[str, dict[int, dict[str, str]]] = {}
     for one in uneven:
         place = places.get((one.holders[0], one.path))
-        for node in one.lacking if place else ():
-            by_run.setdefault(one.run, {}).setdefault(node, {})[one.path] = str(place)
+        replaced = [node for node in one.lacking if one.path in older[node] and not older[node][one.path].restored]
+        unsaved = [node for node in replaced if (node, one.path) not in places]
+        if place is None:
+            kept[one] = f"that is not home in {rows[one.run].home}"
+        elif unsaved:
+            kept[one] = f"what it would replace on node{unsaved[0]} is not home"
+        else:
+            for node in one.lacking:
+                by_run.setdefault(one.run, {}).setdefault(node, {})[one.path] = place
     for run, chosen in by_run.items():
         put_files(launch.tree, rows[run], [(launch.clients[node], files) for node, files in chosen.items()])
-    return [one for one in uneven if (one.holders[0], one.path) not in places]
+    return kept
 
 
 def _bring_home(
     launch: Launch, nodes: Sequence[NodeFiles], rows: Mapping[str, RunRow], progress: Progress
 ) -> dict[tuple[int, str], str]:
     """(node, path) -> place in the `out/` of the run that made the file; fetched where it is not home. What cannot be
-    fetched has no place. Raises NodeError, LocalDisk."""
+    fetched has no place, nor has what was changed after all of its run was home: it would replace that run's result
+    there. Raises NodeError, LocalDisk."""
     places = {}
     for run in dict.fromkeys(file.run for files in nodes for file in files.values()):
         its = [{path: file for path, file in files.items() if file.run == run} for files in nodes]
         home = RunHome(rows[run].home)
         at_home = find_places(home, its)
         absent = {(node, path) for node, files in enumerate(its) for path in files} - at_home.keys()
-        absent = {(node, path) for node, path in absent if not its[node][path].restored}
+        held = OutFolder(home).memory().held if rows[run].state is RunState.HOME else {}
+        absent = {
+            (node, path)
+            for node, path in absent
+            if not its[node][path].restored
+            and (node not in held.get(path, {}) or held[path][node].stamp == its[node][path].stamp)
+        }
         if absent:
             clients = {node: launch.clients[node] for node, _ in absent}
             patterns = sorted({"./" + glob.escape(path) for _, path in absent})
@@ -325,7 +356,7 @@ def find_places(home: RunHome, nodes: Sequence[NodeFiles]) -> dict[tuple[int, st
             held = versions.get(node)
             if file.restored and versions:
                 held = held or versions[min(versions)]
-            if held is None or (not file.restored and held.stamp != (file.size, file.mtime_ns)):
+            if held is None or (not file.restored and held.stamp != file.stamp):
                 continue
             written, now = memory.written.get(held.place), read_stamp(out.folder, held.place)
             if written and now and now == written.stamps[-1] and now[0] == file.size:
@@ -340,9 +371,10 @@ def is_alike(nodes: Sequence[NodeFiles], start: Start, rows: Mapping[str, RunRow
         if any(path not in files for path in paths for files in nodes):
             return False
         its = [{path: files[path] for path in paths if files[path].run == run} for files in nodes]
-        places = find_places(RunHome(rows[run].home), its)  # equal bytes have one place
-        if any(len({places[at] for at in places if at[1] == path}) > 1 for path in paths):
-            return False
+        place_of: dict[str, str] = {}
+        for (_, path), place in find_places(RunHome(rows[run].home), its).items():
+            if place_of.setdefault(path, place) != place:  # equal bytes have one place
+                return False
     return True
 
 

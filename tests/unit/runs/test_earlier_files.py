@@ -12,6 +12,7 @@ import pytest
 
 from gpuops.core.errors import NodeRefused, UsageError
 from gpuops.core.reporting import Silent
+from gpuops.ledger.rows import RunFacts, RunState
 from gpuops.runs.earlier_files import (
     TWO_WAYS,
     EarlierFile,
@@ -145,7 +146,9 @@ class World:
         self.home.create()
         self.comes_home(0, "epoch", 7)
         self.snapshot = self.home.out / "a.pt"
-        rows = [SimpleNamespace(id=number, name=name, home=folder / "runs" / name, tree="project", cluster=1)
+        facts = RunFacts(cluster="lab")
+        rows = [SimpleNamespace(id=number, name=name, home=folder / "runs" / name, tree="project", cluster=1,
+                                state=RunState.HOME, facts=facts)
                 for number, name in enumerate(("one-1", "two-1"))]  # fmt: skip
         self.row = rows[-1]
         self.said: list[str] = []
@@ -228,5 +231,38 @@ def test_fresh_removes_nothing_where_something_is_not_home(world: World) -> None
     nodes = Node(SNAPSHOT), Node(("b.pt", 5, 99, "one-1", True))
     with pytest.raises(UsageError, match=r"^b.pt of one-1 on node1 is not home, and --fresh would lose it$") as caught:
         clear_start(world.ctx, world.launch(*nodes), Silent())
-    assert caught.value.hint == "`gpuops pull one-1` fetches what it can; else copy it from the node: gpuops ssh"
+    hint = "give it another name there, under which it comes home: gpuops ssh lab --node 1"
+    assert caught.value.hint == hint
     assert [node.removed for node in nodes] == [[], []]
+
+
+CHANGED = ("a.pt", 5, 8, "one-1", False)
+"""The snapshot of the run that is home, written anew on the node: by hand, since no later run was there."""
+
+
+@pytest.mark.parametrize("prepare", [prepare_start, clear_start])
+def test_what_was_changed_after_its_run_was_home_does_not_replace_the_result(world: World, prepare: Any) -> None:
+    node = Node(CHANGED)  # that is asked for no file
+    with pytest.raises(UsageError, match=r"^a.pt of one-1 (lies on node0 alone, and that|on node0) is not home"):
+        prepare(world.ctx, world.launch(node, Node()), Silent())
+    assert (world.snapshot.read_text(), node.removed) == ("epoch", [])
+
+
+@pytest.mark.parametrize("older", [("a.pt", 5, 8, "", False), ("a.pt", 5, 8, "zero-1", False)])
+def test_what_is_nowhere_else_is_not_replaced_on_a_node(world: World, older: tuple[str, int, int, str, bool]) -> None:
+    with pytest.raises(UsageError, match=r"^a.pt of one-1 lies on node0 alone, and what it would replace on node1"):
+        prepare_start(world.ctx, world.launch(Node(SNAPSHOT), Node(older)), Silent())
+
+
+def test_many_files_are_looked_up_once(world: World, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The record of a run is read once for all of its files."""
+    reads: list[RunHome] = []
+
+    def look(home: RunHome, _nodes: object) -> dict[tuple[int, str], str]:
+        reads.append(home)
+        return {}
+
+    monkeypatch.setattr("gpuops.runs.earlier_files.find_places", look)
+    put_back = Node(*((f"step{number}.pt", 5, 99, "one-1", True) for number in range(50)))
+    prepare_start(world.ctx, world.launch(Node(("loss.csv", 5, 99, "two-1", False)), put_back), Silent())
+    assert [home.path.name for home in reads] == ["one-1"]
