@@ -155,7 +155,8 @@ def _run_attempt(attempt: RunAttempt) -> JobOutcome:
     elif attempt.owns_cluster and not (job.detach and outcome.document.get("detached")):
         end_after(ctx, session, "its run ended", outcome)
     elif choice.row is None and not outcome.document.get("detached"):
-        ctx.ledger.set_cluster(session.row.id, owner_process=None)
+        with suppress(LedgerUnwritable):  # it is kept all the same, and the verdict is still to be told
+            ctx.ledger.set_cluster(session.row.id, owner_process=None)
         _say_kept(ctx, session)
     if outcome.record_again and outcome.finished is not None:
         with suppress(LedgerUnwritable):  # it was noted before
@@ -174,14 +175,22 @@ def _run_with_restarts(attempt: RunAttempt, session: ClusterSession) -> JobOutco
     outcome = _run_on(attempt, session)
     for restart in range(1, attempt.restarts + 1):
         failure = outcome.failure
-        is_up = ctx.ledger.cluster(session.row.id).state is ClusterState.UP
-        if failure is None or ctx.signals.count or not is_up:
+        if failure is None or not _may_start_again(ctx, session, outcome):
             break
         ctx.out.say(failure.announce(restart, attempt.restarts, session.row.name))
         if failure.resumable:
             attempt = attempt.resuming(failure.run)
         outcome = _run_on(attempt, session)
     return outcome
+
+
+def _may_start_again(ctx: Context, session: ClusterSession, outcome: JobOutcome) -> bool:
+    """Whether another run may begin on the same nodes. None does where the ledger cannot be used: it does not know that
+    the one before has ended, or would not have the next."""
+    with suppress(LedgerUnwritable):
+        is_up = ctx.ledger.cluster(session.row.id).state is ClusterState.UP
+        return is_up and outcome.record_again is None and not ctx.signals.count
+    return False
 
 
 def _leave_to_guard(ctx: Context, session: ClusterSession) -> JobOutcome:
@@ -193,7 +202,14 @@ def _leave_to_guard(ctx: Context, session: ClusterSession) -> JobOutcome:
 
 def _say_kept(ctx: Context, session: ClusterSession) -> None:
     name = session.row.name
-    ctx.out.say(f"{name} is kept: {describe_bill(ctx, session.row.id) or f'`gpuops down {name}` ends it'}")
+    ctx.out.say(f"{name} is kept: {_describe_known_bill(ctx, session) or f'`gpuops down {name}` ends it'}")
+
+
+def _describe_known_bill(ctx: Context, session: ClusterSession) -> str:
+    """What a cluster that stays costs; empty where the ledger cannot say it now."""
+    with suppress(LedgerUnwritable):
+        return describe_bill(ctx, session.row.id)
+    return ""
 
 
 def _open_session(ctx: Context, plan: Plan, approval: PriceApproval) -> ClusterSession:
@@ -255,7 +271,7 @@ def _run_on(attempt: RunAttempt, session: ClusterSession) -> JobOutcome:
     if job.retries:  # the hint to use --retries is for those who have not
         verdict = dataclasses.replace(run.verdict, hint=run.verdict.hint.removesuffix(RETRIES_HINT))
         run = dataclasses.replace(run, verdict=verdict)
-    outcome = _job_outcome(ctx, run, "" if attempt.owns_cluster else describe_bill(ctx, session.row.id))
+    outcome = _job_outcome(ctx, run, "" if attempt.owns_cluster else _describe_known_bill(ctx, session))
     outcome.finished, outcome.record_again = (row.id if run.may_destroy else None), run.record_again
     outcome.loss = retries.find_preemption(row, session.row, run) if attempt.retries.retries else None
     outcome.failure = retries.find_own_failure(row, run)

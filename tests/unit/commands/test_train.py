@@ -23,6 +23,7 @@ from gpuops.core.run_models import RunRequest, Verdict, VerdictOutcome
 from gpuops.core.settings import Settings
 from gpuops.core.signals import HandOver
 from gpuops.ledger.rows import ClusterRow, RunFacts
+from gpuops.ledger.store import LedgerUnwritable
 from gpuops.offers.price_approval import PriceApproval
 from gpuops.runs.finish import RunOutcome
 from gpuops.runs.outcome.run_outcome import Complete, Lost, Results, Retryable
@@ -201,6 +202,24 @@ def test_a_run_that_fails_by_itself_is_started_again_where_nothing_is_rented(
     how = "from what toy-1 left" if again.failures[0] is LEFT else "from the beginning: it left nothing to resume from"
     retried = [f"rank 0 failed; retry {one} of 2 on lab, {how}" for one in range(1, len(again.resumed))]
     assert said == retried
+
+
+def test_a_ledger_that_cannot_be_used_starts_no_run_again_and_hides_no_verdict(
+    world: Context, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def fail(*_: object) -> Any:
+        raise LedgerUnwritable("the ledger cannot be used", "try again")
+
+    said: list[str] = []
+    monkeypatch.setattr(world.out, "say", said.append)
+    live = cast("Any", SimpleNamespace(row=add_cluster(world)))
+    failed = JobOutcome(1, {}, failure=LEFT)
+    assert train._may_start_again(world, live, failed)
+    assert not train._may_start_again(world, live, dataclasses.replace(failed, record_again=lambda: None))
+    monkeypatch.setattr(world.ledger, "cluster", fail)
+    assert not train._may_start_again(world, live, failed)
+    train._say_kept(world, live)
+    assert said == ["lab is kept: `gpuops down lab` ends it"]
 
 
 def test_machines_that_are_rented_for_a_run_are_replaced_and_not_tried_again(
