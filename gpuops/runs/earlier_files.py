@@ -43,6 +43,8 @@ NO_STATE = ("events.out.tfevents*", "*.log", "*.csv", "*.tsv", "*.jsonl", "*.png
 NUMBER = re.compile(r"\d+")
 MAX_NAMED = 2
 """Files that one sentence names."""
+LARGE_BYTES = 1_000_000_000
+"""What is announced before it is sent: machines that are rented may bill for hours meanwhile."""
 EACH_ITS_OWN = "each node its own"
 FRESH_HINT = "start afresh: --fresh"
 TWO_WAYS = "put one run's files on every node: --resume RUN; or start without what earlier runs made: --fresh"
@@ -180,7 +182,9 @@ def prepare_start(ctx: Context, launch: Launch, progress: Progress) -> None:
     if start.uneven and not launch.is_training:
         ctx.out.say(f"note: {_describe_uneven(start.uneven)}; {TWO_WAYS}")
     elif start.uneven and (start.is_one_state or launch.resumes):
-        size = sum(nodes[one.holders[0]][one.path].size for one in start.uneven)
+        size = sum(nodes[one.holders[0]][one.path].size * len(one.lacking) for one in start.uneven)
+        if size >= LARGE_BYTES:
+            ctx.out.say(f"note: {amount(size)} go to nodes that lack what others have to go on from; {FRESH_HINT}")
         with progress.during(f"putting on every node what only some have: {amount(size)}"):
             kept = _even_out(launch, nodes, start.uneven, rows, progress)
         why = next(iter(kept.values()), "")

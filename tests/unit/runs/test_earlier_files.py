@@ -197,6 +197,13 @@ def test_a_command_on_every_node_is_not_refused_and_changes_nothing(world: World
     assert said == f"note: a.pt of one-1 lies on node0 alone; {TWO_WAYS}"
 
 
+def test_what_takes_long_to_even_out_is_said_before(world: World) -> None:
+    with pytest.raises(UsageError):  # it is not home, and not fetched either
+        prepare_start(world.ctx, world.launch(Node(("a.pt", 10**9, 8, "one-1", False)), Node(), Node()), Silent())
+    say = "note: 2.0 GB go to nodes that lack what others have to go on from; start afresh: --fresh"
+    assert world.said == [say]
+
+
 def test_an_older_agent_is_not_asked_twice(world: World) -> None:
     prepare_start(world.ctx, world.launch(Node(SNAPSHOT, knows=False), Node()), Silent())
     assert world.said == []
