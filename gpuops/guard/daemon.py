@@ -257,12 +257,12 @@ class Guard:
         job = next_job(
             row,
             runs,
-            lease_time.lease_time(first, clocks),
+            lease_time.lease_time(first, clocks, can_ask=row.state is ClusterState.UP),
             ran_s,
             self._limit_s,
             working=self._child is not None,
             rested=self._clock.monotonic() >= self._retry_at,
-            is_sure=first is None or first.is_sure,
+            is_sure=first is None or not first.is_in_doubt(clocks),
         )
         if job and self._child:
             self._replace(job)

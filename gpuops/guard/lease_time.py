@@ -3,8 +3,9 @@
 A lease's end is a wall time of the computer that gave it. What the wall clock and the time since the boot said when the
 guard first saw that end is kept in a file beside its heartbeat, for its child and for the next guard of this boot. From
 then on both must say that it has come; where they differ by more than `CLOCK_JUMP_S`, the wall clock was set, and the
-time since the boot counts, so that there is always an end. An end that was given before this boot, or before anybody
-looked, is unsure: before it is carried out, what is to be ended is asked (`cleanup`).
+time since the boot counts, so that there is always an end. Two ends are in doubt, and before they are carried out, what
+is to be ended is asked (`cleanup`): one that was given before this boot, or before anybody looked; and one that has come
+by a wall clock that was set forwards, as in a virtual machine (WSL2) that stood still while its laptop slept.
 
 Where boots have no id (outside Linux) the wall clock counts: the time since the boot may stand while a laptop sleeps.
 """
@@ -37,6 +38,18 @@ class FirstSight:
     clocks: ClockReading
     is_sure: bool
     """Whether the end was given in this boot, by the wall clock as it was then."""
+    told_left_s: float | None = None
+    """Seconds until the end then, as who is to be ended has said; None: by the wall clock."""
+
+    def times(self, now: ClockReading) -> tuple[float, float]:
+        """The time by the wall clock, and by the time since the boot: UTC seconds of when the end was seen."""
+        seen = self.clocks.wall if self.told_left_s is None else self.end - self.told_left_s
+        return seen + now.wall - self.clocks.wall, seen + now.mono - self.clocks.mono
+
+    def is_in_doubt(self, now: ClockReading) -> bool:
+        """Whether its end is carried out only where who is to be ended agrees."""
+        by_wall, by_boot = self.times(now)
+        return not self.is_sure or by_wall - by_boot > CLOCK_JUMP_S
 
 
 def read_clocks(clock: Clock) -> ClockReading:
@@ -46,18 +59,19 @@ def read_clocks(clock: Clock) -> ClockReading:
 # -- decided ---------------------------------------------------------------------------------------
 
 
-def lease_time(first: FirstSight | None, now: ClockReading) -> float:
+def lease_time(first: FirstSight | None, now: ClockReading, *, can_ask: bool) -> float:
     """The time by which a lease is judged, in UTC seconds of when its end was first seen.
 
-    Where that is unsure, whichever clock is ahead: the end is not carried out before somebody else is asked, and a
-    computer that starts in 1970, and is set right later, must not wait for it for decades.
+    `can_ask`: an end in doubt is not carried out before somebody else is asked, so that whichever clock is ahead counts.
+    It does for what was given before this boot in any case: a computer that starts in 1970, and is set right later, must
+    not wait for an end for decades.
     """
     if first is None:
         return now.wall
-    by_boot = first.clocks.wall + now.mono - first.clocks.mono
-    if not first.is_sure:
-        return max(now.wall, by_boot)
-    return by_boot if abs(now.wall - by_boot) > CLOCK_JUMP_S else min(now.wall, by_boot)
+    by_wall, by_boot = first.times(now)
+    if not first.is_sure or (can_ask and first.is_in_doubt(now)):
+        return max(by_wall, by_boot)
+    return by_boot if abs(by_wall - by_boot) > CLOCK_JUMP_S else min(by_wall, by_boot)
 
 
 def see_end(known: FirstSight | None, end: float | None, now: ClockReading, *, is_new: bool) -> FirstSight | None:
@@ -75,7 +89,7 @@ def see_end(known: FirstSight | None, end: float | None, now: ClockReading, *, i
 
 def move_end(first: FirstSight, left_s: float, now: ClockReading) -> FirstSight:
     """The sight of an end that comes in so many seconds, as who is to be ended says."""
-    return FirstSight(first.end, now._replace(wall=first.end - left_s), is_sure=True)
+    return FirstSight(first.end, now, is_sure=True, told_left_s=left_s)
 
 
 # -- kept ------------------------------------------------------------------------------------------
@@ -103,7 +117,9 @@ def read(home: Path, cluster: int) -> FirstSight | None:
     try:
         document = json.loads(read_small(_path(home, cluster)))
         clocks = ClockReading(float(document["wall"]), float(document["since_boot"]), str(document["boot_id"]))
-        return FirstSight(float(document["end"]), clocks, bool(document["is_sure"]))
+        told = document.get("told_left_s")
+        is_sure = bool(document["is_sure"])
+        return FirstSight(float(document["end"]), clocks, is_sure, None if told is None else float(told))
     except (OSError, ValueError, KeyError, TypeError):
         return None
 
@@ -111,7 +127,7 @@ def read(home: Path, cluster: int) -> FirstSight | None:
 def write(home: Path, cluster: int, first: FirstSight) -> None:
     """A full disk keeps no guard from its work."""
     clocks = {"wall": first.clocks.wall, "since_boot": first.clocks.mono, "boot_id": first.clocks.boot_id}
-    document = {"end": first.end, "is_sure": first.is_sure, **clocks}
+    document = {"end": first.end, "is_sure": first.is_sure, "told_left_s": first.told_left_s, **clocks}
     with suppress(OSError):
         write_atomic(_path(home, cluster), json.dumps(document).encode())
 
