@@ -136,7 +136,7 @@ def _reap_owner(ctx: Context, owner: str, yes: bool) -> None:
         resource for one, fate in zip(clusters, fates, strict=True) if fate == "end" for resource in one.resources
     ]
     ended = [stray for stray in found if stray.resource in doomed]
-    orphans.end_orphans(ctx, ended, unasked)
+    orphans.end_orphans(ctx, ended, unasked, again=f"{orphans.REAP} --owner {owner}")
     names = [stray.resource.name for stray in ended]
     left = len(clusters) - fates.count("end")
     document = {"ended": names, "closed": [], "unasked": [], "adopted": [], "other_owners": [owner]}

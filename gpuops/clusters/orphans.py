@@ -43,6 +43,10 @@ if TYPE_CHECKING:
     from gpuops.ledger.store import ClusterRow
 
 
+REAP = "gpuops reap"
+"""What ends orphans."""
+
+
 @dataclass(frozen=True)
 class Orphan:
     """A resource with our tag that no live cluster of the ledger accounts for."""
@@ -293,17 +297,18 @@ def end_orphans(
     earlier_errors: Sequence[GpuopsError] = (),
     *,
     by_tag: bool = False,
+    again: str = REAP,
 ) -> None:
     """End orphans; then report the providers that could not be asked, which may have more.
 
-    `earlier_errors`: what had failed already. `by_tag`: as in `destroy_orphans`. Raises StillBilling, else the first of
-    these.
+    `earlier_errors`: what had failed already. `by_tag`, `again`: as in `destroy_orphans`. Raises StillBilling, else the
+    first of these.
     """
     failed: list[str] = []
     hints: list[str] = []
     why: GpuopsError | None = None
     try:
-        destroy_orphans(ctx, orphans, by_tag=by_tag)
+        destroy_orphans(ctx, orphans, by_tag=by_tag, again=again)
     except StillBilling as error:
         failed.append(error.message)
         hints.append(error.hint)
@@ -315,16 +320,17 @@ def end_orphans(
     for one in earlier_errors if failed else earlier_errors[1:]:
         ctx.out.say(f"note: {one.message}")
     if failed:
-        raise StillBilling("; ".join(failed), _join_hints(hints)) from why
+        raise StillBilling("; ".join(failed), _join_hints(hints, again)) from why
     if earlier_errors:
         raise earlier_errors[0]
 
 
-def destroy_orphans(ctx: Context, orphans: Sequence[Orphan], *, by_tag: bool = False) -> None:
+def destroy_orphans(ctx: Context, orphans: Sequence[Orphan], *, by_tag: bool = False, again: str = REAP) -> None:
     """Destroy orphans and list again until nothing of them costs money. Raises StillBilling with what remains.
 
     A failure at one provider does not keep the others from being tried. A resource that belongs to a cluster by now
     (the user may have been asked in between) is kept, unless they go `by_tag`, whatever the ledger has of them.
+    `again`: what is to be typed once more where something is left.
     """
     errors: list[GpuopsError] = []
     orphans = orphans if by_tag else select_orphans(ctx, orphans)
@@ -333,7 +339,7 @@ def destroy_orphans(ctx: Context, orphans: Sequence[Orphan], *, by_tag: bool = F
         group = [orphan for orphan in orphans if (orphan.provider, orphan.dotenv, orphan.owner) == key]
         try:
             provisioner = (ctx.from_dotenv(name) if dotenv else None) or ctx.provisioner(name)
-            _destroy_at_provider(ctx, owner, name, provisioner, [orphan.resource for orphan in group])
+            _destroy_at_provider(ctx, owner, name, provisioner, [orphan.resource for orphan in group], again)
         except GpuopsError as error:
             errors.append(error)
             continue
@@ -341,13 +347,12 @@ def destroy_orphans(ctx: Context, orphans: Sequence[Orphan], *, by_tag: bool = F
             _forget_names(ctx, {orphan.cluster for orphan in group})
     if errors:
         why = next((error for error in errors if find_auth_failure(error)), errors[0])
-        hint = _join_hints([error.hint for error in errors])
+        hint = _join_hints([error.hint for error in errors], again)
         raise StillBilling("; ".join(error.message for error in errors), hint) from why
 
 
-def _join_hints(hints: Sequence[str]) -> str:
+def _join_hints(hints: Sequence[str], again: str) -> str:
     """What to do about each failure, and then to look again."""
-    again = "gpuops reap"
     steps = dict.fromkeys(hint.removesuffix(again).removesuffix("; then: ") for hint in hints)
     return "; then: ".join([*filter(None, ["; ".join(filter(None, steps))]), again])
 
@@ -362,7 +367,7 @@ def _forget_names(ctx: Context, names: Collection[str]) -> None:
 
 
 def _destroy_at_provider(
-    ctx: Context, owner: str, name: str, provisioner: Provisioner, resources: Sequence[Resource]
+    ctx: Context, owner: str, name: str, provisioner: Provisioner, resources: Sequence[Resource], again: str
 ) -> None:
     """Destroy the orphans of one owner in one account. Raises StillBilling."""
     wanted_ids = {(resource.kind, resource.id) for resource in resources}
@@ -380,14 +385,14 @@ def _destroy_at_provider(
                 return
             if is_costless(remaining):
                 ctx.out.say(
-                    f"note: {describe_shutdown(remaining)}; once more, in some minutes, clears the rest: gpuops reap"
+                    f"note: {describe_shutdown(remaining)}; once more, in some minutes, clears the rest: {again}"
                 )
                 return
         except ProviderError as error:
             trouble, last = error.message, error
             if isinstance(error, RateLimited):
                 poller.retry_after(error.retry_after)
-    raise still_billing_error(remaining, 0.0, trouble, name, suggest_command("gpuops reap", last)) from last
+    raise still_billing_error(remaining, 0.0, trouble, name, suggest_command(again, last)) from last
 
 
 def down_by_tag(ctx: Context, names: Sequence[str], everything: bool) -> list[str]:
