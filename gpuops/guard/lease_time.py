@@ -4,8 +4,8 @@ A lease's end is a wall time of the computer that gave it. What the wall clock a
 guard first saw that end is kept in a file beside its heartbeat, for its child and for the next guard of this boot. From
 then on both must say that it has come; where they differ by more than `CLOCK_JUMP_S`, the wall clock was set, and the
 time since the boot counts, so that there is always an end. Two ends are in doubt, and before they are carried out, what
-is to be ended is asked (`cleanup`): one that was given before this boot, or before anybody looked; and one that has come
-by a wall clock that was set forwards, as in a virtual machine (WSL2) that stood still while its laptop slept.
+is to be ended is asked (`cleanup`): one that was given before this boot, or before anybody looked; and one that has
+come by a wall clock that was set forwards, as in a virtual machine (WSL2) that stood still while its laptop slept.
 
 Where boots have no id (outside Linux) the wall clock counts: the time since the boot may stand while a laptop sleeps.
 """
@@ -62,9 +62,9 @@ def read_clocks(clock: Clock) -> ClockReading:
 def lease_time(first: FirstSight | None, now: ClockReading, *, can_ask: bool) -> float:
     """The time by which a lease is judged, in UTC seconds of when its end was first seen.
 
-    `can_ask`: an end in doubt is not carried out before somebody else is asked, so that whichever clock is ahead counts.
-    It does for what was given before this boot in any case: a computer that starts in 1970, and is set right later, must
-    not wait for an end for decades.
+    `can_ask`: an end in doubt is not carried out before somebody else is asked, so that whichever clock is ahead
+    counts. It does for what was given before this boot in any case: a computer that starts in 1970, and is set right
+    later, must not wait for an end for decades.
     """
     if first is None:
         return now.wall

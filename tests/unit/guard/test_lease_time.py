@@ -302,7 +302,7 @@ def test_where_no_node_answers_its_provider_is_asked_what_time_it_is(
 def test_what_stood_still_while_its_laptop_slept_asks_what_it_has_missed(
     there: Context, clock: JumpingClock, monkeypatch: pytest.MonkeyPatch, left_s: float | None, over: bool
 ) -> None:
-    """Its wall clock is set right then, and is alone in that. Where nobody can say so, the time since the boot counts."""
+    """Its wall clock is set right then, and is alone in that. Where nobody says so, the time since the boot counts."""
     row, is_over = expire(there, clock, monkeypatch, lambda *_, **__: AnsweringNode(clock, left_s), boot_id="b1")
     assert is_over is over
     if left_s == 3 * 3600.0:
