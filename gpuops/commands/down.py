@@ -98,10 +98,13 @@ def down(ctx: Context, rows: Sequence[ClusterRow], progress: Progress, *, force:
     names = ", ".join(row.name for row in rows)
     ctx.signals.insist(lambda: ctx.out.say(f"\nstill ending {names}; once more leaves that to the guard"))
     for row in rows:
-        per_hour = cluster_price(ctx, row.id)
         try:
-            if row.state is not ClusterState.GONE:
+            if row.state is ClusterState.GONE:
+                sentences.append(f"{row.name} is gone already" + (f" ({row.why})" if row.why else ""))
+            else:
+                per_hour = _read_price(ctx, row)
                 deferred += _end_cluster(ctx, row, progress, force, failed)
+                sentences.append(_describe_end(ctx, row, per_hour))
         except Interrupted:
             raise _hand_to_guard(ctx, rows) from None
         except GpuopsError as error:
@@ -113,13 +116,8 @@ def down(ctx: Context, rows: Sequence[ClusterRow], progress: Progress, *, force:
                 StillBilling(say, f"please report this, and give its results up: gpuops down {row.name} --force")
             )
             continue
-        why = f" ({row.why})" if row.why else ""
-        leaves = describe_shutdown(ctx.ledger.list_leftovers(row.id)) if row.state is not ClusterState.GONE else ""
-        after = f" already{why}" if row.state is ClusterState.GONE else leaves and f": {leaves}"
-        total = "" if row.state is ClusterState.GONE else _describe_total(ctx, row, per_hour)
-        sentences.append(f"{row.name} is gone{after}{total}")
         ctx.out.say(sentences[-1])
-    if all(ctx.ledger.cluster(row.id).state is ClusterState.GONE for row in rows):
+    if _are_gone(ctx, rows, failed):
         _fetch_deferred(ctx, deferred, failed)
     else:  # what may still bill is said at once, not after hours
         for fetch in deferred:
@@ -129,14 +127,30 @@ def down(ctx: Context, rows: Sequence[ClusterRow], progress: Progress, *, force:
     return sentences
 
 
-def _describe_total(ctx: Context, row: ClusterRow, per_hour: float) -> str:
-    """What a cluster has cost, at `per_hour` of its machines or its offer's price; empty for less than a
-    cent."""
+def _read_price(ctx: Context, row: ClusterRow) -> float:
+    """$/h of a cluster's machines; 0 where the ledger cannot be read."""
+    with suppress(LedgerUnwritable):  # its teardown says so
+        return cluster_price(ctx, row.id)
+    return 0.0
+
+
+def _describe_end(ctx: Context, row: ClusterRow, per_hour: float) -> str:
+    """What is left of a cluster that is gone, and what it has cost, at `per_hour` of its machines or its offer's price,
+    from a cent on. Raises LedgerUnwritable."""
+    leaves = describe_shutdown(ctx.ledger.list_leftovers(row.id))
     ended = ctx.ledger.cluster(row.id)
     cost = final_cost(ended, per_hour)
-    return (
-        f"; it cost about {money(cost)} in {span((ended.ended or row.created) - row.created)}" if cost >= CENT else ""
-    )
+    total = f"; it cost about {money(cost)} in {span((ended.ended or row.created) - row.created)}"
+    return f"{row.name} is gone{leaves and f': {leaves}'}{total if cost >= CENT else ''}"
+
+
+def _are_gone(ctx: Context, rows: Sequence[ClusterRow], failed: list[GpuopsError]) -> bool:
+    """Whether the ledger knows the end of all; where it cannot be read, that is added to `failed`."""
+    try:
+        return all(ctx.ledger.cluster(row.id).state is ClusterState.GONE for row in rows)
+    except LedgerUnwritable as error:
+        failed.append(error)
+        return False
 
 
 def _fetch_deferred(ctx: Context, deferred: Sequence[DeferredFetch], failed: list[GpuopsError]) -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import sqlite3
 import time
 
 import pytest
@@ -63,6 +64,28 @@ def test_every_cluster_is_ended_before_anything_is_fetched(
     assert down(world, clusters(world), Silent(), force=False) == ["one is gone", "two is gone"]
     assert order == ["end one", "end two", "fetch one", "fetch two"]
     assert said == ["one is gone", "two is gone", "note: node0 could not keep 2 files"]
+
+
+def test_a_ledger_that_another_command_holds_keeps_no_other_cluster_alive(
+    world: Context, order: list[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    rows = clusters(world)
+    world.ledger.db.execute("PRAGMA busy_timeout = 1")
+    other = sqlite3.connect(world.ledger.path, isolation_level=None)
+
+    def ended(_world: Context, cluster: int, *_: object, **__: object) -> None:
+        order.append(f"end {cluster}")
+        if len(order) == 1:
+            world.ledger.mark_gone(cluster, time.time(), "gpuops down")
+            other.execute("BEGIN EXCLUSIVE")
+        else:
+            raise StillBilling("two may still be there", "wait")
+
+    monkeypatch.setattr("gpuops.commands.down.tear_down", ended)
+    with pytest.raises(StillBilling, match="two may still be there"):
+        down(world, rows, Silent(), force=False)
+    other.execute("ROLLBACK")
+    assert order == [f"end {row.id}" for row in rows]
 
 
 def test_the_end_tells_the_total(world: Context, order: list[str]) -> None:
