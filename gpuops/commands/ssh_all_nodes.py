@@ -45,7 +45,8 @@ def _run(ctx: Context, row: ClusterRow, machine: Resource, node: int, command: S
         channel.stdin.close()
         for line in _lines(channel.stdout):
             ctx.out.line(f"[n{node}] {line}")
-        return channel.wait()
+        code = channel.wait()
+        return code if code >= 0 else 128 - code  # a signal, as a shell reports it
     finally:
         connection.close()
 

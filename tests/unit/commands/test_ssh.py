@@ -86,7 +86,7 @@ class Program:
 
 
 def test_lines_of_all_nodes_are_told_apart(monkeypatch: pytest.MonkeyPatch, world: Context) -> None:
-    programs = {0: Program(0, b"one\ntw", b"o\r\n"), 2: Program(3, b"no end")}
+    programs = {0: Program(0, b"one\ntw", b"o\r\n"), 2: Program(-9, b"no end")}
     started: list[list[str]] = []
 
     class Connection:
@@ -105,7 +105,7 @@ def test_lines_of_all_nodes_are_told_apart(monkeypatch: pytest.MonkeyPatch, worl
     monkeypatch.setattr(ssh_all_nodes, "connect", lambda _, node: Connection(node))
     out, err = io.StringIO(), io.StringIO()
     world.out = Output(out=out, err=err)
-    assert ssh_all_nodes.run_on_all_nodes(world, ROW, MACHINES, ["nvidia-smi"]) == 4, "the worst of 0, 4 and 3"
+    assert ssh_all_nodes.run_on_all_nodes(world, ROW, MACHINES, ["nvidia-smi"]) == 137, "the worst of 0, 4 and SIGKILL"
     lines = out.getvalue().splitlines()
     assert [line for line in lines if line.startswith("[n0]")] == ["[n0] one", "[n0] two"]
     assert [line for line in lines if line.startswith("[n2]")] == ["[n2] no end"]
