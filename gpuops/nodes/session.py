@@ -223,7 +223,7 @@ def _with_cluster_hint(row: ClusterRow, machine: Resource, error: NodeError) -> 
         what = "what it left comes home with" if error.kind == RefusalKind.ENDED else "what is left of it ends with"
         hint = f"{what}: gpuops down {row.name}; then bring up another"
         return NodeRefused(error.message, hint, error.kind, error.data)
-    if isinstance(error, ConnectionLost):
+    if not isinstance(error, NodeRefused):  # nobody answers, or not the host that it was
         error.hint = suggest_giving_up(row, machine, error.hint)
     return error
 

@@ -16,7 +16,7 @@ from gpuops.core.models import ResourceState
 from gpuops.nodes import bootstrap
 from gpuops.transport.connection import Channel
 from gpuops.transport.ssh import Target
-from gpuops.transport.ssh.errors import AGAIN
+from gpuops.transport.ssh.errors import AGAIN, changed
 from provisioners.ssh.host_agent import END_SCRIPT, LIST_SCRIPT, NO_AGENT_ERROR, NodeRecord
 from provisioners.ssh.hosts import KnownHost
 
@@ -59,6 +59,7 @@ class FakeHost:
     nodes: dict[str, dict[str, Any]] = field(default_factory=dict)
     """The document of each node, by its folder."""
     is_up: bool = True
+    shows_key: str = "ssh-ed25519 AAAA"
     takes_agents: bool = True
     end_refusal: str = ""
     """What `end` says instead of ending a node."""
@@ -134,6 +135,8 @@ class FakeConnection:
     def open(self, argv: Sequence[str]) -> Channel:
         if not self.host.is_up:
             raise ConnectionLost(f"{self.label} refuses connections on this port", AGAIN)
+        if self.host.shows_key not in self.host.known_host.target.host_keys:
+            raise changed(self.host.known_host.target, "SHA256:another")
         return self.host.start(list(argv))
 
     def close(self) -> None:

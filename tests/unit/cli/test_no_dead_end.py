@@ -1,7 +1,7 @@
 """Whatever is broken on a host, what a command says to type next leads somewhere: each hint is followed to its end.
 
 A walk types a command, then what its hints name, each alternative in a world of its own. No command is named again
-that has failed in the very same state, and where something fails one way at least ends with nothing up.
+that has failed in the very same state, and where something fails one way at least ends with nothing up, or mends it.
 """
 
 from __future__ import annotations
@@ -15,6 +15,7 @@ from pathlib import Path
 import pytest
 
 from gpuops.core.context import Context
+from gpuops.core.errors import Rejected
 from gpuops.core.models import Lease, ResourceState
 from gpuops.core.processes import Identity
 from gpuops.core.provider import Context as Surroundings
@@ -33,7 +34,7 @@ from tests.fakes.provider import FakeClock
 FOLDER = f"{ROOT}/lab/n0"
 LONGEST_WALK = 8
 """Commands that nobody would type one after the other."""
-NAMED = re.compile(r"gpuops ((?:[a-z]+)(?: (?:lab|sh-1|root@a|--?[a-z]+|[0-9]+h))*)")
+NAMED = re.compile(r"(?:gpuops (?=[a-z])|(?=mv ))([a-z]+(?: (?:lab|sh-1|root@a|--?[a-z]+|[0-9]+h|/[^ ;]+))*)")
 
 
 @dataclass
@@ -44,6 +45,10 @@ class World:
     host: FakeHost
 
     def type(self, line: str) -> Said:
+        if line.startswith("mv "):
+            source, target = (self.desk.home / "ssh" / Path(path).name for path in line.split()[1:])
+            source.rename(target)
+            return Said(0, "", "")
         return self.desk.type(*line.split())
 
     @property
@@ -56,7 +61,10 @@ class World:
         clusters = [(row.name, row.state) for row in ledger.clusters()]
         runs = [(run.name, run.state) for run in ledger.runs()]
         ledger.close()
-        hosts = HostBook(self.desk.home / "ssh" / "hosts.json").names()
+        try:
+            hosts = HostBook(self.desk.home / "ssh" / "hosts.json").names()
+        except Rejected:
+            hosts = ["torn"]
         return str(clusters), str(runs), str(hosts), str(sorted(self.host.nodes)), bool(self.host.agents)
 
     def is_up(self) -> bool:
@@ -85,6 +93,14 @@ def take_away(world: World) -> None:
     world.host.is_up = False
 
 
+def change_key(world: World) -> None:
+    world.host.shows_key = "ssh-ed25519 BBBB"
+
+
+def tear_book(world: World) -> None:
+    (world.desk.home / "ssh" / "hosts.json").write_text("{torn")
+
+
 def end_by_half(world: World) -> None:
     world.host.nodes[FOLDER]["state"] = "ended"
 
@@ -107,7 +123,7 @@ def lose_machines(world: World) -> None:
 
 
 STATES: list[Callable[[World], None]] = [
-    *(remove_agent, remove_agent_for_good, remove_folder, take_away),
+    *(remove_agent, remove_agent_for_good, remove_folder, take_away, change_key, tear_book),
     *(end_by_half, kill_processes, refuse_to_end, lose_machines),
 ]
 COMMANDS = ("down lab", "reap --yes", "lease lab --extend 2h", "doctor lab")
@@ -217,6 +233,7 @@ def test_each_hint_leads_on(
         assert following or not said.code, f"{way} is a dead end: {said}"
         assert len(way) < LONGEST_WALK, (way, said)
         has_failed |= said.code != 0
-        ends += not world.is_up()
+        is_mended = not said.code and any(step.line.startswith("mv ") for step in way)
+        ends += is_mended or not world.is_up()
         ways += [[*way, *steps] for steps in following if steps and (said.code or not world.is_up())]
     assert ends or not has_failed, "nothing leads to an end"

@@ -135,7 +135,7 @@ def test_the_book_of_hosts_is_for_our_eyes_and_whole(tmp_path: Path) -> None:
     with pytest.raises(Rejected, match="root@a was forgotten"):
         book.require("root@a")
     path.write_text("{torn")
-    with pytest.raises(Unknown, match=r"hosts\.json cannot be read"):
+    with pytest.raises(Rejected, match=r"hosts\.json cannot be read"):
         book.names()
 
 
