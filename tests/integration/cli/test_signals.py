@@ -14,7 +14,7 @@ import psutil
 import pytest
 
 from tests.conftest import HANG_S, Shell, until
-from tests.files import change
+from tests.files import expire_lease
 from tests.integration.cli.counting import PLAIN, TORCHRUN, Counting
 from tests.system.chaos.hits import is_guard
 
@@ -263,7 +263,7 @@ def to_all(processes: list[psutil.Process], sign: signal.Signals) -> None:
 
 def end_now(node: Path) -> None:
     """Let a node's lease end at once, as its watchdog sees it."""
-    change(node / "lease.json", hard_wall=time.time())
+    expire_lease(node / "lease.json")
 
 
 def expire(shell: Shell) -> None:
