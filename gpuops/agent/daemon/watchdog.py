@@ -17,7 +17,7 @@ import time
 from typing import Any, Iterable, Sequence
 
 from gpuops.agent import client_activity, lease_clock, processes
-from gpuops.agent.node import Node, log, open_append, parse_node, program_argv, write_json
+from gpuops.agent.node import Node, NodeSettings, log, open_append, parse_node, program_argv, write_json
 from gpuops.agent.processes import find_process
 from gpuops.agent.result_storage import end_after_upload
 from gpuops.agent.result_storage.wait_for_download import HeldRuns
@@ -160,6 +160,12 @@ class Watchdog:
             self._lease = lease_clock.parse_lease(document)
         return self._lease
 
+    def _read_settings(self) -> NodeSettings:
+        """The settings as they are; what was read last, where their file is gone."""
+        if self._node.settings_document():
+            self._settings = self._node.settings()
+        return self._settings
+
     def _has_ended(self) -> bool:
         """Whether the node was ended."""
         return os.path.exists("ended.json")
@@ -245,7 +251,7 @@ class Watchdog:
         log(f"ending this node: {why}")
         self._end_processes("lease", why, "graceful", FAREWELL_LIMIT_S)
         self._note_end(why)
-        argv = self._settings.end
+        argv = self._read_settings().end
         if argv:
             self._move_boot_end()
         while argv and not run_end_command(argv):
@@ -255,7 +261,7 @@ class Watchdog:
     def _move_boot_end(self) -> None:
         """Let the watchdog that came with the machine end it, should we fail or its container restart."""
         now, hard_wall = time.time(), self._read_lease().hard_wall
-        lease_clock.move_boot_end(self._settings.boot_watch, now if hard_wall is None else min(now, hard_wall))
+        lease_clock.move_boot_end(self._read_settings().boot_watch, now if hard_wall is None else min(now, hard_wall))
 
     def _terminated_within(self, seconds: float) -> bool:
         deadline = time.monotonic() + seconds
