@@ -118,5 +118,9 @@ class HostAgent:
         except NodeRefused as error:
             if error.kind != RefusalKind.NO_AGENT:
                 raise
-        self.install(bootstrap.build_agent(self._cache)[0])
+        try:
+            artefact, _ = bootstrap.build_agent(self._cache)
+        except OSError as error:
+            raise NodeError(f"no agent can be brought: {error}", f"see that {self._cache} can be written") from error
+        self.install(artefact)
         return bootstrap.call_agent_mode(self._connection, argv)

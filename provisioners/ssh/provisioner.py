@@ -17,7 +17,6 @@ from typing import TypeVar
 from gpuops.core.account_variables import OURS
 from gpuops.core.errors import (
     ConnectionLost,
-    GpuopsError,
     NodeError,
     NodeRefused,
     Partial,
@@ -300,12 +299,12 @@ class _Ending(threading.Thread):
     def __init__(self, work: Callable[[], None]) -> None:
         super().__init__(daemon=True, name="end of a node")
         self._work = work
-        self.error: GpuopsError | None = None
+        self.error: Exception | None = None
 
     def run(self) -> None:
         try:
             self._work()
-        except GpuopsError as error:
+        except Exception as error:  # whoever asks for this end again hears of it
             self.error = error
 
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import base64
+import errno
 import stat
 from pathlib import Path
 
@@ -11,6 +12,7 @@ import pytest
 from gpuops.core.errors import ConnectionLost, Rejected, Unknown, UsageError
 from gpuops.core.models import Intent, Request, ResourceState
 from gpuops.core.provider import Context
+from gpuops.nodes import bootstrap
 from gpuops.nodes.bootstrap import MachineProbe
 from gpuops.transport import ssh
 from gpuops.transport.ssh import Target
@@ -174,6 +176,26 @@ def test_where_no_agent_can_be_brought_either_that_is_said(known: tuple[FakeHost
     there.takes_agents = False
     with pytest.raises(Unknown, match=r"the agent cannot be put on root@a: .*Read-only file system"):
         hosts.list_owned("0badcafe", [])
+
+
+@pytest.mark.parametrize(("broken", "said"), [
+    ("build_agent", "no agent can be brought: [Errno 30] Read-only file system"),
+    ("install_agent", "[Errno 30] Read-only file system"),
+])  # fmt: skip
+def test_an_end_that_fails_in_its_thread_is_told(
+    known: tuple[FakeHost, SshProvisioner], monkeypatch: pytest.MonkeyPatch, broken: str, said: str
+) -> None:
+    there, hosts = known
+    nodes = hosts.list_owned("0badcafe", [])
+    there.agents.clear()
+
+    def refuse(*_: object) -> None:
+        raise OSError(errno.EROFS, "Read-only file system")
+
+    monkeypatch.setattr(bootstrap, broken, refuse)
+    with pytest.raises((Rejected, OSError)) as caught:
+        hosts.destroy(nodes)
+    assert str(caught.value) == said
 
 
 def test_a_host_that_is_away_may_be_forgotten(known: tuple[FakeHost, SshProvisioner]) -> None:
