@@ -134,8 +134,8 @@ def _run_attempt(attempt: RunAttempt) -> JobOutcome:
     except HandOver:
         hand_over(ctx, session)
         raise
-    except TakenOver:
-        return _leave_to_guard(ctx, session)
+    except TakenOver as taken:
+        return _leave_to_guard(ctx, session, taken.run)
     except BaseException as error:
         ctx.signals.backward()
         if attempt.owns_cluster and taken_over.is_cluster_taken(ctx, session.row):
@@ -193,9 +193,9 @@ def _may_start_again(ctx: Context, session: ClusterSession, outcome: JobOutcome)
     return False
 
 
-def _leave_to_guard(ctx: Context, session: ClusterSession) -> JobOutcome:
+def _leave_to_guard(ctx: Context, session: ClusterSession, ours: RunRow | None = None) -> JobOutcome:
     """What the guard took over while this command was stopped is not touched."""
-    code, run, say = taken_over.describe_takeover(ctx, session.row)
+    code, run, say = taken_over.describe_takeover(ctx, session.row, ours)
     document = {"run": run.name, "home": str(run.home)} if run else {}
     return JobOutcome(code, {**document, "cluster": session.row.name, "taken_over": True, "exit_code": code}, [say])
 

@@ -12,7 +12,12 @@ from gpuops.ledger.store import ClusterRow, LedgerUnwritable, RowGone, RunRow
 
 
 class TakenOver(Interrupted):
-    """What this command had begun is the guard's."""
+    """A run of this command is the guard's."""
+
+    def __init__(self, run: RunRow) -> None:
+        say = f"the guard goes on with {run.name}, since this command was stopped"
+        super().__init__(say, f"gpuops logs {run.name} -f")
+        self.run = run
 
 
 def check_run(ctx: Context, run: RunRow) -> None:
@@ -24,7 +29,7 @@ def check_run(ctx: Context, run: RunRow) -> None:
             return
     except (LedgerUnwritable, RowGone):
         return  # a full disk takes nothing over
-    raise TakenOver(f"the guard goes on with {run.name}, since this command was stopped", f"gpuops logs {run.name} -f")
+    raise TakenOver(run)
 
 
 def is_cluster_taken(ctx: Context, row: ClusterRow) -> bool:
@@ -37,9 +42,9 @@ def is_cluster_taken(ctx: Context, row: ClusterRow) -> bool:
         return False
 
 
-def describe_takeover(ctx: Context, row: ClusterRow) -> tuple[int, RunRow | None, str]:
-    """Exit code, run and sentence of a command whose cluster, or whose run on it, was taken over."""
-    runs = ctx.ledger.runs(cluster=row.id)
+def describe_takeover(ctx: Context, row: ClusterRow, ours: RunRow | None = None) -> tuple[int, RunRow | None, str]:
+    """Exit code, run and sentence of a command whose run `ours` was taken over, or its cluster with all runs on it."""
+    runs = [ctx.ledger.run(ours.id)] if ours else ctx.ledger.runs(cluster=row.id)
     run = runs[-1] if runs else None
     if run is None:
         return Interrupted.exit_code, None, f"the guard ends {row.name}, since this command was stopped"

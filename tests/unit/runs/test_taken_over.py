@@ -84,9 +84,11 @@ def test_what_the_guard_has_finished_is_told_with_its_verdict(
     stop_for_long(monkeypatch)
     verdict = Verdict(VerdictOutcome.FAILED, 1, "rank 3 exited with 7")
     world.ledger.set_run(run.id, state="home", owner_process=None, verdict=verdict)
-    with pytest.raises(TakenOver):
+    world.ledger.add_run(stem="toy", cluster=row.id, folder=world.folder, tree="project", request={}, facts={},
+                         owner_process=GUARD, now=1.0)  # fmt: skip
+    with pytest.raises(TakenOver) as taken:  # and another terminal has begun a run on a cluster that stays
         taken_over.check_run(world, run)
-    code, _, say = taken_over.describe_takeover(world, row)
+    code, _, say = taken_over.describe_takeover(world, row, taken.value.run)
     assert code == 1
     home = f"results are in {run.home}"
     assert say == f"the guard finished toy-1 while this command was stopped; {home}\nrank 3 exited with 7"
