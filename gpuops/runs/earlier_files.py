@@ -166,7 +166,8 @@ class Launch:
     outs: Sequence[str]
     is_training: bool
     """Whether its nodes work together on one thing: `train`, and not `run`."""
-    resumes: bool
+    resumes: str
+    """The run whose files were put back; empty for none."""
 
 
 def prepare_start(ctx: Context, launch: Launch, progress: Progress) -> None:
@@ -179,6 +180,10 @@ def prepare_start(ctx: Context, launch: Launch, progress: Progress) -> None:
     start = decide_start(nodes, list(rows))
     if launch.is_training:
         _drop_outdated(launch, nodes, start.outdated, rows)
+    if launch.resumes and (newer := [one for one in start.files if rows[one[1]].id > rows[launch.resumes].id]):
+        there = f"later than {launch.resumes}, and on the nodes: {_describe(newer)}"
+        remove = f"where that shall not be, remove it: gpuops ssh {launch.row.facts.text('cluster')}"
+        ctx.out.say(f"note: {there}; a script that takes the newest goes on from it; {remove}")
     if start.uneven and not launch.is_training:
         ctx.out.say(f"note: {_describe_uneven(start.uneven)}; {TWO_WAYS}")
     elif start.uneven and (start.is_one_state or launch.resumes):

@@ -195,7 +195,7 @@ def _prepare_nodes(
         meeting = find_rendezvous(ctx, session, request.nodes, alone=is_alone)
     start = earlier_files.Launch(
         clients[:1] if request.kind == "command" and not request.all_nodes else clients,
-        name, row, request.outs, is_training=request.kind == "torchrun", resumes=bool(request.resume),
+        name, row, request.outs, is_training=request.kind == "torchrun", resumes=request.resume or "",
     )  # fmt: skip
     afresh = sending.fresh and not request.resume  # both: a retry, which goes on from the attempt before
     if afresh:  # before the push, which writes again what a run had changed of it

@@ -161,8 +161,8 @@ class World:
             sha256 = staging.create("file", io.BytesIO(text.encode()), len(text), mtime_ns=mtime_ns)
             assert out.publish([Arrival(node, "a.pt", (len(text), mtime_ns), sha256, "file")], staging) == []
 
-    def launch(self, *nodes: Node, training: bool = True) -> Launch:
-        return Launch(cast(Any, nodes), "project", cast(Any, self.row), (), is_training=training, resumes=False)
+    def launch(self, *nodes: Node, training: bool = True, resumes: str = "") -> Launch:
+        return Launch(cast(Any, nodes), "project", cast(Any, self.row), (), is_training=training, resumes=resumes)
 
 
 @pytest.fixture
@@ -189,6 +189,16 @@ def test_whether_every_node_finds_the_same_is_said(world: World) -> None:
         "finds a.pt of one-1 (each node its own) to go on from; start afresh: --fresh",
         "finds r0.pt of one-1, r1.pt of one-1 (each node its own) to go on from; start afresh: --fresh",
     ]
+
+
+def test_what_a_later_run_than_the_resumed_one_left_is_named(world: World) -> None:
+    prepare_start(world.ctx, world.launch(Node(SNAPSHOT), resumes="one-1"), Silent())
+    assert world.said == []
+    prepare_start(
+        world.ctx, world.launch(Node(SNAPSHOT, ("step20.pt", 5, 9, "two-1", False)), resumes="one-1"), Silent()
+    )
+    ways = "a script that takes the newest goes on from it; where that shall not be, remove it: gpuops ssh lab"
+    assert world.said == [f"note: later than one-1, and on the nodes: step20.pt of two-1; {ways}"]
 
 
 def test_a_command_on_every_node_is_not_refused_and_changes_nothing(world: World) -> None:
