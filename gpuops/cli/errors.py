@@ -50,10 +50,10 @@ def explain_parser_error(error: Exception, arguments: Sequence[str], commands: S
         name, known = str(getattr(error, "option_name", "")), list(error.possibilities or ())
         if command == "train" and torchrun_flag(name):
             say = f"{name} is a flag of torchrun, which gpuops train starts by itself"
-            return say, f"type: {_sorted_line(context)}"
+            return say, f"type: {sorted_line(context)}"
         if command == "train" and not _nearest(name, known) and len(arguments) > 1:
             rule = PASSED[command].partition(": ")[0]
-            return f"there is no option {name}", f"{rule}: {_sorted_line(context)}"
+            return f"there is no option {name}", f"{rule}: {sorted_line(context)}"
         ran = " ".join(arguments[1:]) if command == "run" and not "".join(arguments[1:2]).startswith("-") else ""
         return f"there is no option {name}{_nearest(name, known)}", _separator_hint(
             command, arguments, ran
@@ -65,7 +65,7 @@ def explain_parser_error(error: Exception, arguments: Sequence[str], commands: S
     return say, MODES_HINT if command == "train" and say == "MODE is missing" else help_line
 
 
-def _sorted_line(context: Any) -> str:
+def sorted_line(context: Any) -> str:
     """The typed line of `train` with each word where it belongs."""
     takes_value = {
         name: not getattr(parameter, "is_flag", False)
@@ -94,7 +94,7 @@ def _separator_hint(command: str, arguments: Sequence[str], theirs: str) -> str:
 def explain_unknown_mode(mode: str, context: Any) -> tuple[str, str]:
     """`(say, hint)` where `train` was given something else as its mode; a script in its place gets the whole line to
     type."""
-    hint = f"{MODE_FIRST}: {_sorted_line(context)}" if mode.endswith(".py") else MODES_HINT
+    hint = f"{MODE_FIRST}: {sorted_line(context)}" if mode.endswith(".py") else MODES_HINT
     return f"'{mode}' is neither single, multigpu nor multinode", hint
 
 

@@ -7,7 +7,7 @@ from typing import Annotated, Literal
 import typer
 
 from gpuops.cli import completion
-from gpuops.cli.errors import explain_unknown_mode
+from gpuops.cli.errors import explain_unknown_mode, sorted_line
 from gpuops.cli.flags import Json, LaunchFlags, MachineFlags, Yes, with_flags
 from gpuops.cli.help import WORDS, TakesArguments, TakesCommand, example_help, passed_words
 from gpuops.cli.launch import CommandLine, launch
@@ -78,7 +78,10 @@ def train(
     if empty := [name for name in given if not named[name]]:
         raise UsageError(f"{empty[0]} is empty", "name what to train, or leave it out")
     if len(given) > 1:
-        raise UsageError(f"{' and '.join(given)} exclude each other", "name one thing to train")
+        hint = "name one thing to train"
+        if script and not script.endswith(".py"):  # an argument of the module's or workload's
+            hint += f"; what belongs to it stands behind `--`: {sorted_line(context)}"
+        raise UsageError(f"{' and '.join(given)} exclude each other", hint)
     if not given:
         workload = workloads_and_data.DEFAULT_WORKLOAD
 

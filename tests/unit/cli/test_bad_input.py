@@ -183,6 +183,10 @@ ROWS = [
         "leave out one of them"),
     Row("script and workload", (*TRAIN, "a.py", "--workload", "toy"), "SCRIPT and --workload exclude each other",
         "name one thing to train"),
+    Row("a module, and its arguments", ("train", "multinode", "--nodes", "2", "-m", "pkg", "50"),
+        "SCRIPT and -m exclude each other",
+        "name one thing to train; what belongs to it stands behind `--`: "
+        "gpuops train multinode --nodes 2 -m pkg -- 50"),
     Row("a GPU to rent here", ("up", "local", "--gpu-type", "h100"),
         "--gpu-type says which machine to rent, and local nodes are this machine",
         "leave out --gpu-type, or name another provider"),
