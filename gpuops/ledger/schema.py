@@ -9,6 +9,7 @@ import os
 import re
 import sqlite3
 import time
+from contextlib import closing
 from functools import partial
 from pathlib import Path
 
@@ -111,8 +112,31 @@ def connect(path: Path) -> sqlite3.Connection:
 
 
 def open_for_reading(path: Path) -> sqlite3.Connection:
-    """The file as it is: nothing is written, beside it neither. Raises sqlite3.Error."""
-    return sqlite3.connect(f"{path.absolute().as_uri()}?mode=ro", uri=True, timeout=BUSY_S, isolation_level=None)
+    """The file as it is: nothing is written, beside it neither. Raises sqlite3.Error, OSError."""
+    db = sqlite3.connect(f"{path.absolute().as_uri()}?mode=ro", uri=True, timeout=BUSY_S, isolation_level=None)
+    try:
+        db.execute("PRAGMA user_version")
+    except sqlite3.Error as error:
+        db.close()
+        if getattr(error, "sqlite_errorcode", 0) != sqlite3.SQLITE_READONLY_ROLLBACK:
+            raise
+        return _roll_back_copy(path)
+    return db
+
+
+def _roll_back_copy(path: Path) -> sqlite3.Connection:
+    """The ledger in memory, as it was before a change that a crash has cut off, as where a disk fails and is read-only
+    from then on: what the journal beside it undoes cannot be undone there."""
+    import shutil
+    import tempfile
+
+    db = sqlite3.connect(":memory:", isolation_level=None)
+    with tempfile.TemporaryDirectory() as folder:
+        for name in (path.name, f"{path.name}-journal"):
+            shutil.copyfile(path.with_name(name), os.path.join(folder, name))
+        with closing(sqlite3.connect(os.path.join(folder, path.name))) as copy:
+            copy.backup(db)
+    return db
 
 
 def connect_read_only(path: Path) -> sqlite3.Connection:

@@ -177,7 +177,7 @@ def providers_in(home: Path) -> set[str] | None:
             return {check_text(row[0]) for row in db.execute("SELECT DISTINCT provider FROM clusters")}
         finally:
             db.close()
-    except (sqlite3.Error, ValueError, TypeError):
+    except (sqlite3.Error, OSError, ValueError, TypeError):
         return None
 
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import shutil
 import sqlite3
 from collections.abc import Iterator
 from functools import partial
@@ -139,6 +140,28 @@ def test_where_no_ledger_is_an_empty_one_is_read_and_none_is_made(tmp_path: Path
         reader.add_notice("more")
     reader.close()
     assert list(tmp_path.iterdir()) == []
+
+
+def test_a_change_that_was_cut_off_before_its_disk_became_read_only_is_not_seen(ledger: Ledger, tmp_path: Path) -> None:
+    """Its journal lies beside it, and cannot be carried out there."""
+    row = intend(ledger)
+    for number in range(200):
+        ledger.add_notice(f"{number} " + "x" * 1000)
+    (tmp_path / "cut").mkdir()
+    ledger.db.execute("PRAGMA cache_size = 2")
+    ledger.db.execute("BEGIN IMMEDIATE")
+    ledger.db.execute("UPDATE clusters SET state = 'ending'")
+    ledger.db.execute("UPDATE notices SET say = 'y' || say")
+    for name in (FILE, f"{FILE}-journal"):
+        shutil.copyfile(tmp_path / name, tmp_path / "cut" / name)
+    ledger.db.execute("ROLLBACK")
+    before = {path.name: path.read_bytes() for path in (tmp_path / "cut").iterdir()}
+    reader = Ledger.open_read_only(tmp_path / "cut")
+    assert reader.cluster(row).state == "creating"
+    with pytest.raises(LedgerUnwritable):
+        reader.add_notice("more")
+    reader.close()
+    assert {path.name: path.read_bytes() for path in (tmp_path / "cut").iterdir()} == before
 
 
 def overwrite(path: Path) -> None:
