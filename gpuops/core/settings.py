@@ -308,7 +308,7 @@ def home(environ: Mapping[str, str], *, make: bool = True) -> Path:
     if not path.is_absolute():
         name, value = ("GPUOPS_HOME", given) if given else ("HOME", environ.get("HOME"))
         raise UsageError(f"{name} is '{value}', which is not an absolute path", "give the whole path, from / on")
-    if not make and not os.path.lexists(path):
+    if not make and _is_absent(path):
         return path
     try:
         path.mkdir(mode=0o700, parents=True, exist_ok=True)
@@ -335,6 +335,21 @@ def home(environ: Mapping[str, str], *, make: bool = True) -> Path:
             f"chmod go-w {opened}, or set GPUOPS_HOME to a folder elsewhere",
         )
     return path
+
+
+def _is_absent(path: Path) -> bool:
+    """Raises UsageError where that cannot be seen, as without a ticket for a home behind a network: what is up may be
+    noted there."""
+    try:
+        os.lstat(path)
+    except (FileNotFoundError, NotADirectoryError):
+        return True
+    except OSError as error:
+        raise UsageError(
+            f"gpuops cannot look into its folder {path}: {_reason(error)}",
+            "what is up is noted there, and in no other folder: make it readable first",
+        ) from error
+    return False
 
 
 def can_write(home: Path) -> bool:

@@ -168,6 +168,13 @@ def test_who_only_looks_makes_neither_home_nor_owner(tmp_path: Path) -> None:
     assert can_write(made)
 
 
+def test_a_home_that_cannot_be_seen_is_no_new_one(tmp_path: Path) -> None:
+    """What is up may be noted there."""
+    (tmp_path / "loop").symlink_to("loop")
+    with pytest.raises(UsageError, match=r"gpuops cannot look into its folder .*/loop/\.gpuops: Too many levels"):
+        home({"HOME": str(tmp_path / "loop")}, make=False)
+
+
 def test_a_home_that_cannot_be(tmp_path: Path) -> None:
     (tmp_path / "file").write_text("")
     for given, say in (
