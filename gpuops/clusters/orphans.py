@@ -221,7 +221,7 @@ def forget_host(ctx: Context, host: str) -> str:
         try:
             provisioner = ctx.provisioner(name)
             if provisioner.forget(host):
-                return f"{host} is forgotten; should it come back, remove ~/.gpuops-{ctx.owner} there by hand"
+                return f"{host} is forgotten; what may still be there of ours goes by hand: ~/.gpuops-{ctx.owner}*"
         except UsageError:
             continue  # a provisioner that cannot be loaded knows no hosts
     raise UsageError(f"nothing of ours is known to be on {host}", "`gpuops reap` names the hosts that do not answer")
