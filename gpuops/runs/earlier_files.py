@@ -45,7 +45,6 @@ MAX_NAMED = 2
 """Files that one sentence names."""
 LARGE_BYTES = 1_000_000_000
 """What is announced before it is sent: machines that are rented may bill for hours meanwhile."""
-EACH_ITS_OWN = "each node its own"
 FRESH_HINT = "start afresh: --fresh"
 TWO_WAYS = "put one run's files on every node: --resume RUN; or start without what earlier runs made: --fresh"
 
@@ -201,7 +200,9 @@ def prepare_start(ctx: Context, launch: Launch, progress: Progress) -> None:
     elif start.uneven:
         raise UsageError(f"the nodes have files of different runs: {_describe_uneven(start.uneven)}", TWO_WAYS)
     elif start.files and not launch.resumes:
-        where = "on node0" if len(nodes) == 1 else "on every node" if is_alike(nodes, start, rows) else EACH_ITS_OWN
+        where = (
+            "on node0" if len(nodes) == 1 else "on every node" if is_alike(nodes, start, rows) else "each node its own"
+        )
         ctx.out.say(f"finds {_describe(start.files)} ({where}) to go on from; {FRESH_HINT}")
 
 
@@ -322,7 +323,11 @@ def _even_out(
             for node in one.lacking:
                 by_run.setdefault(one.run, {}).setdefault(node, {})[one.path] = place
     for run, chosen in by_run.items():
-        put_files(launch.tree, rows[run], [(launch.clients[node], files) for node, files in chosen.items()])
+        try:
+            put_files(launch.tree, rows[run], [(launch.clients[node], files) for node, files in chosen.items()])
+        except NodeRefused as refusal:  # a link is in the way: a folder on a larger disk, say
+            refusal.hint = f"{refusal.hint}; or {FRESH_HINT}"
+            raise
     return kept
 
 

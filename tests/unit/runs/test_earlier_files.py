@@ -191,6 +191,16 @@ def test_whether_every_node_finds_the_same_is_said(world: World) -> None:
     ]
 
 
+def test_a_node_that_cannot_take_it_leaves_a_way_on(world: World, monkeypatch: pytest.MonkeyPatch) -> None:
+    def refuse(*_: object) -> None:
+        raise NodeRefused("'outputs/a.pt' cannot be written: 'outputs' is a link", "move it away", "outside")
+
+    monkeypatch.setattr("gpuops.runs.earlier_files.put_files", refuse)
+    with pytest.raises(NodeRefused) as caught:
+        prepare_start(world.ctx, world.launch(Node(SNAPSHOT), Node()), Silent())
+    assert caught.value.hint == "move it away; or start afresh: --fresh"
+
+
 def test_what_a_later_run_than_the_resumed_one_left_is_named(world: World) -> None:
     prepare_start(world.ctx, world.launch(Node(SNAPSHOT), resumes="one-1"), Silent())
     assert world.said == []
