@@ -69,7 +69,7 @@ def explain_choice(offers: Sequence[Offer]) -> str:
     first = offers[0]
     cheapest = first.per_hour <= min(offer.per_hour for offer in offers)
     why = str(first.data.get("why") or ("the cheapest" if cheapest else f"what {first.provider} puts first"))
-    return f"the first is tried first: {why}; the next ones follow where it cannot be had"
+    return f"the top one is tried first: {why}; the next ones follow where it cannot be had"
 
 
 def order_avoided_last(offers: Sequence[Offer], avoided: Sequence[str]) -> list[Offer]:

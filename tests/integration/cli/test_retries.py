@@ -93,7 +93,7 @@ def test_it_goes_on_elsewhere_from_what_came_home(fairground: Shell) -> None:
     assert command.returncode == 0, err
     assert "node0 was reclaimed; retry 1 of 2: looking for machines elsewhere than east\n" in err
     assert f"node0 is gone: {fair.WHY}\n" in err
-    assert "the first is tried first: the best elsewhere than east" in err
+    assert "the top one is tried first: the best elsewhere than east" in err
     assert "1 file of python3-1 put back on every node\n" in err
     assert fair.asked(tents(fairground)) == ["east", "west"]
     document = json.loads(out)

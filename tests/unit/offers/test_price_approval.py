@@ -187,14 +187,14 @@ def test_offers_are_a_table_in_the_order_of_trying() -> None:
 def test_the_choice_is_explained() -> None:
     after = "; the next ones follow where it cannot be had"
     assert (
-        offer_table.explain_choice([offer(0, 1.0), offer(1, 2.0)]) == f"the first is tried first: the cheapest{after}"
+        offer_table.explain_choice([offer(0, 1.0), offer(1, 2.0)]) == f"the top one is tried first: the cheapest{after}"
     )
     assert (
         offer_table.explain_choice([offer(0, 3.0), offer(1, 2.0)])
-        == f"the first is tried first: what scripted puts first{after}"
+        == f"the top one is tried first: what scripted puts first{after}"
     )
     told = offer_table.explain_choice([offer(0, 3.0, why="the last with NVLink"), offer(1, 2.0)])
-    assert told == f"the first is tried first: the last with NVLink{after}"
+    assert told == f"the top one is tried first: the last with NVLink{after}"
     assert offer_table.explain_choice([offer(0, 1.0)]) == ""
 
 
@@ -301,7 +301,7 @@ def test_what_there_is_is_shown_before_the_one_question(there: tuple[Cloud, Cont
         "OFFER    $/H",
         "offer 0  $2.00",
         "offer 1  $2.00",
-        "the first is tried first: the cheapest; the next ones follow where it cannot be had",
+        "the top one is tried first: the cheapest; the next ones follow where it cannot be had",
     ]
 
 
