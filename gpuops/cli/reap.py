@@ -56,7 +56,7 @@ def reap(
     ] = None,
     as_json: Json = False,
 ) -> None:
-    from gpuops.clusters import orphans
+    from gpuops.clusters import orphans, other_owners
     from gpuops.clusters.adoption import adopt_all, adoption_document
     from gpuops.ledger.store import LedgerTooNew
 
@@ -86,8 +86,8 @@ def reap(
         ctx.out.say(f"{name} is gone: its provider lists nothing of it")
     for said in [] if ctx.read_only else orphans.clear_departing(ctx):
         ctx.out.say(said)
-    others = orphans.find_other_owners(ctx)
-    for said in orphans.describe_other_owners(others):
+    others = other_owners.find_other_owners(ctx)
+    for said in other_owners.describe_other_owners(others):
         ctx.out.say(f"note: {said}")
     if not others:
         report_new_home(ctx)

@@ -58,7 +58,7 @@ def up(
         machine_request,
         parse_provider_options,
     )
-    from gpuops.clusters import creation
+    from gpuops.clusters import available_offers, creation
     from gpuops.offers import offer_table
 
     if provider.startswith("-"):
@@ -73,7 +73,7 @@ def up(
         check_name(name)
     report_news(ctx)
     if dry_run:
-        offers, payer = creation.preview_offers(ctx, request, lease_limits(machine))
+        offers, payer = available_offers.preview_offers(ctx, request, lease_limits(machine))
         documents = [dataclasses.asdict(offer) | {"per_hour": offer.per_hour} for offer in offers]
         width = ctx.out.columns(ctx.out.out)
         paid = dataclasses.asdict(payer) if payer else None

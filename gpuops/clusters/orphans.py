@@ -13,14 +13,12 @@ from gpuops.clusters.teardown import (
     POLL_S,
     POLL_SLOW_S,
     describe_shutdown,
-    find_auth_failure,
     forget_cluster,
     is_costless,
     list_remaining,
     select_resources,
-    still_billing_error,
-    suggest_command,
 )
+from gpuops.clusters.teardown_errors import find_auth_failure, still_billing_error, suggest_command
 from gpuops.core.context import Context
 from gpuops.core.errors import (
     AuthFailed,
@@ -32,7 +30,7 @@ from gpuops.core.errors import (
     StillBilling,
     UsageError,
 )
-from gpuops.core.format import first_few, money
+from gpuops.core.format import first_few
 from gpuops.core.models import Resource
 from gpuops.core.polling import Poller
 from gpuops.ledger.rows import ClusterState, RunState
@@ -114,34 +112,6 @@ def find_resources(
             if (orphan.resource.kind, orphan.resource.id) not in known
         ]
     return orphans, unasked
-
-
-def find_other_owners(ctx: Context) -> list[Orphan]:
-    """Resources with other owners' marks: a colleague's in the same account, or those of a home that was lost. A
-    provider that does not answer is `find_resources`' to report."""
-    found: list[Orphan] = []
-    for name in registry.provider_names():
-        try:
-            found += [Orphan(name, resource) for resource in ctx.provisioner(name).list_every_owner()]
-        except Partial as error:
-            found += [Orphan(name, resource) for resource in error.found]
-        except GpuopsError:
-            continue
-    return [orphan for orphan in found if orphan.owner != ctx.owner]
-
-
-def describe_other_owners(orphans: Sequence[Orphan]) -> list[str]:
-    """A sentence for each owner: what there is, what it costs, and the command that ends it."""
-    sentences = []
-    for owner in dict.fromkeys(orphan.owner for orphan in orphans):
-        resources = [orphan.resource for orphan in orphans if orphan.owner == owner]
-        price = sum(resource.per_hour for resource in resources if resource.bills)
-        bill = f" ({money(price)}/h)" if price else ""
-        sentences.append(
-            f"{first_few([resource.name for resource in resources], 3)}{bill}: another home's, or one's that was lost; "
-            f"if it is yours, `gpuops reap --owner {owner}` ends it"
-        )
-    return sentences
 
 
 def _find_by_dotenv_key(ctx: Context, name: str, owner: str) -> list[Orphan]:

@@ -13,6 +13,7 @@ from collections.abc import Collection, Sequence
 from contextlib import suppress
 from dataclasses import dataclass
 
+from gpuops.clusters.teardown_errors import find_auth_failure, still_billing_error, suggest_after_down
 from gpuops.core.context import Context
 from gpuops.core.errors import (
     AuthFailed,
@@ -23,7 +24,7 @@ from gpuops.core.errors import (
     Rejected,
     StillBilling,
 )
-from gpuops.core.format import money, plural, span
+from gpuops.core.format import plural, span
 from gpuops.core.models import COSTLESS, Resource, ResourceState
 from gpuops.core.parallel import on_each
 from gpuops.core.polling import Poller
@@ -174,19 +175,8 @@ def destroy_cluster(
     remaining = teardown.remaining
     remaining = [] if is_costless(remaining) else [resource for resource in remaining if resource.state not in COSTLESS]
     offered = row.offered_per_hour if remaining or ctx.ledger.has_open_intents(row.id) else 0.0
-    hint = _suggest_after_down(row, error, is_rented=is_rented(provisioner), force=force)
+    hint = suggest_after_down(row, error, is_rented=is_rented(provisioner), force=force)
     raise still_billing_error(remaining, offered, error.message if error else "", row.name, hint) from error
-
-
-def _suggest_after_down(row: ClusterRow, error: ProviderError | None, *, is_rented: bool, force: bool) -> str:
-    """What to type after a teardown that failed: for hosts of the user's own, what makes an end of it."""
-    down = f"gpuops down {row.name}"
-    if is_rented and force and not find_auth_failure(error):
-        return "the guard goes on ending it; what is left: gpuops status --cloud"
-    if is_rented or find_auth_failure(error):
-        return suggest_command(down, error)
-    mend = f"{error.hint}; or " if isinstance(error, Rejected) and error.hint else ""
-    return f"{mend}give up what cannot be ended: {down} --force"
 
 
 class _Teardown:
@@ -379,32 +369,3 @@ def select_by_tag(resources: Sequence[Resource], owner: str, cluster: str) -> li
         if resource.name.startswith(prefix) and "-" not in resource.name[len(prefix) :]
     ]
     return sort_by_node(selected)
-
-
-def find_auth_failure(error: BaseException | None) -> AuthFailed | None:
-    """The refused credentials that an error comes from, if it does."""
-    while error is not None and not isinstance(error, AuthFailed):
-        error = error.__cause__
-    return error
-
-
-def suggest_command(command: str, error: BaseException | None) -> str:
-    """What to type next; first what mends the error: what makes a provider take the credentials, where it is these
-    that it refuses, else its own hint, where a retry alone would not help."""
-    refused = find_auth_failure(error) or (error if isinstance(error, Rejected) else None)
-    return f"{refused.hint}; then: {command}" if refused and refused.hint else command
-
-
-def still_billing_error(
-    remaining: Sequence[Resource], offered: float, trouble: str, otherwise: str, command: str
-) -> StillBilling:
-    """The error that names what may still be there, its price per hour, why, and the next command.
-
-    `otherwise`: what to name where nothing is known by name. The price is the resources' own, else `offered` ($/h).
-    """
-    names = ", ".join(resource.name for resource in remaining) or otherwise
-    price = sum(resource.per_hour for resource in remaining if resource.bills)
-    if not price and (any(resource.bills for resource in remaining) or not remaining):
-        price = offered
-    bill = f" and bill {money(price)}/h" if price else ""
-    return StillBilling(f"{names} may still be there{bill}" + (f": {trouble}" if trouble else ""), command)

@@ -12,7 +12,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
-from gpuops.clusters import creation
+from gpuops.clusters import available_offers
 from gpuops.commands.plan import Plan, Size
 from gpuops.core.context import Context
 from gpuops.core.models import Offer, Payer
@@ -145,7 +145,7 @@ def _preview_cluster(ctx: Context, plan: Plan) -> ClusterPreview:
     if row is not None:
         gpus, notes = _gpus_of_nodes(ctx, row, plan.size)
         return ClusterPreview(gpus, row.name, notes)
-    offers, payer = creation.preview_offers(ctx, plan.job.machines, plan.job.wish)
+    offers, payer = available_offers.preview_offers(ctx, plan.job.machines, plan.job.wish)
     return ClusterPreview([offers[0].gpus] * plan.size.nodes, offers=offers, payer=payer)
 
 

@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from gpuops.clusters.teardown import describe_shutdown, still_billing_error, tear_down
+from gpuops.clusters.teardown import describe_shutdown, tear_down
+from gpuops.clusters.teardown_errors import still_billing_error
 from gpuops.core.context import Context
 from gpuops.core.errors import GpuopsError, Interrupted, NodeError, worst_exit_code
 from gpuops.core.format import plural, span

@@ -309,7 +309,8 @@ class CloudReport:
 
 def list_cloud(ctx: Context) -> CloudReport:
     """Ask the providers for resources with our tag, and for those of other owners. Works without a ledger."""
-    from gpuops.clusters.orphans import describe_other_owners, find_other_owners, find_resources, select_orphans
+    from gpuops.clusters.orphans import find_resources, select_orphans
+    from gpuops.clusters.other_owners import describe_other_owners, find_other_owners
 
     idle: list[UncheckedProvider] = []
     listed, unchecked = find_resources(ctx, idle)

@@ -17,6 +17,7 @@ signals       Ctrl-C, SIGTERM and SIGHUP as one command sees them
 parallel      the same work on several nodes at once
 polling       the clock, and waits with a deadline
 files         small files of gpuops' own, written whole
+safe_paths    which names of files that a node tells may be used
 safe_folder   files whose paths a node has named, written without following links
 git           questions to git that run nothing a repository names
 typed_paths   paths that a user types

@@ -25,12 +25,11 @@ from typing import Any, Protocol
 from gpuops.agent.wire_format import Whole
 from gpuops.core.errors import LocalDisk, NodeError
 from gpuops.core.platform import HERE, System, replace
+from gpuops.core.safe_paths import is_inside
 
 DISK_RESERVE_BYTES = 16 << 20
 """Bytes of the disk that no node's file takes: the record of the run needs room, too."""
 BLOCK_BYTES = 1 << 20
-MAX_PATH_CHARS, MAX_NAME_BYTES, MAX_PATH_DEPTH = 2048, 255, 100
-"""Limits of a node's path: characters, bytes of one name, folders. A longer path is hard to read or remove here."""
 LINK_IN_THE_WAY = "a link is in the way"
 HAS_HANDLES = {os.open, os.mkdir, os.unlink, os.rmdir, os.rename, os.stat} <= os.supports_dir_fd
 """Whether files can be named relative to an open folder. Windows cannot: there each folder on the way is checked just
@@ -43,46 +42,11 @@ NO_FOLDER_FLUSH = (errno.EINVAL, errno.ENOTSUP, errno.ENOSYS)
 JUNCTION = 0xA0000003
 """Windows' other kind of link (`IO_REPARSE_TAG_MOUNT_POINT`)."""
 NO_WAIT = getattr(os, "O_NONBLOCK", 0)  # a pipe in a file's place must not block us
-INVISIBLE = frozenset(
-    "\u200c\u200d\u200e\u200f\u202a\u202b\u202c\u202d\u202e\u206a\u206b\u206c\u206d\u206e\u206f\ufeff"
-)
-"""The list in git's `utf8.c`, `is_hfs_dotgit`."""
 
 
 class Readable(Protocol):
     def read(self, count: int, /) -> bytes:
         """At most `count` bytes; none at the end."""
-
-
-def is_inside(path: str) -> bool:
-    """Whether a node's path stays below its folder and is not `.git`, on any disk. A backslash is part of a name; on
-    Windows `System.stored` gives the file another name."""
-    try:
-        os.fsencode(path)
-    except ValueError:
-        return False  # no disk here can write that name
-    return "\0" not in path and not any(part in ("", ".", "..") or is_gits(part) for part in path.split("/"))
-
-
-def may_come(path: str) -> bool:
-    """Whether a node's file can lie here under that path, and be read and removed again."""
-    if not is_inside(path) or len(path) > MAX_PATH_CHARS:
-        return False
-    parts = os.fsencode(path).split(b"/")
-    return len(parts) <= MAX_PATH_DEPTH and max(map(len, parts)) <= MAX_NAME_BYTES
-
-
-def is_gits(part: str) -> bool:
-    """Whether some disk takes this name for `.git`; refused on every system, as by git.
-
-    Windows and macOS ignore case, trailing dots and blanks, what follows a colon, and (HFS+) invisible characters.
-    """
-    seen = part.lower()
-    if not part.isascii():
-        import unicodedata
-
-        seen = unicodedata.normalize("NFC", "".join(char for char in part if char not in INVISIBLE)).casefold()
-    return seen.partition(":")[0].rstrip(" .") in (".git", "git~1")
 
 
 @contextmanager

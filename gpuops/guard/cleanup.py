@@ -4,17 +4,16 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Mapping, Sequence
-from contextlib import closing, suppress
+from contextlib import suppress
 from itertools import islice
 
-from gpuops.agent.lease_clock import CLOCK_JUMP_S
 from gpuops.clusters.teardown import tear_down
 from gpuops.core.context import Context
 from gpuops.core.errors import ConnectionLost, GpuopsError, MalformedAnswer, NodeError
 from gpuops.core.polling import Poller
 from gpuops.core.provider import has_capability, is_rented
 from gpuops.core.reporting import Silent
-from gpuops.guard import lease_time
+from gpuops.guard.lease_check import has_expired
 from gpuops.ledger.rows import ClusterState, RunState
 from gpuops.ledger.store import ClusterRow, LedgerUnwritable, RowGone, RunRow
 from gpuops.nodes.session import ClusterSession, all_machines_ended, machines_of, open_session, watchdogs_ended
@@ -48,7 +47,7 @@ def clean_up(ctx: Context, cluster: int, *, saving: bool = True) -> None:
     """
     is_owned = _take_cluster(ctx, cluster)
     row = ctx.ledger.cluster(cluster)  # read after that: its former owner may have changed it
-    expired = _has_expired(ctx, row)
+    expired = has_expired(ctx, row)
     at_once = expired and not saving and is_rented(ctx.provisioner(row.provider))
     if row.state is ClusterState.GONE or not (is_owned or expired):
         return
@@ -63,56 +62,6 @@ def clean_up(ctx: Context, cluster: int, *, saving: bool = True) -> None:
         _tear_down(ctx, row, f"{row.name} reached the end of its lease and was ended, before all of it was home")
     else:
         _tend_live(ctx, row, expired)
-
-
-def _has_expired(ctx: Context, row: ClusterRow) -> bool:
-    """Whether a cluster has outlived its lease. Where this computer's clocks cannot tell, a node is asked, or the
-    provider what time it is; where none answers, the wall clock counts for a lease that was given before this boot."""
-    now = lease_time.read_clocks(ctx.clock)
-    first = lease_time.recall(ctx.home, row, now)
-    can_ask = row.state is ClusterState.UP
-    if not row.is_overdue(lease_time.lease_time(first, now, can_ask=can_ask)):
-        return False
-    if first is None or not can_ask or not first.is_in_doubt(now):
-        return True
-    told_s = _ask_nodes(ctx, row)
-    told_s = _ask_provider(ctx, row, first.end) if told_s is None else told_s
-    if told_s is None:
-        return row.is_overdue(lease_time.lease_time(first, now, can_ask=False))
-    left_s = min(told_s, first.end - row.created)  # no answer makes a lease longer than it was
-    if left_s <= 0:
-        return True
-    lease_time.write(ctx.home, row.id, lease_time.move_end(first, left_s, now))
-    if left_s > CLOCK_JUMP_S:
-        with suppress(GpuopsError):
-            ctx.ledger.add_notice(
-                f"{row.name} goes on: its lease is over by this computer's clock alone, which is wrong"
-            )
-    return False
-
-
-def _ask_nodes(ctx: Context, row: ClusterRow) -> float | None:
-    """Seconds until the first node's lease ends; None where none that has an end answers."""
-    try:
-        session = open_session(ctx, row, some=True)
-    except Exception:
-        return None  # whatever it is, nothing keeps an end from coming
-    with closing(session):
-        leases = [(hello.lease, skew) for hello, skew in zip(session.hellos, session.skews, strict=True) if hello]
-        ends = [lease.hard_wall + skew for lease, skew in leases if lease and lease.hard_wall is not None]
-        return min(ends) - ctx.clock.now() if ends else None
-
-
-def _ask_provider(ctx: Context, row: ClusterRow, end: float) -> float | None:
-    """Seconds until `end` by the provider's clock; None where that is not known."""
-    try:
-        provisioner = ctx.provisioner_of(row)
-        for machine in machines_of(ctx, row)[:1]:
-            provisioner.describe(machine)  # its answer tells the time
-        told = provisioner.provider_time()
-    except Exception:
-        return None
-    return None if told is None else end - told
 
 
 def _tend_live(ctx: Context, row: ClusterRow, expired: bool) -> None:

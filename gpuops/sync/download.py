@@ -16,7 +16,8 @@ from typing import TYPE_CHECKING, TypeVar
 from gpuops.core.errors import LocalDisk, MalformedAnswer, NodeError
 from gpuops.core.format import amount, first_few, plural
 from gpuops.core.parallel import on_each
-from gpuops.core.safe_folder import SafeFolder, local_errors, may_come
+from gpuops.core.safe_folder import SafeFolder, local_errors
+from gpuops.core.safe_paths import may_come
 from gpuops.sync.download_plan import (
     Listing,
     Sums,

@@ -21,7 +21,8 @@ from pathlib import PurePosixPath
 
 from gpuops.core.errors import NodeError
 from gpuops.core.platform import HERE, System
-from gpuops.core.safe_folder import SafeFolder, local_errors, may_come
+from gpuops.core.safe_folder import SafeFolder, local_errors
+from gpuops.core.safe_paths import may_come
 from gpuops.sync.merged_outputs_journal import DOCUMENT_FILE, JOURNAL_FILE, Journal
 from gpuops.sync.merged_outputs_record import (
     Arrival,

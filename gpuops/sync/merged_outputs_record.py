@@ -9,7 +9,7 @@ from dataclasses import dataclass, field
 from pathlib import PurePosixPath
 from typing import Any
 
-from gpuops.core.safe_folder import is_inside
+from gpuops.core.safe_paths import is_inside
 
 Stamp = tuple[int, int]
 """Size in bytes and mtime in ns."""

@@ -8,7 +8,7 @@ import re
 from collections.abc import Sequence
 from typing import Any
 
-from gpuops.clusters.creation import find_offers
+from gpuops.clusters.available_offers import find_offers
 from gpuops.commands.prove.fault_injection import ContractBroken
 from gpuops.commands.prove.sandbox import Sandbox, check_answer
 from gpuops.core.errors import GpuopsError, Interrupted, ProviderError, UsageError

@@ -19,7 +19,7 @@ from gpuops.clusters import adoption
 from gpuops.clusters.run_files_on_nodes import MTIME_MAX_NS, LaunchSpec, Traces, parse_spec
 from gpuops.commands.doctor.examine import read_document
 from gpuops.core.errors import ConnectionLost, MalformedAnswer
-from gpuops.core.safe_folder import may_come
+from gpuops.core.safe_paths import may_come
 from gpuops.nodes import bootstrap
 from gpuops.sync.log_mirror import mirror
 from gpuops.sync.merged_outputs import OutFolder

@@ -21,7 +21,8 @@ from hypothesis import strategies as st
 from gpuops.core import safe_folder
 from gpuops.core.errors import GpuopsError, NodeError, UsageError
 from gpuops.core.platform import System
-from gpuops.core.safe_folder import SafeFolder, is_gits, is_inside
+from gpuops.core.safe_folder import SafeFolder
+from gpuops.core.safe_paths import is_gits, is_inside
 from gpuops.sync.archive import unpack
 from gpuops.sync.download import Reception, receive_files
 from gpuops.sync.merged_outputs import OutFolder

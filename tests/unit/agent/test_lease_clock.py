@@ -131,7 +131,7 @@ def test_two_who_extend_it_at_once(tmp_path: Path, monkeypatch: pytest.MonkeyPat
     real = os.replace
 
     def replace(source: str, target: str) -> None:
-        if ends:  # another thread of the agent, just before the first one's file has its name
+        if ends and target == node.path("lease.json"):  # another thread, just before the first one's file has its name
             other = threading.Thread(target=lease_clock.lease, args=(node, {"ends_in": ends.pop()}, None))
             other.start()
             other.join(60)

@@ -13,7 +13,7 @@ import pytest
 
 from gpuops.cli.entry import execute
 from gpuops.cli.terminal.output import Output
-from gpuops.clusters import creation, readiness
+from gpuops.clusters import available_offers, creation, readiness
 from gpuops.clusters.creation import CREATE_ATTEMPTS_MAX
 from gpuops.clusters.teardown import select_by_tag, tear_down
 from gpuops.core.context import Context
@@ -425,7 +425,7 @@ def test_keys_of_several_hosts_are_one_question(
         return [] if request.options.get("accept-new") else [Problem(say, "", settle="accept-new") for say in says]
 
     monkeypatch.setattr("tests.fakes.provider.Scripted.preflight", preflight)
-    creation.find_offers(world, TWO)
+    available_offers.find_offers(world, TWO)
     said = capsys.readouterr().err.splitlines()
     if hosts == 1:
         assert (said, asked) == ([], [f"{says[0]}: go on?"])
@@ -439,7 +439,7 @@ def test_an_offer_of_fewer_nodes_is_none(there: tuple[Cloud, Context], monkeypat
     two = provisioner.offers(TWO)
     monkeypatch.setattr("tests.fakes.provider.Scripted.offers", lambda *_: two)
     with pytest.raises(NoCapacity):
-        creation.find_offers(world, Request(NAME, nodes=3))
+        available_offers.find_offers(world, Request(NAME, nodes=3))
 
 
 # -- waiting ------------------------------------------------------------------------------------

@@ -19,7 +19,8 @@ from gpuops.core.models import Request
 from gpuops.core.platform import HERE, System, named, obey_escapes, pass_over_current_folder, replace
 from gpuops.core.processes import start_background
 from gpuops.core.provider import Context
-from gpuops.core.safe_folder import SafeFolder, is_inside
+from gpuops.core.safe_folder import SafeFolder
+from gpuops.core.safe_paths import is_inside
 from gpuops.sync.merged_outputs import OutFolder
 from gpuops.sync.merged_outputs_record import Arrival
 from gpuops.sync.project_files import read_entry

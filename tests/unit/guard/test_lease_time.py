@@ -14,7 +14,7 @@ from gpuops.agent.lease_clock import ClockReading
 from gpuops.core.context import Context
 from gpuops.core.errors import NodeError
 from gpuops.core.models import Lease
-from gpuops.guard import cleanup, daemon, lease_time
+from gpuops.guard import daemon, lease_check, lease_time
 from gpuops.guard.lease_time import FirstSight, see_end
 from gpuops.guard.schedule import ATTEMPT_S, LEASE_MARGIN_S, NODE_CHECK_INTERVAL_S, Job, next_job
 from gpuops.ledger.store import ClusterRow
@@ -237,8 +237,8 @@ def expire(
     )
     clock.jump = 5 * 3600.0
     lease_time.look(there.home, row, read(clock), None)
-    monkeypatch.setattr(cleanup, "open_session", session)
-    return row, cleanup._has_expired(there, row)
+    monkeypatch.setattr(lease_check, "open_session", session)
+    return row, lease_check.has_expired(there, row)
 
 
 def test_after_a_reboot_the_nodes_say_whether_a_lease_is_over(
@@ -248,11 +248,11 @@ def test_after_a_reboot_the_nodes_say_whether_a_lease_is_over(
     assert not is_over
     (said,) = [text for _, text in there.ledger.take_notices()]
     assert said == "lab goes on: its lease is over by this computer's clock alone, which is wrong"
-    monkeypatch.setattr(cleanup, "open_session", lambda *_, **__: pytest.fail("asked twice"))
+    monkeypatch.setattr(lease_check, "open_session", lambda *_, **__: pytest.fail("asked twice"))
     clock.sleep(3 * 3600 - 1)
-    assert not cleanup._has_expired(there, row)
+    assert not lease_check.has_expired(there, row)
     clock.sleep(2)
-    assert cleanup._has_expired(there, row)
+    assert lease_check.has_expired(there, row)
 
 
 @pytest.mark.parametrize("left_s", [None, 0.0, -5.0])
@@ -268,7 +268,7 @@ def test_a_node_that_says_it_lives_for_ever_lives_one_lease_longer(
     row, is_over = expire(there, clock, monkeypatch, lambda *_, **__: AnsweringNode(clock, 1e9))
     assert not is_over
     clock.sleep(4 * 3600 + 1)
-    assert cleanup._has_expired(there, row)
+    assert lease_check.has_expired(there, row)
 
 
 @pytest.mark.parametrize("error", [OSError("no route"), KeyError("a bug")])
@@ -295,7 +295,7 @@ def test_where_no_node_answers_its_provider_is_asked_what_time_it_is(
     row, is_over = expire(there, clock, monkeypatch, fail)
     assert is_over is over
     clock.sleep(4 * 3600 + 1)
-    assert cleanup._has_expired(there, row)
+    assert lease_check.has_expired(there, row)
 
 
 @pytest.mark.parametrize(("left_s", "over"), [(-5.0, True), (0.0, True), (3 * 3600.0, False), (None, False)])
@@ -306,22 +306,22 @@ def test_what_stood_still_while_its_laptop_slept_asks_what_it_has_missed(
     row, is_over = expire(there, clock, monkeypatch, lambda *_, **__: AnsweringNode(clock, left_s), boot_id="b1")
     assert is_over is over
     if left_s == 3 * 3600.0:
-        monkeypatch.setattr(cleanup, "open_session", lambda *_, **__: pytest.fail("asked twice"))
+        monkeypatch.setattr(lease_check, "open_session", lambda *_, **__: pytest.fail("asked twice"))
         clock.sleep(left_s - 1)
-        assert not cleanup._has_expired(there, row)
+        assert not lease_check.has_expired(there, row)
         clock.sleep(2)
-        assert cleanup._has_expired(there, row)
+        assert lease_check.has_expired(there, row)
 
 
 @pytest.mark.parametrize("state", ["creating", "ending"])
 def test_what_is_being_made_or_ended_is_not_asked(
     there: Context, clock: JumpingClock, monkeypatch: pytest.MonkeyPatch, state: str
 ) -> None:
-    monkeypatch.setattr(cleanup, "open_session", lambda *_, **__: pytest.fail("asked"))
+    monkeypatch.setattr(lease_check, "open_session", lambda *_, **__: pytest.fail("asked"))
     row = add_cluster(there, 4 * 3600)
     there.ledger.set_cluster(row.id, state=state)
     row = there.ledger.cluster(row.id)
     (there.home / "guards").mkdir()
     lease_time.look(there.home, row, read(clock), lease_time.see_end(None, row.end, read(clock), is_new=True))
     clock.jump = 5 * 3600.0
-    assert not cleanup._has_expired(there, row)
+    assert not lease_check.has_expired(there, row)

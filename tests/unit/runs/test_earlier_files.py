@@ -13,15 +13,8 @@ import pytest
 from gpuops.core.errors import NodeRefused, UsageError
 from gpuops.core.reporting import Silent
 from gpuops.ledger.rows import RunFacts, RunState
-from gpuops.runs.earlier_files import (
-    TWO_WAYS,
-    EarlierFile,
-    Launch,
-    clear_start,
-    decide_start,
-    find_places,
-    prepare_start,
-)
+from gpuops.runs.earlier_files import TWO_WAYS, Launch, clear_start, find_places, prepare_start
+from gpuops.runs.start_decision import EarlierFile, decide_start
 from gpuops.sync.merged_outputs import OutFolder
 from gpuops.sync.merged_outputs_record import Arrival
 from gpuops.sync.run_folder import RunHome
