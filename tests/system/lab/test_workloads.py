@@ -82,15 +82,17 @@ def test_a_workload_reads_data_that_were_sent(laptop: Laptop, name: str) -> None
         assert {path.name for path in there.iterdir()} == {path.name for path in data.iterdir()}
 
 
+@pytest.mark.proof
 @pytest.mark.parametrize(
     ("gpus", "line", "steps"),
     [
         (2, "[n1 r3] [GPU3] Epoch 47 | Batchsize: 32 | Steps: 16", 800),
-        pytest.param(8, "[n1 r11] [GPU11] Epoch 47 | Batchsize: 32 | Steps: 4", 200, marks=pytest.mark.proof),
+        (8, "[n1 r11] [GPU11] Epoch 47 | Batchsize: 32 | Steps: 4", 200),
     ],
     ids=["4 ranks", "16 ranks"],
 )
 def test_toy_on_many_ranks_says_the_tutorials_line(laptop: Laptop, gpus: int, line: str, steps: int) -> None:
+    """The line of so many ranks, without hosts: tests/system/train/test_toy.py; toy on hosts: test_virtual.py."""
     words = ("train", "multinode", "--gpus", str(gpus), "--cluster", "lab", "--workload", "toy")
     done = laptop.run(*words, "--", "50", "10")
     assert done.returncode == 0, done.stderr

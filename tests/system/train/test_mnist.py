@@ -80,7 +80,15 @@ def digest(weights: dict[str, Tensor]) -> bytes:
     return b"".join(tensor.numpy().tobytes() for tensor in weights.values())
 
 
-@pytest.mark.parametrize(("ranks", "where"), [(0, "1 rank (1 node x 1), gloo"), (2, "2 ranks (1 node x 2), gloo")])
+@pytest.mark.parametrize(
+    ("ranks", "where"),
+    [
+        pytest.param(
+            0, "1 rank (1 node x 1), gloo", marks=pytest.mark.proof
+        ),  # test_digits.py starts plain python, too
+        (2, "2 ranks (1 node x 2), gloo"),
+    ],
+)
 def test_by_real_launchers(launch, data: Path, ranks: int, where: str) -> None:
     """Plain python and torchrun."""
     code, out, err = launch("mnist.py", "1", "--data", str(data), "--device", "cpu", ranks=ranks)
