@@ -72,7 +72,6 @@ def test_the_second_signal_hurries_what_hears_nothing(shell: Shell, tmp_path: Pa
         ("INT", "gpuops.nodes.python:prepare_pythons", True),
         ("INT", "gpuops.runs.launch:node_specs", True),
         ("HUP", "gpuops.clusters.creation:_create_first_available", False),
-        ("HUP", "gpuops.sync.upload:push_many", True),
         ("HUP", "gpuops.runs.launch:node_specs", True),
     ],
 )
