@@ -136,7 +136,7 @@ def test_one_that_is_over_is_made_anew(lab: Shell) -> None:
     lab.expect_clean()
 
 
-@pytest.mark.parametrize("kind", [PLAIN, TORCHRUN], ids=["run", "train"])
+@pytest.mark.parametrize("kind", [PLAIN, pytest.param(TORCHRUN, marks=pytest.mark.proof)], ids=["run", "train"])
 def test_the_command_is_killed_and_the_guard_goes_on(shell: Shell, tmp_path: Path, kind: tuple[str, ...]) -> None:
     assert shell.run("up", "local", "--name", "lab").returncode == 0
     counting = Counting(shell, tmp_path / "side", kind).start()
@@ -152,7 +152,11 @@ def test_the_command_is_killed_and_the_guard_goes_on(shell: Shell, tmp_path: Pat
     counting.expect_nothing_left()
 
 
-@pytest.mark.parametrize("who", [("agent",), ("watchdog", "agent")], ids=["the-agent", "both"])
+@pytest.mark.parametrize(
+    "who",
+    [pytest.param(("agent",), marks=pytest.mark.proof), ("watchdog", "agent")],
+    ids=["the-agent", "both"],
+)
 def test_a_process_of_a_virtual_node_is_killed(shell: Shell, tmp_path: Path, who: tuple[str, ...]) -> None:
     assert shell.run("up", "local", "--name", "lab").returncode == 0
     counting = Counting(shell, tmp_path / "side").start()
@@ -190,7 +194,7 @@ def test_the_idle_end_is_the_machines(lab: Shell) -> None:
     until(lambda: not [line for line in lab.processes() if "/local/lab/n" in line], "the end of both nodes")
 
 
-@pytest.mark.parametrize("moment", ["_init_node", "machines_of", "contact_node"])
+@pytest.mark.parametrize("moment", ["_init_node", pytest.param("machines_of", marks=pytest.mark.proof), "contact_node"])
 def test_a_command_that_is_killed_while_it_makes_one(lab: Shell, moment: str) -> None:
     """Before there is one, before the ledger hears of it, and after."""
     killed = lab.run(*WHO, "2", *TELLS, driver=f"signal:KILL:gpuops.clusters.virtual_nodes:{moment}")
