@@ -91,12 +91,13 @@ def _how_late(item: pytest.Item) -> int:
 
 
 def until(condition: Callable[[], Any], what: str | Callable[[], str], hang_s: float = HANG_S) -> Any:
-    """The condition's value once it is true. What takes long to look at is looked at less often: others work here."""
-    deadline = time.monotonic() + hang_s
-    while (began := time.monotonic()) < deadline:
+    """The condition's value once it is true. What takes long to look at, or to come, is looked at less often: others
+    work here."""
+    since = time.monotonic()
+    while (began := time.monotonic()) < since + hang_s:
         if value := condition():
             return value
-        time.sleep(max(0.1, 2 * (time.monotonic() - began)))
+        time.sleep(max(0.1, min(0.3, (began - since) / 20), 2 * (time.monotonic() - began)))
     raise AssertionError(f"still not: {what() if callable(what) else what}")
 
 

@@ -102,26 +102,29 @@ def every_case() -> list[Case]:
     ]
 
 
-CHANGES = {"up": (GROUP, OPEN, CREATE), "down": (END, CANCEL, REMOVE)}
-"""What changes something in the account, hit in the command that asks for it first."""
-READS = {
-    "up": (PREPARING[0], PREPARING[-1], LAST_WORDS),
-    "down": (CARDS,),
+MAKES_FIRST = (GROUP, CREATE)
+"""What is meant to be made is in the ledger by then: hit before it is made as well."""
+AFTER = {
+    "up": (PREPARING[0], PREPARING[-1], GROUP, OPEN, CREATE, LAST_WORDS),
+    "down": (CARDS, END, CANCEL, REMOVE),
     "reap": (REGIONS,),
     "walk": (f"{GROUP} in {ELSEWHERE}", f"{CREATE} in {ELSEWHERE}", REMOVE),
     "train": (CREATE,),
     "guard": (END,),
 }
-"""One for each stage: a read leaves the account as it was, whichever of them is hit, and whether it was heard or not.
-Of the other stories what leads to another end than the same request of `up` or `down`."""
+"""What changes something in the account, hit in the command that asks for it first, and a read of each stage: it leaves
+the account as it was, whichever of them is hit. What was not heard left it as the request before did. Of the other
+stories what leads to another end than the same request of `up` or `down`."""
 
 
 def is_first(case: Case) -> bool:
-    """Whether it is played every time: killed before and after each change, after a read of each stage."""
+    """Whether it is played every time."""
     point, how = case.hit.point, case.hit.how
     if how == "sent" or point.nth > 1 or point.since:
         return False
-    return point.at in CHANGES.get(case.story, ()) or (how == "after" and point.at in READS.get(case.story, ()))
+    if how == "before":
+        return case.story == "up" and point.at in MAKES_FIRST
+    return point.at in AFTER.get(case.story, ())
 
 
 def is_slow(case: Case) -> bool:
