@@ -39,7 +39,14 @@ def data(tmp_path_factory: pytest.TempPathFactory) -> Path:
 # ---- training -------------------------------------------------------------------------------------------------------
 
 
-@pytest.mark.parametrize(("ranks", "on"), [(1, "1 thread"), (2, "2 x 1 thread"), (4, "4 x 1 thread")])
+@pytest.mark.parametrize(
+    ("ranks", "on"),
+    [
+        pytest.param(1, "1 thread", marks=pytest.mark.proof),  # digits and toy learn in worlds of every size
+        (2, "2 x 1 thread"),
+        pytest.param(4, "4 x 1 thread", marks=pytest.mark.proof),
+    ],
+)
 def test_learns(world, data: Path, tmp_path: Path, program: ModuleType, ranks: int, on: str) -> None:
     batch = str(32 // ranks)
     out = world("mnist.py", "2", "2", "--data", str(data), "--batch_size", batch, ranks=ranks).succeed().out()
