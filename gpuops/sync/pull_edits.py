@@ -9,13 +9,14 @@ from __future__ import annotations
 
 import errno
 from collections.abc import Iterator, Mapping, Sequence
+from contextlib import suppress
 from dataclasses import dataclass
 from itertools import chain, count
 from pathlib import Path
 from typing import TYPE_CHECKING
 
 from gpuops.core.context import Context
-from gpuops.core.errors import GpuopsError, NodeError, NodeRefused, RefusalKind
+from gpuops.core.errors import ConnectionLost, GpuopsError, NodeError, NodeRefused, ProviderError, RefusalKind
 from gpuops.core.models import Resource
 from gpuops.core.reporting import Progress
 from gpuops.core.safe_folder import SafeFolder, local_errors
@@ -43,6 +44,8 @@ if TYPE_CHECKING:
 
 EDITS_TIMEOUT_S = 600.0
 """How long a node may take to look for edits in a large tree."""
+NO_AGENT_FILE = "can't open file"
+"""What Python says of an agent's file that somebody has removed."""
 PLAIN_MODE = 0o644
 """Permission bits of a file that was pushed as a link."""
 OWNER_MODE = 0o600
@@ -179,7 +182,7 @@ def save_cluster_edits(ctx: Context, row: ClusterRow, progress: Progress) -> Ite
     nodes = nodes_of(ctx, row)
     for index, machine in enumerate(nodes):
         try:
-            sentence = save_node_edits(ctx, row, machine, index, progress)
+            sentence = _save_with_new_agent(ctx, row, machine, index, progress)
         except GpuopsError as error:
             if isinstance(error, NodeError) and rented_machine_ended(ctx, row, machine):
                 ended[index] = error
@@ -194,6 +197,19 @@ def save_cluster_edits(ctx: Context, row: ClusterRow, progress: Progress) -> Ite
         raise first_error
     for index in ended:
         yield f"node{index} has ended: what was edited or made there outside of runs is gone with it"
+
+
+def _save_with_new_agent(ctx: Context, row: ClusterRow, machine: Resource, index: int, progress: Progress) -> str:
+    """`save_node_edits`, once more where somebody had removed the node's agent: a provider that is asked for the node
+    brings another. Raises NodeError, LocalDisk."""
+    try:
+        return save_node_edits(ctx, row, machine, index, progress)
+    except ConnectionLost as error:
+        if NO_AGENT_FILE not in error.message:
+            raise
+        with suppress(ProviderError):
+            ctx.provisioner_of(row).describe(machine)
+        return save_node_edits(ctx, row, machine, index, progress)
 
 
 def save_node_edits(ctx: Context, row: ClusterRow, machine: Resource, index: int, progress: Progress) -> str:

@@ -47,6 +47,19 @@ def test_nodes_whose_agent_somebody_removed_are_ended_by_another(lab: Lab, lapto
     laptop.expect_hosts_clean(host)
 
 
+def test_down_brings_home_what_was_edited_where_the_agent_was_removed(lab: Lab, laptop: Laptop) -> None:
+    host = lab.host("a")
+    laptop.up(host)
+    assert laptop.run("push").returncode == 0
+    assert host.run(["sh", "-c", f"echo kept > {project(host)}/notes.txt"]).returncode == 0
+    (agents,) = root(host).glob("root/.gpuops-*/agent")
+    agents.rename(root(host) / "root" / "aside")
+    down = laptop.run("down", "lab")
+    assert down.returncode == 0, down.stderr
+    assert (laptop.folder / "runs" / "lab-left" / "node0" / "notes.txt").read_text() == "kept\n"
+    laptop.expect_hosts_clean(host)
+
+
 def test_what_is_mounted_in_a_project_is_not_emptied(lab: Lab, laptop: Laptop) -> None:
     host = lab.host("a")
     laptop.up(host)
