@@ -26,6 +26,7 @@ from gpuops.offers.price_approval import PriceApproval
 from gpuops.runs import receipt
 from gpuops.runs.finish import RunOutcome
 from gpuops.runs.launch_spec import request_of
+from gpuops.runs.outcome.failure_cause import final_words
 from gpuops.sync.restore_snapshots import list_outputs
 from gpuops.sync.run_folder import RunHome
 
@@ -199,10 +200,13 @@ class OwnFailure:
     """Its verdict."""
     resumable: bool
     """Whether it left something to resume from."""
+    why: str = ""
+    """What the program said of it, on a line; its other last words are in its log."""
 
     def announce(self, restart: int, restarts: int, cluster: str) -> str:
         how = f"from what {self.run} left" if self.resumable else "from the beginning: it left nothing to resume from"
-        return f"{self.say}; retry {restart} of {restarts} on {cluster}, {how}"
+        said = f": {self.why}" if self.why else ""
+        return f"{self.say}{said}; retry {restart} of {restarts} on {cluster}, {how}"
 
 
 def find_own_failure(row: RunRow, end: RunOutcome) -> OwnFailure | None:
@@ -210,7 +214,7 @@ def find_own_failure(row: RunRow, end: RunOutcome) -> OwnFailure | None:
     home: a retry would start without them."""
     if end.verdict.outcome is not VerdictOutcome.FAILED or not end.may_destroy or end.left_in_bucket:
         return None
-    return OwnFailure(row.name, end.verdict.say, bool(list_outputs(end.home)))
+    return OwnFailure(row.name, end.verdict.say, bool(list_outputs(end.home)), final_words(end.verdict.tail))
 
 
 def preemption_before_run(cluster: ClusterRow, error: MachineGone, now: float) -> Preemption:

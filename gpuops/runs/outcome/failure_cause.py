@@ -9,6 +9,7 @@ torch 2.13 with gloo on two nodes; NCCL's are those of its source.
 from __future__ import annotations
 
 import re
+import textwrap
 from collections.abc import Iterable, Iterator
 from dataclasses import dataclass, replace
 
@@ -58,6 +59,8 @@ FULL_DISK_BYTES = 1 << 20
 """A disk with fewer free bytes keeps no last words: what wrote them into a file has lost them."""
 SHOWN_LINES = 40
 """How many of a program's last lines are shown."""
+FINAL_WORDS_CHARACTERS = 120
+"""The longest that is said of them in passing."""
 _ROOT_CAUSE = re.compile(r"Root Cause.*?rank\s+: (\d+) \(.*?exitcode\s+: (-?\d+)", re.DOTALL)
 
 
@@ -167,6 +170,14 @@ def extract_exception(tail: str) -> str:
     while len(lines) > 1 and lines[0].startswith((" ", "\t")):
         del lines[0]
     return "\n".join(lines)
+
+
+def final_words(tail: str) -> str:
+    """What ended a program, on one line: its exception's first, or the last that it said; empty where it was silent."""
+    lines = [line.strip() for line in extract_exception(tail).splitlines() if line.strip()]
+    if not lines:
+        return ""
+    return textwrap.shorten(lines[0] if _TRACEBACK in tail else lines[-1], FINAL_WORDS_CHARACTERS, placeholder=" …")
 
 
 def last_output(rank: RankReport) -> str:

@@ -10,7 +10,7 @@ from typing import Any, NamedTuple
 import pytest
 
 from gpuops.core.run_models import RunRequest, Verdict, VerdictOutcome
-from gpuops.runs.outcome.failure_cause import drop_first_warnings, extract_exception
+from gpuops.runs.outcome.failure_cause import drop_first_warnings, extract_exception, final_words
 from gpuops.runs.outcome.node_report import NodeReport, Reason, parse_report
 from gpuops.runs.outcome.verdict import is_port_clash, judge, resume_hint
 
@@ -743,3 +743,20 @@ RAW_CLASH = {"outcome": "failed", "ranks": [{"rank": 0, "started": None}], "tail
 def test_only_torchruns_own_port_is_worth_a_relaunch(change: dict[str, Any], clash: bool) -> None:
     peer = {"outcome": "stopped", "reason": {"kind": "gang"}, "ranks": [], "tail": ""}
     assert is_port_clash(map(parse_report, (0, 1), [peer, {**RAW_CLASH, **change}])) is clash
+
+
+@pytest.mark.parametrize(
+    ("tail", "said"),
+    [
+        ("", ""),
+        ("a warning\na bad batch\n", "a bad batch"),
+        (
+            "[rank1]: Traceback (most recent call last):\n[rank1]:   File \"a.py\", line 1\n"
+            "[rank1]: RuntimeError: CUDA error: out of memory\n[rank1]: Compile with TORCH_USE_CUDA_DSA",
+            "RuntimeError: CUDA error: out of memory",
+        ),
+        ("word " * 40, "word " * 23 + "…"),
+    ],
+)
+def test_what_ended_a_program_in_one_line(tail: str, said: str) -> None:
+    assert final_words(tail) == said
