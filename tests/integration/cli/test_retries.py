@@ -360,7 +360,9 @@ def test_a_run_that_fails_on_nodes_of_ones_own_is_started_again_with_what_it_lef
     assert done.returncode == 0, done.stderr
     assert "goes on from half of it" in done.stdout
     (again,) = (line for line in done.stderr.splitlines() if "retry" in line)
-    assert again == "the command failed with exit code 1: a bad batch; retry 1 of 2 on local-1, from what python3-1 left"
+    assert (
+        again == "the command failed with exit code 1: a bad batch; retry 1 of 2 on local-1, from what python3-1 left"
+    )
     assert "1 file of python3-1 put back on every node" in done.stderr
     assert [row["outcome"] for row in shell.json("runs")["runs"]] == ["failed", "done"]
     shell.expect_clean()

@@ -751,8 +751,10 @@ def test_only_torchruns_own_port_is_worth_a_relaunch(change: dict[str, Any], cla
         ("", ""),
         ("a warning\na bad batch\n", "a bad batch"),
         (
-            "[rank1]: Traceback (most recent call last):\n[rank1]:   File \"a.py\", line 1\n"
-            "[rank1]: RuntimeError: CUDA error: out of memory\n[rank1]: Compile with TORCH_USE_CUDA_DSA",
+            (
+                '[rank1]: Traceback (most recent call last):\n[rank1]:   File "a.py", line 1\n'
+                "[rank1]: RuntimeError: CUDA error: out of memory\n[rank1]: Compile with TORCH_USE_CUDA_DSA"
+            ),
             "RuntimeError: CUDA error: out of memory",
         ),
         ("word " * 40, "word " * 23 + "…"),
