@@ -100,7 +100,7 @@ def make_plan(folder: Path, gpus: Sequence[Gpu], settings: Settings, workload: b
     asked = [line for line in lines if IS_TORCH.match(line)]
     spec, index = choose_torch(gpus, settings, asked[0] if asked else "")
     rest = [line for line in lines if line not in asked]
-    if not rest and "GPUOPS_TORCH_INDEX" not in settings.env_values:  # who has an own index may reach no other
+    if not rest and not settings.env_values.get("GPUOPS_TORCH_INDEX"):  # who has an own index may reach no other
         rest = list(DEFAULT_REQUIREMENTS)
     content = json.dumps([rest, spec, index]).encode()
     return {"requirements": rest, "torch": spec, "index": index, "name": hashlib.sha256(content).hexdigest()[:12]}

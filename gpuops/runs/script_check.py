@@ -23,6 +23,7 @@ TORCHRUN_VARIABLES = frozenset(
     ("RANK", "LOCAL_RANK", "NODE_RANK", "GROUP_RANK", "WORLD_SIZE", "LOCAL_WORLD_SIZE", "TORCHELASTIC_RUN_ID")
 )
 """Who reads one of these can be started by torchrun, whatever else it may do."""
+WORLD_FORMERS = frozenset(("init_process_group", "init_rpc"))
 SPAWNERS = frozenset(
     f"{package}.{name}"
     for package in ("torch.multiprocessing", "torch.multiprocessing.spawn")
@@ -111,7 +112,7 @@ def _parse(path: str, source: bytes) -> ast.Module | None:
 def starts_its_ranks(module: ast.Module) -> bool:
     """Whether a program forms its world out of processes that it starts, and cannot be a rank that torchrun started.
 
-    It must start a function of its own that leads to `init_process_group`, tell that the rank, and read nothing that
+    It must start a function of its own that leads to one of `WORLD_FORMERS`, tell that the rank, and read nothing that
     torchrun sets: data loaders, and processes that log or serve, are no ranks.
     """
     nodes = list(ast.walk(module))
@@ -123,8 +124,30 @@ def starts_its_ranks(module: ast.Module) -> bool:
         for node in nodes
         if isinstance(node, ast.FunctionDef | ast.AsyncFunctionDef)
     }
-    started = filter(None, (_started_function(node, names) for node in nodes if isinstance(node, ast.Call)))
-    return any("init_process_group" in _reached_from(function, called) for function in started)
+    started = {_started_function(node, names) for node in nodes if isinstance(node, ast.Call)}
+    return any(
+        WORLD_FORMERS & _reached_from(function, called) for function in started | _passed_functions(nodes, names)
+    )
+
+
+def _passed_functions(nodes: Sequence[ast.AST], names: dict[str, str]) -> set[str]:
+    """The names of what is passed to functions that start a parameter of theirs: `run(demo)` with `mp.spawn(fn)` in it.
+
+    So PyTorch's own tutorial starts its demos.
+    """
+    starters = {
+        node.name
+        for node in nodes
+        if isinstance(node, ast.FunctionDef)
+        and {argument.arg for argument in node.args.args}
+        & {_started_function(call, names) for call in ast.walk(node) if isinstance(call, ast.Call)}
+    }
+    return {
+        _function_name(argument)
+        for call in nodes
+        if isinstance(call, ast.Call) and _last_name(call.func) in starters
+        for argument in (*call.args, *(keyword.value for keyword in call.keywords))
+    }
 
 
 def _reads_torchrun(nodes: Sequence[ast.AST]) -> bool:
@@ -140,11 +163,11 @@ def _reads_torchrun(nodes: Sequence[ast.AST]) -> bool:
 
 
 def _tells_rank(nodes: Sequence[ast.AST]) -> bool:
-    """Whether every call of `init_process_group` gets a rank from the program, or the program sets the variable RANK.
+    """Whether every call that forms a world gets a rank from the program, or the program sets the variable RANK.
 
     Without either, the rank comes from the environment, where torchrun puts it.
     """
-    calls = [node for node in nodes if isinstance(node, ast.Call) and _last_name(node.func) == "init_process_group"]
+    calls = [node for node in nodes if isinstance(node, ast.Call) and _last_name(node.func) in WORLD_FORMERS]
     sets_rank = any(
         isinstance(node, ast.Subscript)
         and isinstance(node.ctx, ast.Store)
@@ -154,7 +177,11 @@ def _tells_rank(nodes: Sequence[ast.AST]) -> bool:
     )
     return bool(calls) and (
         sets_rank
-        or all(any(keyword.arg == "rank" for keyword in call.keywords) or len(call.args) > 4 for call in calls)
+        or all(
+            any(keyword.arg == "rank" for keyword in call.keywords)
+            or len(call.args) > (2 if _last_name(call.func) == "init_rpc" else 4)
+            for call in calls
+        )
     )
 
 

@@ -220,12 +220,8 @@ def _create_environment(
     uv = uv_command(known, os.environ)
     base = choose_base(known, bool(uv))
     for argv in torch_commands(uv, base.path, env, plan):
-        _run_step(
-            argv,
-            emit,
-            spawn,
-            REDIRECTING_VARIABLES | EXTRA_INDEX_VARIABLES if plan.index_url else REDIRECTING_VARIABLES,
-        )
+        without = REDIRECTING_VARIABLES | EXTRA_INDEX_VARIABLES if plan.index_url else REDIRECTING_VARIABLES
+        _run_step(argv, emit, spawn, without, plan.index_url)
     made = probe_interpreter(environment_python(env), spawn)
     if made is None or made.torch is None:
         raise Refusal(
@@ -303,10 +299,10 @@ def choose_base(known: Sequence[Interpreter], have_uv: bool) -> Interpreter:
     return next((python for python in able if python.version >= MIN_TORCH_PYTHON), able[0])
 
 
-def _run_step(argv: Sequence[str], emit: Emit, spawn: Spawn, without: Collection[str]) -> None:
+def _run_step(argv: Sequence[str], emit: Emit, spawn: Spawn, without: Collection[str], index_url: str = "") -> None:
     """Run one command in an environment `without` some variables, and pass its lines on as `say`.
 
-    Raises Refusal(`make-failed`) with its last lines.
+    `index_url`: the one index that it asks; "": the usual ones. Raises Refusal(`make-failed`) with its last lines.
     """
     lines = LineReporter(emit)
     environment = {**DEFAULT_VARIABLES, **{name: value for name, value in os.environ.items() if name not in without}}
@@ -323,9 +319,14 @@ def _run_step(argv: Sequence[str], emit: Emit, spawn: Spawn, without: Collection
     raise Refusal(
         "make-failed",
         f"an environment with torch could not be made: {what}",
-        "check that the node reaches the package index, or name a Python that has torch with --python",
+        f"check that the node reaches {_without_login(index_url) or 'the package index'}, name another index (export "
+        "GPUOPS_TORCH_INDEX=URL), or a Python that has torch with --python",
         tail=lines.last,
     )
+
+
+def _without_login(url: str) -> str:
+    return re.sub(r"//[^/]*@", "//", url)
 
 
 class LineReporter:

@@ -6,7 +6,9 @@ The words are those of torch 2.13, Python and argparse as programs from public r
 
 from __future__ import annotations
 
+import posixpath
 import re
+import shlex
 from collections.abc import Callable, Iterator, Sequence
 
 _PORT_TAKEN = re.compile(r"EADDRINUSE|[Aa]ddress already in use")
@@ -126,6 +128,13 @@ def _module(match: re.Match[str], everything: str) -> str:
     return f"`--setup 'pip install {package}'` installs it on every node (or all: `-r requirements.txt`)"
 
 
+def _missing_file(match: re.Match[str], _everything: str) -> str:
+    path = match[1]
+    inside = posixpath.normpath(path)
+    data = "PATH" if inside.startswith(("/", "..")) else shlex.quote(posixpath.dirname(inside) or inside)
+    return f"there is no {path} on the node: what git ignores is not sent, `--data {data}` brings it, once it is here"
+
+
 _NO_MODULE = re.compile(r"No module named '?([\w.]+)")
 WANDB = "--secret WANDB_API_KEY, or --env WANDB_MODE=offline"
 _ASKED = "it asked for input, and nobody can answer there: "
@@ -156,7 +165,7 @@ _REMEDIES: tuple[tuple[re.Pattern[str], str | Callable[[re.Match[str], str], str
     ),
     (
         re.compile(r"FileNotFoundError: \[Errno 2\] No such file or directory: '([^']+)'"),
-        lambda match, _: f"there is no {match[1]} on the node: what git ignores is not sent, `--data PATH` brings it",
+        _missing_file,
     ),
     (_PORT_TAKEN, "run it again: gpuops takes a fresh port each time; one that the script opens itself must be free"),
     (re.compile(r"EOFError: EOF when reading a line"), _asked),

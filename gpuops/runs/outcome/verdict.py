@@ -82,7 +82,7 @@ def judge(
     several = len(reports) > 1
     deaths = [death for report in reports for death in find_deaths(request.kind, report, several)]
     blamed = find_culprit(deaths, first_node)
-    outside = _ended_from_outside(reports, again, request)
+    outside = _ended_from_outside(reports, again, request, world_size)
     if blamed and blamed.weight == OWN and not (outside and _precedes(outside[0], blamed)):
         return _failed_verdict(blamed, reports, run)
     if outside:
@@ -106,7 +106,7 @@ def is_port_clash(reports: Iterable[NodeReport]) -> bool:
 
 
 def _ended_from_outside(
-    reports: Sequence[NodeReport], again: str, request: RunRequest
+    reports: Sequence[NodeReport], again: str, request: RunRequest, world_size: int
 ) -> tuple[NodeReport, Verdict] | None:
     """What ended the run although no process of it failed: lease, reclaim, loss, stop, in this order."""
     by_end = sorted(reports, key=lambda report: float("inf") if report.ended is None else report.ended)
@@ -136,6 +136,9 @@ def _ended_from_outside(
             return report, Verdict(VerdictOutcome.UNFORMED, FAILED, say, hint, node=report.node)
     for report in by_end:
         if report.outcome is Outcome.STOPPED and report.kind != ReasonKind.GANG:
+            joined = {rank.joined for other in reports for rank in other.ranks} if request.kind == "torchrun" else set()
+            if Joined.NO in joined and Joined.YES not in joined and world_size > 1 and again == START_OVER_HINT:
+                again = f"no rank had joined the others: {SEPARATE_RANKS_HINT.format(line_to_start_once(request))}"
             return report, Verdict(VerdictOutcome.STOPPED, STOPPED, "the run was stopped before its end", again)
     for report in by_end:
         if report.kind == ReasonKind.GANG and all(other.outcome is not Outcome.FAILED for other in reports):

@@ -65,7 +65,7 @@ def test_the_second_signal_hurries_what_hears_nothing(shell: Shell, tmp_path: Pa
 @pytest.mark.parametrize(
     ("name", "place", "starting"),
     [
-        ("INT", "gpuops.clusters.creation:find_offers", False),
+        ("INT", "gpuops.clusters.available_offers:find_offers", False),
         ("INT", "gpuops.clusters.creation:_create_first_available", False),
         ("INT", "gpuops.clusters.creation:wait_ready", False),
         ("INT", "gpuops.sync.upload:push_many", True),

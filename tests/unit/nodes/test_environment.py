@@ -208,6 +208,7 @@ def test_the_name_follows_the_content(tmp_path: Path) -> None:
         ("torch>=2.4\n", {}, ["numpy"]),
         ("tqdm\n", {}, ["tqdm"]),
         ("", {"GPUOPS_TORCH_INDEX": "https://mirror/simple"}, []),
+        ("", {"GPUOPS_TORCH_INDEX": ""}, ["numpy"]),  # pip's own
     ],
 )
 def test_torch_comes_with_numpy_where_a_project_names_nothing(

@@ -42,6 +42,24 @@ for rank in range(2):
     process = mp.Process(target=init_process, args=(rank, 2, print))
     process.start()
 """
+CALLS = """
+import torch.distributed.rpc as rpc
+import torch.multiprocessing as mp
+
+def run_worker(rank, world_size):
+    rpc.init_rpc("trainer" if rank else "ps", rank=rank, world_size=world_size)
+
+mp.spawn(run_worker, args=(2,), nprocs=2, join=True)
+"""
+DEMOS = (
+    SPAWNS.partition("if __name__")[0]
+    + """
+def run_demo(demo, world_size):
+    mp.spawn(demo, args=(world_size,), nprocs=world_size, join=True)
+
+run_demo(main, 2)
+"""
+)
 JOINS = """
 import torch.distributed as dist
 from torch.multiprocessing import Process, spawn
@@ -99,6 +117,10 @@ def test_one_rank_may_start_its_own_world(tmp_path: Path, alone: dict[str, objec
         FORKS.replace("mp.Process(", "mp.get_context('spawn').Process("),
         FORKS.replace("(backend, rank", "('nccl', init_method='env://', rank"),
         "WORLD_SIZE = 2\n" + FORKS,
+        CALLS,
+        CALLS.replace(", rank=rank, world_size=", ", None, rank, "),
+        DEMOS,
+        DEMOS.replace("run_demo(main, 2", "run_demo(world_size=2, demo=main"),
     ],
 )
 def test_so_it_is_in_other_words(text: str) -> None:
@@ -121,6 +143,8 @@ def test_so_it_is_in_other_words(text: str) -> None:
         FORKS.replace("init_process,", "serve_metrics,"),
         FORKS.replace("mp.Process(target=init_process", "psutil.Process(init_process"),
         "import torch.multiprocessing as mp\nmp.spawn(main)\n",
+        CALLS.replace("rank=rank, world_size=world_size", "backend=rpc.BackendType.TENSORPIPE"),
+        DEMOS.replace("run_demo(main", "run_demo(load_data"),
     ],
 )
 def test_one_that_torchrun_may_start_is_not(text: str) -> None:

@@ -88,8 +88,10 @@ WORDS = [
     # files
     (
         "FileNotFoundError: [Errno 2] No such file or directory: 'data/shakespeare_char/train.bin'",
-        "there is no data/shakespeare_char/train.bin on the node: what git ignores is not sent, `--data PATH`",
+        "is not sent, `--data data/shakespeare_char` brings it, once it is here",
     ),
+    ("FileNotFoundError: [Errno 2] No such file or directory: './train.bin'", "`--data train.bin` brings it"),
+    ("FileNotFoundError: [Errno 2] No such file or directory: '/data/train.bin'", "`--data PATH` brings it"),
     (
         "requests.exceptions.ConnectionError: HTTPSConnectionPool(host='x'): Max retries exceeded with url: /y",
         "have it here, and send it with `--data PATH`",

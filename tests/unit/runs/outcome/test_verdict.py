@@ -694,6 +694,20 @@ def test_the_hint_names_the_run_to_go_on_from(saved: bool, hint: str) -> None:
     assert hint in judge(TRAIN, 1, results, resume_hint("digits-2", saved)).hint
 
 
+@pytest.mark.parametrize(
+    ("saved", "joined", "hint"),
+    [
+        (False, False, "itself is for `gpuops run -- python train.py`"),
+        (False, True, "run it again: it left no snapshot"),
+        (True, False, "--resume digits-2"),
+    ],
+)
+def test_who_stops_a_run_that_no_rank_joined_is_told_the_line(saved: bool, joined: bool, hint: str) -> None:
+    others = gang(1, killed(2, 15, joined=None), killed(3, 15, joined=None), origin=0)
+    results = [node(0, "stopped", killed(0, 15, joined=False), killed(1, 15, joined=joined), why="stop"), others]
+    assert hint in judge(TRAIN, 4, results, resume_hint("digits-2", saved)).hint
+
+
 def test_a_message_kept_by_record_stands_in_for_missing_words() -> None:
     kept = {"message": {"message": "ValueError: x", "extraInfo": {"py_callstack": "Traceback …\nValueError: x\n"}}}
     assert judge(TRAIN, 1, [node(0, "failed", rank(0, 1, error=kept))]).tail == "Traceback …\nValueError: x"
