@@ -202,7 +202,7 @@ class Shell:
             if process.poll() is None:
                 process.kill()
                 process.wait()
-        if self.may_have_clusters():
+        if self.must_end_clusters():
             self.run("down", "--all", "--force")
         self.die()
 
@@ -221,9 +221,11 @@ class Shell:
         """Of all runs, by the ledger."""
         return self.read_ledger(lambda ledger: [row.state for row in ledger.runs()])
 
-    def may_have_clusters(self) -> bool:
+    def must_end_clusters(self) -> bool:
+        """Whether more is left than processes of this home: machines, or what a run on nodes of this one started."""
         try:
-            return bool(self.cluster_states())
+            providers = {row.provider for row in self.read_ledger(lambda ledger: list(ledger.clusters()))}
+            return bool(providers) and (providers != {"local"} or set(self.run_states()) - {"home"} != set())
         except Exception:  # a ledger that a test has damaged
             return True
 
