@@ -113,6 +113,11 @@ class RunFacts(dict[str, Any]):
         return int(self.get("world") or 0)
 
     @property
+    def folder_id(self) -> int:
+        """`RunHome.folder_id` of the folder that was made for it; 0 where it is not known."""
+        return int(self.get("folder_id") or 0)
+
+    @property
     def nodes(self) -> int:
         """0 before they were counted."""
         return int(self.get("nodes") or 0)

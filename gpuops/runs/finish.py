@@ -41,6 +41,9 @@ from gpuops.sync.restore_snapshots import list_outputs
 from gpuops.sync.run_folder import RunHome
 from gpuops.sync.run_record import RunRecord
 
+OF_LEDGER = ("uploads", "told", "folder_id")
+"""Facts of a run that only the ledger keeps: `run.json` has them not."""
+
 
 @dataclass(frozen=True)
 class Policy:
@@ -170,6 +173,12 @@ def _require_bucket(ctx: Context, row: RunRow, evidence: Evidence) -> None:
 
 def _judge_and_persist(ctx: Context, row: RunRow, evidence: Evidence, policy: Policy) -> RunOutcome:
     home, request = RunHome(row.home), request_of(row)
+    if home.folder_id() != row.facts.folder_id != 0:
+        project = row.home.parent.parent
+        ctx.out.say(
+            f"note: {project} was moved or removed while {row.name} ran; what came home since is in {row.home}, what "
+            "came before, where you moved it"
+        )
     inherit(home, evidence.handed)
     judgement = judge_run(row, request, evidence, saved=bool(list_outputs(home)))
     record = _write_record(ctx, row, evidence, judgement, policy)
@@ -237,7 +246,11 @@ def _write_row(ctx: Context, row: RunRow, evidence: Evidence, judgement: Judgeme
         owner_process=None,
         ended=evidence.ended_at,
         verdict=judgement.verdict,
-        facts={**ctx.ledger.run(row.id).facts, **_bucket_facts(row, judgement)},
+        facts={
+            **ctx.ledger.run(row.id).facts,
+            **_bucket_facts(row, judgement),
+            "folder_id": RunHome(row.home).folder_id(),
+        },
     )
 
 
@@ -262,7 +275,7 @@ def _make_record(ctx: Context, row: RunRow, cluster: ClusterRow, ended_at: float
         payer=cluster.payer,
         is_rented=cluster.provider != "local" and bool(row.facts.per_hour),
         home=str(row.home),
-        facts=RunFacts({name: fact for name, fact in row.facts.items() if name not in ("uploads", "told")}),
+        facts=RunFacts({name: fact for name, fact in row.facts.items() if name not in OF_LEDGER}),
     )
 
 

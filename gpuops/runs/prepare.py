@@ -226,6 +226,7 @@ def _prepare_nodes(
     origin = {"commit": None, "dirty": False} if request.workload else {"commit": tree.commit, "dirty": tree.dirty}
     held = [one.path for one in tree.held]
     facts = {**row.facts, **origin, "held": held, "nodes": request.nodes, "world": size, **run_versions(session, nodes)}
+    facts["folder_id"] = home.folder_id()
     ctx.ledger.set_run(row.id, facts=facts)
     parts = [dataclasses.replace(node.facts, data=places.get(node.facts.index)) for node in nodes]
     return Prepared(ctx.ledger.run(row.id), home, request, parts, meeting.ports, values)

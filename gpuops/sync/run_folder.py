@@ -54,6 +54,13 @@ class RunHome:
             self.folder.below("out").make()
         return True
 
+    def folder_id(self) -> int:
+        """The number that the disk knows the folder by, which another in its place has not; 0 where that is unknown."""
+        try:
+            return os.stat(self.path).st_ino
+        except OSError:
+            return 0
+
     def create(self) -> None:
         """Make the folder, ignored by git. Raises LocalDisk, UsageError."""
         with local_errors(self.path):
