@@ -28,6 +28,7 @@ help:
 
 demo: $(MADE)/train
 	$(BIN)/gpuops train multinode --nodes 2
+	@echo 'next, in this shell: source .venv/bin/activate; then: gpuops --help (or .venv/bin/gpuops --help)'
 
 check: static rules
 	$(BIN)/python -m pytest -n 2 --dist loadfile tests/unit

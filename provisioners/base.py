@@ -1,10 +1,11 @@
 """The contract of a provisioner, as a provider's module imports it, ours or a third party's.
 
-`Provisioner` is what every provider has; the `Tells…`, `AdmitsCaller`, `KnowsMachines` and `ForgetsRegions` Protocols
-are what it may have besides: a provisioner has the methods of those that it can serve. `Context` is what its factory is
-called with, `CONTRACT` the version to state as `contract`. The nouns (`Offer`, `Resource`, …) are in
-`gpuops.core.models`, `Quota` in `gpuops.core.quota`, the errors in `gpuops.core.errors`. The definitions themselves
-stand in `gpuops.core.provider`, since the core calls provisioners and imports none.
+`Provisioner` is what every provider has; the `Tells…`, `AdmitsCaller`, `KnowsMachines`, `LaunchesOneByOne`,
+`ForgetsRegions` and `ListsEveryOwner` Protocols are what it may have besides: a provisioner has the members of those
+that it can serve. `Context` is what its factory is called with, `CONTRACT` the version to state as `contract`. The
+nouns (`Offer`, `Resource`, …) are in `gpuops.core.models`, `Quota` in `gpuops.core.quota`, the errors in
+`gpuops.core.errors`. The definitions themselves stand in `gpuops.core.provider`, since the core calls provisioners and
+imports none.
 """
 
 from gpuops.core.provider import (
@@ -15,12 +16,15 @@ from gpuops.core.provider import (
     Credential,
     ForgetsRegions,
     KnowsMachines,
+    LaunchesOneByOne,
+    ListsEveryOwner,
     Provisioner,
     TellsBalance,
     TellsLogs,
     TellsPayer,
     TellsPolicy,
     TellsQuota,
+    TellsTime,
     credential,
 )
 
@@ -32,11 +36,14 @@ __all__ = [
     "Credential",
     "ForgetsRegions",
     "KnowsMachines",
+    "LaunchesOneByOne",
+    "ListsEveryOwner",
     "Provisioner",
     "TellsBalance",
     "TellsLogs",
     "TellsPayer",
     "TellsPolicy",
     "TellsQuota",
+    "TellsTime",
     "credential",
 ]

@@ -9,10 +9,12 @@ from __future__ import annotations
 
 import dataclasses
 import math
+import re
 import threading
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any, TypeVar, cast
 
+from gpuops.core.account_variables import AccountVariables
 from gpuops.core.errors import GpuopsError, Partial, Unknown
 from gpuops.core.models import Intent, Journal, Offer, Option, Payer, Problem, Request, Resource, ResourceState
 from gpuops.core.quota import Quota, QuotaIncrease, QuotaReport
@@ -21,6 +23,8 @@ from provisioners.base import Provisioner, TellsQuota
 CALL_TIMEOUT_S = 180.0
 """How long a call other than `create` may take. A provisioner has shorter limits for each request of its own."""
 
+ANY_OWNER = re.compile(r"gpuops-[0-9a-f]{8}-[a-z]")
+"""How the name of anything begins that some home's gpuops has made."""
 PAYER_EXTRA_S = 10.0
 """What a provisioner may take to find its key, beside its patience with others."""
 
@@ -38,6 +42,10 @@ class CheckedProvisioner:
         self.name = inner.name
         self.capabilities: Mapping[str, bool | str] = dict(inner.capabilities)
         self.options: Sequence[Option] = tuple(inner.options)
+        declared = declared_variables(inner)
+        self.credentials: Sequence[str] = declared.credentials
+        self.surroundings: Sequence[str] = declared.surroundings
+        self.launches_apart_s = float(getattr(inner, "launches_apart_s", 0.0))
         self.settle_s = float(inner.settle_s)
         self.gone_s = float(inner.gone_s)
 
@@ -52,12 +60,20 @@ class CheckedProvisioner:
         return self._translated(lambda: list(self.inner.create(offer, intent, journal)))
 
     def list_owned(self, owner: str, regions: Sequence[str]) -> Sequence[Resource]:
+        prefix = re.compile(f"gpuops-{re.escape(owner)}-")
+        return self._list_marked(prefix, lambda: self.inner.list_owned(owner, regions))
+
+    def list_every_owner(self) -> Sequence[Resource]:
+        find: Callable[[], Sequence[Resource]] | None = getattr(self.inner, "list_every_owner", None)
+        return [] if find is None else self._list_marked(ANY_OWNER, find)
+
+    def _list_marked(self, prefix: re.Pattern[str], find: Callable[[], Sequence[Resource]]) -> Sequence[Resource]:
         try:
-            return self._limited(lambda: _owned_resources(owner, self.inner.list_owned(owner, regions)))
+            return self._limited(lambda: _marked_resources(prefix, find()))
         except Partial as error:
             found = error.found
             raise Partial(
-                error.message, error.hint, self._translated(lambda: _owned_resources(owner, found))
+                error.message, error.hint, self._translated(lambda: _marked_resources(prefix, found))
             ) from error
 
     def describe(self, resource: Resource) -> Resource:
@@ -100,6 +116,14 @@ class CheckedProvisioner:
         except Exception:
             payer = None
         return payer if isinstance(payer, Payer) else Payer("", "")
+
+    def provider_time(self) -> float | None:
+        tell: Callable[[], float | None] | None = getattr(self.inner, "provider_time", None)
+        try:
+            told = None if tell is None else tell()
+        except Exception:
+            return None
+        return float(told) if isinstance(told, int | float) and math.isfinite(told) else None
 
     def last_words(self, resource: Resource) -> str:
         tell: Callable[[Resource], str] | None = getattr(self.inner, "last_words", None)
@@ -146,6 +170,11 @@ class CheckedProvisioner:
             ) from None
 
 
+def declared_variables(one: object) -> AccountVariables:
+    """The account's variables that a provisioner, its class or its factory declares; none where it declares none."""
+    return AccountVariables(tuple(getattr(one, "credentials", ())), tuple(getattr(one, "surroundings", ())))
+
+
 class CallTimeout(Exception):
     """A call has not returned in time."""
 
@@ -171,10 +200,9 @@ def call_with_timeout(call: Callable[[], T], limit_s: float, name: str) -> T:
     return value
 
 
-def _owned_resources(owner: str, listed: Sequence[Resource]) -> list[Resource]:
-    prefix = f"gpuops-{owner}-"
-    owned = [_with_known_state(resource) for resource in listed if resource.name.startswith(prefix)]
-    return list({(resource.kind, resource.id): resource for resource in owned}.values())
+def _marked_resources(prefix: re.Pattern[str], listed: Sequence[Resource]) -> list[Resource]:
+    marked = [_with_known_state(resource) for resource in listed if prefix.match(resource.name)]
+    return list({(resource.kind, resource.id): resource for resource in marked}.values())
 
 
 def _finite_numbers(reported: Mapping[str, float | None]) -> dict[str, float]:

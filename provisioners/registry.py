@@ -7,14 +7,17 @@ its functions. A third party adds one with the entry point group `gpuops.provisi
 from __future__ import annotations
 
 from collections.abc import Callable
+from dataclasses import replace
 from importlib import import_module
 from importlib.metadata import entry_points
 from typing import cast
 
+from gpuops.core.account_variables import OURS, AccountVariables
 from gpuops.core.errors import GpuopsError, UsageError
 from gpuops.core.names import did_you_mean
+from gpuops.core.settings import select
 from provisioners.base import CONTRACT, Context, Provisioner
-from provisioners.checked_provisioner import CheckedProvisioner
+from provisioners.checked_provisioner import CheckedProvisioner, declared_variables
 
 BUILT_IN = {
     "local": "provisioners.local:LocalProvisioner",
@@ -27,6 +30,9 @@ REQUIRED_MEMBERS = sorted(
     {*Provisioner.__annotations__, *(name for name in vars(Provisioner) if not name.startswith("_"))}
 )
 """Everything that the contract asks of a provisioner."""
+ADDED_LATER = ("credentials", "surroundings")
+"""Members that the first provisioners of this contract lack. They are loaded all the same: what they have rented must
+end."""
 
 
 def provider_names() -> list[str]:
@@ -34,8 +40,27 @@ def provider_names() -> list[str]:
     return sorted({*BUILT_IN, *(point.name for point in entry_points(group=ENTRY_POINT_GROUP))})
 
 
+def account_variables(name: str) -> AccountVariables:
+    """The variables by which a provider knows an account. Of ours nothing is imported; none for an unknown or broken
+    provider."""
+    if name in OURS:
+        return OURS[name]
+    try:
+        return declared_variables(_load_entry_point(name))
+    except (Exception, SystemExit):
+        return AccountVariables()
+
+
+def other_credentials() -> set[str]:
+    """The credentials that provisioners of other wheels declare."""
+    others = [name for name in provider_names() if name not in BUILT_IN]
+    return {variable for name in others for variable in account_variables(name).credentials}
+
+
 def load_provisioner(name: str, context: Context) -> CheckedProvisioner:
-    """The provisioner of that name. Raises UsageError for an unknown, broken or unfit one."""
+    """The provisioner of that name, with the keys of `context.dotenv` that are its own. Raises UsageError for an
+    unknown, broken or unfit one."""
+    context = replace(context, dotenv=select(context.dotenv, account_variables(name).credentials))
     if name in BUILT_IN:
         module, attribute = BUILT_IN[name].split(":")
         return CheckedProvisioner(cast(Provisioner, getattr(import_module(module), attribute)(context)))
@@ -48,7 +73,8 @@ def load_provisioner(name: str, context: Context) -> CheckedProvisioner:
             f"the provisioner '{name}' cannot be loaded: {type(error).__name__}: {error}",
             f"reinstall the package that brings '{name}', or remove it",
         ) from error
-    missing = [member for member in REQUIRED_MEMBERS if not hasattr(provisioner, member)]
+    needed = [member for member in REQUIRED_MEMBERS if member not in ADDED_LATER]
+    missing = [member for member in needed if not hasattr(provisioner, member)]
     version = getattr(provisioner, "contract", None)
     if version != CONTRACT or missing:
         what = f"lacks {', '.join(missing)}" if missing else f"was written for contract {version}"

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import dataclasses
+import gc
 import json
 import os
 import signal
@@ -23,6 +25,7 @@ from filelock import FileLock
 from gpuops.cli.terminal import output, writer
 from gpuops.cli.terminal.output import Output
 from gpuops.core.context import Context
+from gpuops.core.heartbeat import Heart
 from gpuops.core.platform import HERE
 from gpuops.core.signals import Signals
 from gpuops.guard import guard_heartbeat
@@ -30,6 +33,7 @@ from gpuops.guard.services import SERVICES
 from gpuops.ledger.store import Ledger
 from tests.fakes import torchrun
 from tests.platforms import LEFT_OUT, why_not
+from tests.processes import command_line, has_variable
 
 T = TypeVar("T")
 HANG_S = 600.0
@@ -45,6 +49,13 @@ os.environ.setdefault("KF_RULE_CACHE_DIR", str(TESTS.parent / ".pytest_cache" / 
 """Where Kingfisher keeps its compiled rules: with a home of its own each test would compile them, for seconds."""
 hypothesis.settings.register_profile("ours", deadline=None)  # a busy machine is no failure
 hypothesis.settings.load_profile("ours")
+for _name, _usual in (
+    ("SIGINT", signal.default_int_handler),
+    ("SIGTERM", signal.SIG_DFL),
+    (HERE.hang_up, signal.SIG_DFL),
+):
+    if signal.getsignal(getattr(signal, _name)) is signal.SIG_IGN:  # as under nohup: tests send them to what they start
+        signal.signal(getattr(signal, _name), _usual)
 os.environ.pop("PYTHONDONTWRITEBYTECODE", None)  # commands start by the thousand: each would compile all of gpuops anew
 
 
@@ -67,20 +78,27 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
             item.add_marker(pytest.mark.skip(reason=f"{HERE.kind}: {why}"))
 
 
+def pytest_collection_finish() -> None:
+    """What was collected stays: no collection of garbage looks at it again, which costs a test process a tenth."""
+    gc.collect()
+    gc.freeze()
+
+
 def _how_late(item: pytest.Item) -> int:
     """Its place by LONG."""
     place = item.path.relative_to(TESTS).as_posix() if item.path.is_relative_to(TESTS) else ""
     return next((at for at, where in enumerate(LONG) if place.startswith(where)), len(LONG))
 
 
-def until(condition: Callable[[], Any], what: str, hang_s: float = HANG_S) -> Any:
-    """The condition's value once it is true. What takes long to look at is looked at less often: others work here."""
-    deadline = time.monotonic() + hang_s
-    while (began := time.monotonic()) < deadline:
+def until(condition: Callable[[], Any], what: str | Callable[[], str], hang_s: float = HANG_S) -> Any:
+    """The condition's value once it is true. What takes long to look at, or to come, is looked at less often: others
+    work here."""
+    since = time.monotonic()
+    while (began := time.monotonic()) < since + hang_s:
         if value := condition():
             return value
-        time.sleep(max(0.1, 2 * (time.monotonic() - began)))
-    raise AssertionError(f"still not: {what}")
+        time.sleep(max(0.1, min(0.3, (began - since) / 20), 2 * (time.monotonic() - began)))
+    raise AssertionError(f"still not: {what() if callable(what) else what}")
 
 
 NOBODY = 65534
@@ -162,30 +180,29 @@ class Shell:
 
     def processes(self) -> list[str]:
         """Command lines of every living process that belongs to this home: agents, runs, guard."""
-        found = []
-        for process in psutil.process_iter():
-            try:
-                ours = process.environ().get("GPUOPS_TEST_HOME") == str(self.home)
-                ours = ours or any(str(self.home) in word for word in process.cmdline())
-                if ours and process.pid != os.getpid() and process.status() != psutil.STATUS_ZOMBIE:
-                    found.append(" ".join(process.cmdline()))
-            except psutil.Error:
-                continue
-        return found
+        return [" ".join(words) for pid in psutil.pids() if (words := command_line(pid)) and self._has(pid, words)]
+
+    def _has(self, pid: int, words: Sequence[str] = ()) -> bool:
+        if pid == os.getpid():
+            return False
+        return any(str(self.home) in word for word in words) or has_variable(pid, "GPUOPS_TEST_HOME", str(self.home))
 
     def is_clean(self) -> bool:
         """Nothing is left: no process, no node folder."""
         return not self.processes() and not list((self.home / "local").glob("*/n*"))
 
     def expect_clean(self) -> None:
-        until(self.is_clean, f"nothing left, but: {self.processes()} {list((self.home / 'local').glob('*/n*'))}")
+        until(
+            self.is_clean,
+            lambda: f"nothing left, but: {self.processes()} {list((self.home / 'local').glob('*/n*'))}",
+        )
 
     def end(self) -> None:
         for process in self.started:
             if process.poll() is None:
                 process.kill()
                 process.wait()
-        if self.may_have_clusters():
+        if self.must_end_clusters():
             self.run("down", "--all", "--force")
         self.die()
 
@@ -204,34 +221,38 @@ class Shell:
         """Of all runs, by the ledger."""
         return self.read_ledger(lambda ledger: [row.state for row in ledger.runs()])
 
-    def may_have_clusters(self) -> bool:
+    def must_end_clusters(self) -> bool:
+        """Whether more is left than processes of this home: machines, or what a run on nodes of this one started."""
         try:
-            return bool(self.cluster_states())
+            providers = {row.provider for row in self.read_ledger(lambda ledger: list(ledger.clusters()))}
+            return bool(providers) and (providers != {"local"} or set(self.run_states()) - {"home"} != set())
         except Exception:  # a ledger that a test has damaged
             return True
 
     def die(self) -> None:
         """The computer goes off: commands and guard end in this instant, and nothing is told."""
-        while sum(map(self._kill, psutil.process_iter())):
+        while sum(map(self._kill, psutil.pids())):
             continue  # what was started behind this look's back is seen by the next
 
-    def _kill(self, process: psutil.Process) -> bool:
+    def _kill(self, pid: int) -> bool:
         """Whether it was one of this home, and lived."""
+        if not self._has(pid):
+            return False
         try:
-            if process.environ().get("GPUOPS_TEST_HOME") != str(self.home) or process.status() == psutil.STATUS_ZOMBIE:
-                return False
-            process.send_signal(signal.SIGKILL)
-        except psutil.Error:
+            os.kill(pid, signal.SIGKILL)
+        except ProcessLookupError:
             return False
         return True
 
 
 @contextmanager
 def no_guards(home: Path) -> Iterator[None]:
-    """No guard of the home's first clusters starts: who holds a guard's lock is taken for the guard."""
-    with ExitStack() as held:
+    """No guard of the home's first clusters starts: who holds a guard's lock is taken for the guard. This process takes
+    every guard to work, too; a command that is started waits for a heartbeat in vain where it needs one."""
+    with ExitStack() as held, pytest.MonkeyPatch.context() as patch:
         for cluster in range(1, 9):
             held.enter_context(FileLock(guard_heartbeat.lock_path(home, cluster)))
+        patch.setattr("gpuops.guard.start.ensure", lambda *_, **__: None)
         yield
 
 
@@ -270,8 +291,9 @@ def world(tmp_path: Path) -> Iterator[Context]:
     """A computer that gpuops runs on, for what needs a real ledger and no node."""
     home = tmp_path / "home"
     home.mkdir()
+    services = dataclasses.replace(SERVICES, start_heart=Heart)  # one that does not beat
     one = Context(
-        home=home, owner="me", folder=tmp_path, env=dict(os.environ), out=Output(), signals=Signals(), services=SERVICES
+        home=home, owner="me", folder=tmp_path, env=dict(os.environ), out=Output(), signals=Signals(), services=services
     )
     yield one
     one.ledger.close()

@@ -8,6 +8,7 @@ from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
+from gpuops.agent.lease_clock import read_clocks
 from gpuops.agent.node import read_json, write_json
 
 
@@ -31,3 +32,9 @@ def written_in(*folders: Path) -> dict[Path, bytes]:
 def change(path: Path, **more: Any) -> None:
     """Change a document that others may read at any moment."""
     write_json(str(path), {**read_json(str(path)), **more})
+
+
+def expire_lease(path: Path) -> None:
+    """Let a node's `lease.json` say that its hard end is now, by both of its clocks."""
+    now = read_clocks()
+    change(path, hard_wall=now.wall, hard_mono=now.mono)

@@ -1,8 +1,8 @@
 """The lease: until when a node may live, by two clocks, and the verb with which a client renews it.
 
-A client sends seconds from now, since its clock may differ from ours. A hard end is stored as a wall time and as a
-time of the machine's monotonic clock; the earlier wins, so that neither a clock set back nor a suspended machine
-lengthens a lease. After a reboot only the wall time counts.
+A client sends seconds from now, since its clock may differ from ours. An end is stored as a wall time and as a time of
+the machine's monotonic clock, and the earlier wins. Where they differ by more than `CLOCK_JUMP_S` in one boot, somebody
+has set the wall clock, forwards or back, and the monotonic one alone counts. After a reboot only the wall time counts.
 """
 
 from __future__ import annotations
@@ -16,6 +16,8 @@ from gpuops.agent.node import Emit, Node, log, modified_at, read_json, remove_fi
 
 BOOT_MARGIN_S = 120.0
 """How much later than the lease the watchdog that came with the machine ends it: by then the node has ended itself."""
+CLOCK_JUMP_S = 60.0
+"""What the two clocks may differ by in one boot: the wall clock is corrected by less, in small steps."""
 SPOKEN_MINUTES_FROM_S = 120.0
 """Durations from here on are shown in minutes."""
 
@@ -38,7 +40,9 @@ class Lease(NamedTuple):
     idle_s: float | None = None
     """Seconds without a sign of use after which the node ends."""
     boot_wall: float | None = None
-    """When a node ends that no client has taken over since it started (UTC seconds)."""
+    """When a node ends that no client has taken over since it started: in UTC seconds and, in `boot_mono`, in seconds
+    of this boot's monotonic clock."""
+    boot_mono: float | None = None
 
 
 class End(NamedTuple):
@@ -60,7 +64,8 @@ def monotonic() -> float:
 
 def first_lease(now: ClockReading, boot_in: float | None, ends_in: float | None, idle_s: float | None) -> Lease:
     """The lease that a node starts with; it ends in `boot_in` seconds unless a client has renewed it."""
-    return renewed_lease(now, ends_in, idle_s)._replace(boot_wall=None if boot_in is None else now.wall + boot_in)
+    lease = renewed_lease(now, ends_in, idle_s)
+    return lease if boot_in is None else lease._replace(boot_wall=now.wall + boot_in, boot_mono=now.mono + boot_in)
 
 
 def renewed_lease(now: ClockReading, ends_in: float | None, idle_s: float | None) -> Lease:
@@ -88,8 +93,9 @@ def next_end(
     hard_s = hard_end_s(lease, now)
     if hard_s is not None:
         ends.append(End(hard_s, "its lease ended"))
-    if lease.boot_wall is not None:
-        ends.append(End(lease.boot_wall - now.wall, "no client took it over in time after it started"))
+    boot_s = seconds_left(lease.boot_wall, lease.boot_mono, lease.boot_id, now)
+    if boot_s is not None:
+        ends.append(End(boot_s, "no client took it over in time after it started"))
     limit_s = idle_limit_s(lease, has_live_run, hold_s)
     if limit_s is not None:
         what = "nothing was run on it" if hold_s is None else "no client downloaded the results of its run"
@@ -100,13 +106,21 @@ def next_end(
 
 
 def hard_end_s(lease: Lease, now: ClockReading) -> float | None:
-    """Seconds until the hard end, by the clock with the smaller value; None without a hard end."""
-    left = []
-    if lease.hard_wall is not None:
-        left.append(lease.hard_wall - now.wall)
-    if lease.hard_mono is not None and lease.boot_id == now.boot_id:
-        left.append(lease.hard_mono - now.mono)
-    return min(left, default=None)
+    """Seconds until the hard end; None without one."""
+    return seconds_left(lease.hard_wall, lease.hard_mono, lease.boot_id, now)
+
+
+def seconds_left(wall: float | None, mono: float | None, boot_id: str, now: ClockReading) -> float | None:
+    """Seconds until an end that two clocks tell, the monotonic one in this boot only: the smaller value, or the
+    monotonic one where the wall clock was set. None without an end. Where boots have no id (outside Linux), the
+    smaller value always: the machine may have started anew, and its monotonic clock may stand while it sleeps."""
+    if wall is None:
+        return None
+    by_wall = wall - now.wall
+    if mono is None or boot_id != now.boot_id:
+        return by_wall
+    by_mono = mono - now.mono
+    return by_mono if boot_id and abs(by_wall - by_mono) > CLOCK_JUMP_S else min(by_wall, by_mono)
 
 
 def idle_limit_s(lease: Lease, has_live_run: bool, hold_s: float | None) -> float | None:
@@ -191,5 +205,8 @@ def read_document(node: Node) -> dict[str, Any]:
 
 def read_lease(node: Node) -> Lease:
     """The lease in force; without a file there is no end."""
-    document = read_document(node)
+    return parse_lease(read_document(node))
+
+
+def parse_lease(document: dict[str, Any]) -> Lease:
     return Lease(**{name: document[name] for name in Lease._fields if name in document})

@@ -17,7 +17,8 @@
     watchdog.log  agent.log
     <tree>/                        what was pushed, the working directory of runs: `project` (the user's) or `train`
                                    (ours); `data…`: folders of `--data`, or a link to them on a local disk
-    trees/<tree>.json              what we wrote there, to tell our files from edited ones
+    trees/<tree>.json              what we wrote there, to tell our files from edited ones; `.restored.json`: what we
+                                   put back of earlier runs
     incoming/                      a push that is being received
     runs/<run>/                    spec.json inventory.json events.jsonl result.json home.json sink.json stop
                                    snapshot launcher.out launcher.err ranks/<rank>.out .err .json

@@ -117,6 +117,32 @@ def has_marker(environment: bytes, marker: Marker, separator: bytes = b"\0") -> 
     return separator + b"GPUOPS_STOP_FILE=" not in text or has("GPUOPS_STOP_FILE=" + marker.stop_file)
 
 
+def cpu_seconds(pids: Iterable[int]) -> float:
+    """Processor time of these processes, with that of their children that have ended; 0 without `/proc`."""
+    ticks = 0
+    for pid in pids:
+        try:
+            with open(f"/proc/{pid}/stat", encoding="utf-8", errors="replace") as file:
+                text = file.read()
+            ticks += sum(map(int, text[text.rindex(")") + 2 :].split()[11:15]))
+        except (OSError, ValueError):
+            continue  # it has ended
+    return ticks / os.sysconf("SC_CLK_TCK")
+
+
+def file_bytes(pids: Iterable[int]) -> int:
+    """What these processes have read and written, but on sockets, with their children that have ended; 0 where that
+    cannot be read."""
+    total = 0
+    for pid in pids:
+        try:
+            with open(f"/proc/{pid}/io") as file:
+                total += sum(int(line.split()[1]) for line in file if line.startswith(("rchar:", "wchar:")))
+        except (OSError, ValueError):
+            continue  # it has ended, or is another user's
+    return total
+
+
 def handles_signal(pid: int, sign: int) -> bool:
     """Whether the process has its own handler for this signal; False without `/proc`, which alone knows."""
     try:

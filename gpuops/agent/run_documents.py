@@ -86,6 +86,8 @@ class LaunchSpec(NamedTuple):
     outs: Sequence[str] = ()
     """Patterns of the run's outputs."""
     grace_s: float = 10.0
+    join_timeout_s: float | None = None
+    """How long a run in which no rank joins may print nothing and stand idle before it ends; None: for ever."""
     data: str | None = None
     hold_s: float | None = None
     """How long results are held for a client to download them; None: they are not held."""
@@ -96,7 +98,7 @@ class LaunchSpec(NamedTuple):
         """Raises KeyError, TypeError or ValueError for a document of another shape."""
         values = _known(cls, document)
         parts = {"kind": RunKind, "here": _of(MachineShare), "master": _of(Endpoint), "gang": _of(Endpoint)}
-        for name, parse in {**parts, "sink": _of(SinkSpec), "hold_s": float}.items():
+        for name, parse in {**parts, "sink": _of(SinkSpec), "hold_s": float, "join_timeout_s": float}.items():
             if name in values:
                 values[name] = parse(values[name])
         return cls(**values)

@@ -184,6 +184,11 @@ class OutputTimes:
         self._began = self._checked = clock()
         self._sizes: dict[str, int] = {}
 
+    @property
+    def total_bytes(self) -> int:
+        """How much was written by the last check."""
+        return sum(self._sizes.values())
+
     def check(self, last: bool = False) -> None:
         """Record which streams have grown, if a check is due or this is the `last` one."""
         now = self._clock()

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 from collections.abc import Callable, Iterable
+from enum import Enum, auto
 from pathlib import Path
 
 from gpuops import ledger
@@ -13,12 +14,23 @@ from gpuops.core.context import Context
 from gpuops.core.errors import LocalDisk, UsageError
 from gpuops.core.format import ago
 from gpuops.core.platform import obey_escapes, pass_over_current_folder
-from gpuops.core.settings import Settings, Tables, home, load, load_leniently, owner, surroundings
+from gpuops.core.settings import Settings, Tables, can_write, home, load, load_leniently, owner, surroundings
 from gpuops.core.signals import Signals
 from gpuops.guard.services import SERVICES
 
 
-def make_context(*, as_json: bool = False, yes: bool = False, strict: bool = False) -> tuple[Context, Settings]:
+class Needs(Enum):
+    """What a command needs of gpuops' own folder."""
+
+    CREATE = auto()
+    """To write to it; it is made where it is absent."""
+    LOOK = auto()
+    """To read what is there: the folder may be absent or closed to writing."""
+
+
+def make_context(
+    *, as_json: bool = False, yes: bool = False, strict: bool = False, needs: Needs = Needs.CREATE
+) -> tuple[Context, Settings]:
     """The Context of this command and the folder's settings.
 
     `strict`: an error in the folder's files raises UsageError. Commands that create something are strict; commands
@@ -35,19 +47,21 @@ def make_context(*, as_json: bool = False, yes: bool = False, strict: bool = Fal
         settings, wrong = load_leniently(folder, os.environ, known)
         for sentence in wrong:
             out.say(f"note: {' '.join(sentence.splitlines())}")
-    ours = home(os.environ)
+    makes = needs is Needs.CREATE
+    ours = home(os.environ, make=makes)
     signals = Signals(
         on_first=lambda: out.say("\ninterrupted: stopping in good order (again to hurry)"),
         on_second=lambda: out.say("\nhurrying: ending everything now"),
     )
     ctx = Context(
         home=ours,
-        owner=owner(ours),
+        owner=owner(ours, make=makes),
         folder=folder,
         env=surroundings(settings, os.environ),
         out=out,
         signals=signals,
         services=SERVICES,
+        read_only=not can_write(ours),
         yes=yes,
         dotenv=settings.dotenv,
         progress=progress_on(out, os.environ),
@@ -76,13 +90,18 @@ def report_news(ctx: Context, *, orphans: bool = True) -> None:
 
     A full disk or a ledger that another command holds is printed as a note; the command goes on. `orphans`: whether
     to look for clusters that the ledger does not know. Raises LedgerTooNew.
+
+    Where the home cannot be written, that is printed, and what is unread stays so.
     """
+    if ctx.read_only and ctx.home.exists():
+        ctx.out.say(f"note: {ctx.home} cannot be written: no guard is started, and what happens now is not noted there")
     if not (ctx.home / ledger.FILE).exists():  # no cluster was ever created, or the ledger was deleted
         return _report_orphans(ctx, lambda: ()) if orphans else None
     from gpuops.ledger.store import LedgerUnwritable
 
     problems = set()
-    for step in (_report_notices, _ensure_guards, *([_report_unknown_to_ledger] * orphans)):
+    writing = () if ctx.read_only else (_report_notices, _ensure_guards)
+    for step in (*writing, *([_report_unknown_to_ledger] * orphans)):
         try:
             step(ctx)
         except (LedgerUnwritable, LocalDisk) as error:
@@ -92,6 +111,14 @@ def report_news(ctx: Context, *, orphans: bool = True) -> None:
     return None
 
 
+def report_new_home(ctx: Context) -> None:
+    """Say so where nothing was ever brought up from this home: what is up may be another one's, or a lost one's."""
+    if not ctx.owner:
+        ctx.out.say(
+            f"note: {ctx.home} is a new home, and knows of nothing that another one brought up: gpuops status --cloud"
+        )
+
+
 def _report_notices(ctx: Context) -> None:
     for at, say in ctx.ledger.take_notices():
         ctx.out.say(f"{ago(at)}: {say}")
@@ -99,7 +126,7 @@ def _report_notices(ctx: Context) -> None:
 
 def _ensure_guards(ctx: Context) -> None:
     for row in ctx.ledger.list_guarded():
-        ctx.ensure_guard(row)
+        ctx.ensure_guard(row, waits=False)
 
 
 def _report_unknown_to_ledger(ctx: Context) -> None:

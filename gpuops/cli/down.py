@@ -2,20 +2,24 @@
 
 from __future__ import annotations
 
-from typing import Annotated
+from typing import TYPE_CHECKING, Annotated
 
 import typer
 
 from gpuops.cli import completion
-from gpuops.cli.context import make_context, report_news
+from gpuops.cli.context import Needs, make_context, report_new_home, report_news
 from gpuops.cli.flags import Json
 from gpuops.cli.help import example_help
 from gpuops.core.errors import StillBilling
+
+if TYPE_CHECKING:
+    from gpuops.core.context import Context
 
 HELP = example_help(
     "End clusters; results come home first.\n\nRuns are stopped in good order, and nothing is left that costs.",
     "gpuops down",
     "gpuops down lab",
+    "gpuops down lab --out '!raw.bin'",
     "gpuops down --all",
 )
 
@@ -35,20 +39,28 @@ def down(
     force: Annotated[
         bool, typer.Option("--force", help="Do not wait for runs, give up results that are not home.")
     ] = False,
+    out: Annotated[
+        list[str] | None,
+        typer.Option(metavar="'!GLOB'", help="Leave these results there: '!big.bin'. Repeatable.", show_default=False),
+    ] = None,
     as_json: Json = False,
 ) -> None:
     from gpuops.clusters.orphans import down_by_tag
     from gpuops.commands import down as down_command
     from gpuops.ledger.store import LedgerTooNew
 
-    ctx, _ = make_context(as_json=as_json)
+    ctx, _ = make_context(as_json=as_json, needs=Needs.LOOK)
     try:
         report_news(ctx, orphans=False)
+        if ctx.read_only and ctx.owner:
+            said = _down_in_read_only_home(ctx, names or [], everything, force)
+            return _print_result(ctx, said)
         orphaned = down_command.find_orphans(ctx, names or [])
         with ctx.signals:
             ctx.signals.backward()
             known = [name for name in names or [] if name not in orphaned]
             rows = [] if names and not known else down_command.pick_clusters(ctx, known, everything)
+            down_command.leave_there(ctx, rows, out or [])
             said = down_command.down(ctx, rows, ctx.progress, force=force)
         if orphaned:
             raise StillBilling(
@@ -60,5 +72,24 @@ def down(
         said = down_by_tag(ctx, names or [], everything)
         for sentence in said:
             ctx.out.say(sentence)
+    return _print_result(ctx, said)
+
+
+def _down_in_read_only_home(ctx: Context, names: list[str], everything: bool, force: bool) -> list[str]:
+    """End clusters by their tags; what their runs made cannot come home, since nothing could note that it did."""
+    from gpuops.clusters.orphans import down_by_tag
+    from gpuops.commands.down import refuse_unsaved
+
+    if not force:
+        refuse_unsaved(ctx, names)
+    said = down_by_tag(ctx, names, everything)
+    for sentence in said:
+        ctx.out.say(sentence)
+    return said
+
+
+def _print_result(ctx: Context, said: list[str]) -> None:
+    if not said:
+        report_new_home(ctx)
     lines = [] if said else ["nothing is up"]
     ctx.out.result("down", {"gone": [sentence.split()[0] for sentence in said]}, lines)

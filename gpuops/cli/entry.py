@@ -44,6 +44,8 @@ COMPLETING = "_GPUOPS_COMPLETE"
 
 def execute(arguments: Sequence[str]) -> int:
     """Run one command line and return its exit code. No exception leaves it."""
+    if arguments and arguments[0] == "help":  # as `git help log` and `aws help` take it
+        arguments = [*arguments[1:], "--help"]
     if COMPLETING not in os.environ and (answer := short_answer(arguments)) is not None:
         _print(answer, sys.stdout)
         return 0

@@ -9,8 +9,10 @@ from __future__ import annotations
 import re
 import shlex
 from collections.abc import Sequence
+from typing import Any
 
-from gpuops.cli.help import passed_words
+from gpuops.cli.help import TYPED, passed_words, split_provider_options
+from gpuops.cli.other_tools import LINE_OF, sort_train_line, torchrun_flag
 from gpuops.core.names import did_you_mean
 
 NEAR = 0.75
@@ -20,23 +22,38 @@ PASSED: dict[str, str] = {
     "run": "your command stands behind `--`: gpuops run -- python3 hello.py",
 }
 """What belongs behind `--`, with an example."""
+MODE_FIRST = "say single, multigpu or multinode first"
+MODES_HINT = (
+    "say how far to spread: gpuops train single (one rank), gpuops train multigpu (a rank per GPU of one node) "
+    "or gpuops train multinode (several nodes)"
+)
 
 
 def explain_parser_error(error: Exception, arguments: Sequence[str], commands: Sequence[str]) -> tuple[str, str] | None:
     """`(say, hint)` for an error of the parser; None for any other. `arguments`: those before `--`."""
     if not hasattr(error, "format_message"):
         return None
+    context: Any = getattr(error, "ctx", None)
     command = next((word for word in arguments if not word.startswith("-")), "")
     help_line = f"see: gpuops {command} --help" if command in commands else "see: gpuops --help"
     message = str(error.format_message()).replace("\n", " ").strip().rstrip(".")
     if unknown := re.match(r"No such command '([^']*)'", message):
         return unknown_command(unknown[1], commands)
     if extra := re.fullmatch(r"Got unexpected extra arguments?(?:\(s\))? \((.*)\)", message):
+        mode = str(context.params.get("mode") or "") if command == "train" else ""
+        if mode.endswith(".py"):
+            return explain_unknown_mode(mode, context)
         return f"'{extra[1]}' is more than gpuops {command} takes", _separator_hint(
             command, arguments, extra[1]
         ) or help_line
     if hasattr(error, "possibilities"):  # an option that does not exist
         name, known = str(getattr(error, "option_name", "")), list(error.possibilities or ())
+        if command == "train" and torchrun_flag(name):
+            say = f"{name} is a flag of torchrun, which gpuops train starts by itself"
+            return say, f"type: {sorted_line(context)}"
+        if command == "train" and not _nearest(name, known) and len(arguments) > 1:
+            rule = PASSED[command].partition(": ")[0]
+            return f"there is no option {name}", f"{rule}: {sorted_line(context)}"
         ran = " ".join(arguments[1:]) if command == "run" and not "".join(arguments[1:2]).startswith("-") else ""
         return f"there is no option {name}{_nearest(name, known)}", _separator_hint(
             command, arguments, ran
@@ -44,7 +61,22 @@ def explain_parser_error(error: Exception, arguments: Sequence[str], commands: S
     if option := getattr(error, "option_name", None):
         needs = "takes no value" if "does not take" in message else "needs a value"
         return f"{option} {needs}", help_line
-    return _explain_parameter(error, message, arguments), help_line
+    say = _explain_parameter(error, message, arguments)
+    return say, MODES_HINT if command == "train" and say == "MODE is missing" else help_line
+
+
+def sorted_line(context: Any) -> str:
+    """The typed line of `train` with each word where it belongs."""
+    takes_value = {
+        name: not getattr(parameter, "is_flag", False)
+        for parameter in context.command.params
+        if parameter.param_type_name == "option"
+        for name in (*parameter.opts, *parameter.secondary_opts)
+    }
+    rest, provider = split_provider_options(context.meta[TYPED], takes_value)
+    line = sort_train_line(rest, {**takes_value, "--help": False, "-h": False}, passed_words() or ())
+    line.ours += provider
+    return line.typed()
 
 
 def _separator_hint(command: str, arguments: Sequence[str], theirs: str) -> str:
@@ -59,7 +91,20 @@ def _separator_hint(command: str, arguments: Sequence[str], theirs: str) -> str:
     return f"{rule}: {example}"
 
 
+def explain_unknown_mode(mode: str, context: Any) -> tuple[str, str]:
+    """`(say, hint)` where `train` was given something else as its mode; a script in its place gets the whole line to
+    type."""
+    hint = f"{MODE_FIRST}: {sorted_line(context)}" if mode.endswith(".py") else MODES_HINT
+    return f"'{mode}' is neither single, multigpu nor multinode", hint
+
+
 def unknown_command(word: str, commands: Sequence[str]) -> tuple[str, str]:
+    """What other tools call so goes before what is spelled alike: `top` is no misspelt `stop`."""
+    say = f"there is no command '{word}'"
+    if line := LINE_OF.get(word.lower()):
+        return say, f"type: {line}"
+    if word.endswith(".py"):
+        return say, f"type: gpuops train multinode {word}"
     return f"there is no command '{word}'{_nearest(word, commands)}", "see: gpuops --help"
 
 

@@ -100,7 +100,10 @@ class LaunchFlags:
     ] = None
     prelude: Annotated[
         list[str] | None,
-        _option("A shell line before every rank, such as 'module load cuda'. Repeatable.", metavar="LINE"),
+        _option(
+            "A shell line before every rank, such as 'module load cuda'; the run ends where it fails. Repeatable.",
+            metavar="LINE",
+        ),
     ] = None
     python: Annotated[str | None, _option("The Python on the nodes.", metavar="PATH")] = None
     setup: Annotated[
@@ -109,6 +112,14 @@ class LaunchFlags:
     resume: Annotated[
         str | None,
         _option("Put this earlier run's snapshots back on every node first.", metavar="RUN", offers=completion.runs),
+    ] = None
+    fresh: Annotated[
+        bool | None,
+        typer.Option(
+            "--fresh",
+            help="Take what earlier runs made off the nodes first, once it is home: gpuops train multinode --fresh.",
+            show_default=False,
+        ),
     ] = None
     queue: Annotated[
         bool | None,
@@ -125,6 +136,14 @@ class LaunchFlags:
         float | None,
         _option("How long rented nodes wait for this computer to fetch the results after the run.", metavar="HOURS"),
     ] = None
+    join_timeout: Annotated[
+        float | None,
+        _option(
+            "How long a run in which no rank joins the others may print nothing and stand idle before it ends; "
+            "0: for ever. Without it: 30; `--join-timeout 120` gives two hours.",
+            metavar="MIN",
+        ),
+    ] = None
     sink: Annotated[
         str | None,
         _option(
@@ -135,7 +154,10 @@ class LaunchFlags:
     retries: Annotated[
         int | None,
         _option(
-            "How often rented machines that their provider takes back are replaced, and the run resumed.", metavar="K"
+            "How often machines that were rented for the run, and that their provider takes back, are replaced, and "
+            "the run resumed; on hosts of your own and live clusters: how often a run that failed is started again, "
+            "with what it left, such as --retries 2.",
+            metavar="K",
         ),
     ] = None
     overwrite: Annotated[
@@ -144,7 +166,11 @@ class LaunchFlags:
     ] = None
     send_anyway: Annotated[
         list[str] | None,
-        _option("Send a file that looks like a secret, or what links in --data lead to. Repeatable.", metavar="PATH"),
+        _option(
+            "Send a file that looks like a secret, a script that is no Python here, or what links in --data lead to. "
+            "Repeatable.",
+            metavar="PATH",
+        ),
     ] = None
 
 

@@ -38,6 +38,7 @@ def passed_words() -> list[str] | None:
 
 
 WORDS = "gpuops.words"
+TYPED = "gpuops.typed"
 
 
 class TakesArguments(TyperCommand):
@@ -47,6 +48,7 @@ class TakesArguments(TyperCommand):
 
     def parse_args(self, ctx: Any, args: list[str]) -> list[str]:
         common = {name for parameter in self.params for name in parameter.opts}
+        ctx.meta[TYPED] = list(args)
         ours, ctx.meta[WORDS] = split_provider_options(args, common)
         return super().parse_args(ctx, ours)
 

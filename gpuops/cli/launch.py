@@ -26,6 +26,7 @@ from gpuops.cli.request import (
     machine_request,
     parse_environment,
     parse_grace,
+    parse_join_timeout,
     parse_provider_options,
 )
 from gpuops.core.context import Context
@@ -112,32 +113,25 @@ def _make_job(
         on=flags.on,
         keep=bool(flags.keep),
         detach=bool(flags.detach),
-        retries=count_retries(ctx, flags, is_typed=typed.flags.retries is not None),
+        retries=count_retries(flags, is_typed=typed.flags.retries is not None),
         wish=lease_limits(machine),
-        sending=Sending(bool(flags.overwrite), flags.send_anyway or (), bool(flags.queue)),
+        sending=Sending(bool(flags.overwrite), flags.send_anyway or (), bool(flags.queue), bool(flags.fresh)),
     )
 
 
-def count_retries(ctx: Context, flags: LaunchFlags, *, is_typed: bool) -> int:
-    """How many times preempted machines are replaced. Where --retries is impossible, one from `gpuops.toml` (not
-    `is_typed`) counts as 0, and one that was typed raises UsageError."""
+def count_retries(flags: LaunchFlags, *, is_typed: bool) -> int:
+    """How many times machines that were rented for the run are replaced, or a run on others is started again. Where
+    --retries is impossible, one from `gpuops.toml` (not `is_typed`) counts as 0, and a typed one raises UsageError."""
     count = flags.retries or 0
     if count < 0:
         raise UsageError(f"--retries {count} is less than none", "--retries takes a number from 0")
-    rented = bool(flags.on) and is_rented(ctx.provisioner(str(flags.on)))
     if count and is_typed and flags.detach:
         raise UsageError(
             f"--detach and --retries {count} exclude each other: the guard downloads results and ends machines, and "
             "starts no run",
             "leave out one of them",
         )
-    if count and is_typed and not rented:
-        raise UsageError(
-            f"--retries {count} is for machines that are rented for this run"
-            + (f", and {flags.on} takes none back" if flags.on else ""),
-            "leave it out" if flags.on else "say where to rent them: --on PROVIDER",
-        )
-    return count if rented and not flags.detach else 0
+    return 0 if flags.detach else count
 
 
 def complete_request(ctx: Context, request: RunRequest, flags: LaunchFlags) -> RunRequest:
@@ -156,6 +150,7 @@ def complete_request(ctx: Context, request: RunRequest, flags: LaunchFlags) -> R
         resume=flags.resume,
         setup=flags.setup,
         hold_s=parse_grace(flags.grace),
+        join_timeout_s=parse_join_timeout(flags.join_timeout),
         sink=sinks.parse_sink(flags.sink) if flags.sink else None,
     )
     if request.workload:
@@ -164,6 +159,8 @@ def complete_request(ctx: Context, request: RunRequest, flags: LaunchFlags) -> R
         request = dataclasses.replace(request, script=resolve_script(ctx.folder, request.script))
     if flags.detach and flags.queue:
         raise UsageError("--detach and --queue exclude each other", "leave out one of them")
+    if request.resume and flags.fresh:
+        raise UsageError("--resume and --fresh exclude each other", "leave out one of them")
     if request.resume:
         request = _check_resume(ctx, request)
     return request

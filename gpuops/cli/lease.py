@@ -7,7 +7,7 @@ from typing import Annotated
 import typer
 
 from gpuops.cli import completion
-from gpuops.cli.context import make_context, report_news
+from gpuops.cli.context import Needs, make_context, report_news
 from gpuops.cli.flags import Json
 from gpuops.cli.help import example_help
 
@@ -35,7 +35,7 @@ def lease(
     from gpuops.offers.search import balance_shortfall
 
     by_s = lease_limits.parse_span(extend) if extend is not None else None
-    ctx, _ = make_context(as_json=as_json)
+    ctx, _ = make_context(as_json=as_json, needs=Needs.LOOK if by_s is None else Needs.CREATE)
     report_news(ctx)
     row = selection.find_by_name(ctx.ledger.clusters(), name)
     now = ctx.clock.now()
@@ -45,7 +45,7 @@ def lease(
         if ours == Lease():
             ctx.out.say(f"note: {row.name} had no end until now")
         ours = lease_limits.extend_lease(ours, by_s, now)
-        session = open_session(ctx, row)
+        session = open_session(ctx, row, any_version=True)
         try:
             send_lease(session, ours, now)
         finally:

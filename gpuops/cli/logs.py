@@ -8,7 +8,7 @@ from typing import Annotated
 import typer
 
 from gpuops.cli import completion
-from gpuops.cli.context import make_context, report_news
+from gpuops.cli.context import Needs, make_context, report_news
 from gpuops.cli.flags import Json
 from gpuops.cli.help import example_help
 from gpuops.core.errors import UsageError
@@ -54,7 +54,7 @@ def logs(
     if tail is not None and tail < 1:
         raise UsageError(f"--tail is at least 1 line, not {tail}", "gpuops logs --tail 50")
     pattern = None if grep is None else _regex(grep)
-    ctx, _ = make_context(as_json=as_json)
+    ctx, _ = make_context(as_json=as_json, needs=Needs.LOOK)
     log_filter = Filter(
         node,
         rank,

@@ -13,10 +13,12 @@ from typing import Any, NoReturn, TypeVar
 
 from gpuops.cli.errors import NEAR
 from gpuops.cli.flags import LaunchFlags, MachineFlags, fill_from_table, flag_types
+from gpuops.cli.host_files import machines_of
 from gpuops.core.context import Context
 from gpuops.core.errors import UsageError
 from gpuops.core.models import Option, Request
 from gpuops.core.names import did_you_mean
+from gpuops.core.run_models import RunRequest
 from gpuops.core.settings import KEYS, Settings
 from gpuops.core.typed_paths import typed_path
 from gpuops.offers.lease_limits import LeaseLimits, parse_span
@@ -119,15 +121,17 @@ def _add_option(parser: argparse.ArgumentParser, option: Option) -> None:
     if option.type == "bool":
         parser.add_argument(flag, dest=option.name, action="store_true", default=option.default)
     elif option.type == "lines":
-        parser.add_argument(flag, dest=option.name, type=partial(_read_lines, option.name), default=option.default)
+        parser.add_argument(flag, dest=option.name, type=partial(_read_lines, option), default=option.default)
     elif option.type == "list":
         parser.add_argument(flag, dest=option.name, action="append", default=option.default)
     else:
         parser.add_argument(flag, dest=option.name, type=_value_parser(option), default=option.default)
 
 
-def _read_lines(name: str, path: str) -> list[str]:
-    """The lines of a file without comments and empty lines. Raises UsageError."""
+def _read_lines(option: Option, path: str) -> list[str]:
+    """The lines of a file without comments and empty lines; the machines that they name, where the option names some.
+    Raises UsageError."""
+    name = option.name
     try:
         text = typed_path(f"--{name}", path, Path()).read_text(encoding="utf-8-sig")
     except (OSError, UnicodeDecodeError) as error:
@@ -136,7 +140,7 @@ def _read_lines(name: str, path: str) -> list[str]:
     lines = [line.partition("#")[0].strip() for line in text.splitlines()]
     if not any(lines):
         raise UsageError(f"--{name} {path} names nothing", "write one of them a line")
-    return [line for line in lines if line]
+    return machines_of(lines) if option.counts else [line for line in lines if line]
 
 
 def _value_parser(option: Option) -> Callable[[str], Any]:
@@ -172,7 +176,7 @@ def parse_environment(words: Sequence[str], environ: Mapping[str, str]) -> dict[
                 f"--env {name} cannot be set: it tells each process of the run which one it is",
                 "leave it out; --nodes and --gpus say how many there are",
             )
-        if name in KEYS:
+        if name in KEYS or name in _other_credentials():
             raise UsageError(
                 f"--env {name} would write a provider's key down with the run",
                 f"where the run needs it: --secret {name}, which is written nowhere",
@@ -181,6 +185,12 @@ def parse_environment(words: Sequence[str], environ: Mapping[str, str]) -> dict[
             raise UsageError(f"--env {name}: {name} is not set here", f"set it, or write --env {name}=VALUE")
         values[name] = value if equals else environ[name]
     return values
+
+
+def _other_credentials() -> set[str]:
+    from provisioners import registry
+
+    return registry.other_credentials()
 
 
 def find_key_like_values(values: Mapping[str, str]) -> dict[str, str]:
@@ -222,6 +232,17 @@ def parse_grace(hours: float | None) -> float | None:
     if hours is not None and not 0 < hours <= LIMIT_MAX:
         raise UsageError(f"--grace {hours:g} is no time to wait", "--grace takes hours, a number above 0")
     return None if hours is None else hours * 3600
+
+
+def parse_join_timeout(minutes: float | None) -> float | None:
+    """`--join-timeout` in seconds; None: no end. Raises UsageError for a number that is no length of time."""
+    if minutes is None:
+        return RunRequest.join_timeout_s
+    if not 0 <= minutes <= LIMIT_MAX:
+        raise UsageError(
+            f"--join-timeout {minutes:g} is no time to wait", "--join-timeout takes minutes, a number from 0 (for ever)"
+        )
+    return minutes * 60 or None
 
 
 def launch_flags(settings: Settings, table: str, flags: LaunchFlags) -> LaunchFlags:

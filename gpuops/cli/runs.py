@@ -7,7 +7,7 @@ from pathlib import Path
 import typer
 
 from gpuops import ledger
-from gpuops.cli.context import make_context, report_news
+from gpuops.cli.context import Needs, make_context, report_news
 from gpuops.cli.flags import Json
 from gpuops.cli.help import example_help
 
@@ -24,7 +24,7 @@ def register(app: typer.Typer) -> None:
 def runs(as_json: Json = False) -> None:
     from gpuops.core.format import ago, table
 
-    ctx, _ = make_context(as_json=as_json)
+    ctx, _ = make_context(as_json=as_json, needs=Needs.LOOK)
     report_news(ctx)
     rows = ctx.ledger.runs() if (ctx.home / ledger.FILE).exists() else []
     documents = [
@@ -40,19 +40,19 @@ def runs(as_json: Json = False) -> None:
         }
         for row in rows
     ]
-    heading = ["RUN", "STATE", "STARTED", "WHAT CAME OF IT", "RESULTS"]
+    heading = ["RUN", "STATE", "STARTED", "RESULTS", "WHAT CAME OF IT"]
     cells = [
         [
             row.name,
             row.verdict.outcome if row.verdict else row.state,
             ago(row.created),
-            (row.verdict and row.verdict.say) or "-",
             _place(row.home, ctx.folder),
+            (row.verdict and row.verdict.say) or "-",
         ]
         for row in rows
     ]
     width = ctx.out.columns(ctx.out.out)
-    lines = table([heading, *cells], width, gives=3, spare=NARROW_DROPS) if rows else ["no run yet"]
+    lines = table([heading, *cells], width, gives=4, spare=NARROW_DROPS) if rows else ["no run yet"]
     ctx.out.result("runs", {"runs": documents}, lines)
 
 

@@ -16,6 +16,8 @@ SSH_HELP = example_help(
     "gpuops ssh",
     "gpuops ssh lab --node 1",
     "gpuops ssh lab -- nvidia-smi",
+    "gpuops ssh lab -- 'pwd; ls'",
+    "gpuops ssh --all-nodes -- nvidia-smi",
 )
 FORWARD_HELP = example_help(
     "Open a port of a node on this computer.\n\nSuch as TensorBoard's or a notebook's; Ctrl-C ends it.",
@@ -23,6 +25,7 @@ FORWARD_HELP = example_help(
     "gpuops forward lab 8888 --node 1",
 )
 Node = Annotated[int, typer.Option(help="Which node.")]
+NodeOrAll = Annotated[int | None, typer.Option(help="Which node; without, node0.", show_default=False)]
 PORTS = range(1, 65536)
 
 
@@ -38,14 +41,28 @@ def ssh(
             metavar="NAME", help="Which cluster; without, this folder's.", autocompletion=completion.clusters
         ),
     ] = None,
-    node: Node = 0,
+    node: NodeOrAll = None,
+    all_nodes: Annotated[
+        bool, typer.Option("--all-nodes", help="Run the command on every node, such as `-- nvidia-smi`.")
+    ] = False,
 ) -> None:
     from gpuops.commands import ssh as ssh_command
+    from gpuops.commands.ssh_all_nodes import run_on_all_nodes
 
+    command = passed_words() or []
+    if all_nodes and node is not None:
+        raise UsageError("--all-nodes and --node exclude each other", "leave out one of them")
+    if all_nodes and not command:
+        raise UsageError(
+            "there is no command for all nodes", "write it behind `--`: gpuops ssh --all-nodes -- nvidia-smi"
+        )
     ctx, _ = make_context()
     report_news(ctx)
-    row, machine = ssh_command.pick_node(ctx, name, node, "ssh")
-    code = ssh_command.open_shell(ctx, row, machine, node, passed_words() or [])
+    if all_nodes:
+        code = run_on_all_nodes(ctx, *ssh_command.pick_nodes(ctx, name, "ssh"), command)
+    else:
+        row, machine = ssh_command.pick_node(ctx, name, node or 0, "ssh")
+        code = ssh_command.open_shell(ctx, row, machine, node or 0, command)
     if code:
         raise typer.Exit(code)
 

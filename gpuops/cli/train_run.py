@@ -7,6 +7,7 @@ from typing import Annotated, Literal
 import typer
 
 from gpuops.cli import completion
+from gpuops.cli.errors import explain_unknown_mode, sorted_line
 from gpuops.cli.flags import Json, LaunchFlags, MachineFlags, Yes, with_flags
 from gpuops.cli.help import WORDS, TakesArguments, TakesCommand, example_help, passed_words
 from gpuops.cli.launch import CommandLine, launch
@@ -71,13 +72,16 @@ def train(
     yes: Yes = False,
     as_json: Json = False,
 ) -> None:
-    checked = check_mode(mode)
+    checked = check_mode(mode, context)
     named = {"SCRIPT": script, "-m": module, "--workload": workload}
     given = [name for name, value in named.items() if value is not None]
     if empty := [name for name in given if not named[name]]:
         raise UsageError(f"{empty[0]} is empty", "name what to train, or leave it out")
     if len(given) > 1:
-        raise UsageError(f"{' and '.join(given)} exclude each other", "name one thing to train")
+        hint = "name one thing to train"
+        if script and not script.endswith(".py"):  # an argument of the module's or workload's
+            hint += f"; what belongs to it stands behind `--`: {sorted_line(context)}"
+        raise UsageError(f"{' and '.join(given)} exclude each other", hint)
     if not given:
         workload = workloads_and_data.DEFAULT_WORKLOAD
 
@@ -99,17 +103,12 @@ def train(
     launch(typed, make_request)
 
 
-def check_mode(mode: str) -> Literal["single", "multigpu", "multinode"]:
-    """The mode. Raises UsageError for an unknown one, with its own hint where the script stands in its place."""
+def check_mode(mode: str, context: typer.Context) -> Literal["single", "multigpu", "multinode"]:
+    """The mode. Raises UsageError for an unknown one."""
     for known in MODES:
         if mode == known:
             return known
-    raise UsageError(
-        f"'{mode}' is neither single, multigpu nor multinode",
-        f"say how far to spread first: gpuops train multinode {mode}"
-        if mode.endswith(".py")
-        else "say how far to spread: gpuops train multinode",
-    )
+    raise UsageError(*explain_unknown_mode(mode, context))
 
 
 def check_size(mode: str, machine: MachineFlags, script: str | None) -> None:

@@ -58,7 +58,7 @@ def up(
         machine_request,
         parse_provider_options,
     )
-    from gpuops.clusters import creation
+    from gpuops.clusters import available_offers, creation
     from gpuops.offers import offer_table
 
     if provider.startswith("-"):
@@ -73,7 +73,7 @@ def up(
         check_name(name)
     report_news(ctx)
     if dry_run:
-        offers, payer = creation.preview_offers(ctx, request, lease_limits(machine))
+        offers, payer = available_offers.preview_offers(ctx, request, lease_limits(machine))
         documents = [dataclasses.asdict(offer) | {"per_hour": offer.per_hour} for offer in offers]
         width = ctx.out.columns(ctx.out.out)
         paid = dataclasses.asdict(payer) if payer else None
@@ -90,16 +90,16 @@ def up(
 def _announce(ctx: Context, row: ClusterRow, machines: Sequence[Resource]) -> None:
     """What is up, until when, and the document for programs."""
     from gpuops.commands import ssh
+    from gpuops.commands.cluster_bill import find_ended_by
     from gpuops.core.format import money
     from gpuops.offers import lease_limits as leases
 
-    if ctx.ledger.needs_guard(row):
-        ctx.try_ensure_guard(row)
     nodes = [{"name": one.name, "address": one.address, "per_hour": one.per_hour} for one in machines]
     now = ctx.clock.now()
     count = plural(len(nodes), "node")
     per_hour = sum(one.per_hour for one in machines if one.bills)
     price = f" at {money(per_hour)}/h" if per_hour else ""
+    ended_by = find_ended_by(ctx, row, machines)
     ctx.out.result(
         "cluster",
         {
@@ -113,7 +113,7 @@ def _announce(ctx: Context, row: ClusterRow, machines: Sequence[Resource]) -> No
         [
             f"{row.name} is up: {count}{price}; {leases.describe_lease(row.lease, now)}",
             *ssh.host_name_lines(ctx, row, machines),
-            *([leases.describe_how_to_end(row.name, row.lease, now)] if per_hour else []),
+            *([leases.describe_how_to_end(row.name, row.lease, now, ended_by)] if per_hour else []),
         ],
     )
 

@@ -6,12 +6,13 @@ Every resource is in the ledger or found by its tag; what cannot be undone is re
 from __future__ import annotations
 
 import dataclasses
-import math
 import uuid
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager, suppress
 
+from gpuops.clusters.available_offers import offer_source
 from gpuops.clusters.home_files import record_rented
+from gpuops.clusters.provider_clock import clock_error_s, warn_of_clock
 from gpuops.clusters.readiness import wait_ready
 from gpuops.clusters.teardown import POLL_SLOW_S, describe_shutdown, destroy_cluster, list_resources, tear_down
 from gpuops.core.context import Context
@@ -24,12 +25,11 @@ from gpuops.core.errors import (
     RateLimited,
     StillBilling,
     Unknown,
-    UsageError,
 )
 from gpuops.core.format import money, span
-from gpuops.core.models import COSTLESS, Intent, Offer, Payer, Problem, Request, Resource
+from gpuops.core.models import COSTLESS, Intent, Offer, Request, Resource
 from gpuops.core.polling import Poller
-from gpuops.core.provider import Provisioner, is_rented
+from gpuops.core.provider import LoadedProvisioner, Provisioner, is_rented
 from gpuops.ledger.store import ClusterRow, LedgerJournal, LedgerUnwritable
 from gpuops.nodes import bootstrap
 from gpuops.nodes.session import ClusterSession, machines_of, send_lease
@@ -39,25 +39,43 @@ from gpuops.offers.lease_limits import MIN_LEASE_S, LeaseLimits, until_offer_end
 from gpuops.offers.price_approval import PRICE_ROUNDING, PriceApproval
 from gpuops.offers.price_terms import Terms
 from gpuops.offers.refusals import Refusals
-from gpuops.offers.search import OfferSearch, OfferSource
+from gpuops.offers.search import OfferSearch
 
 CREATE_ATTEMPTS_MAX = 4
 
 
-def create_once(ctx: Context, provisioner: Provisioner, offer: Offer, row: ClusterRow, intent: Intent) -> None:
+def create_once(ctx: Context, provisioner: LoadedProvisioner, offer: Offer, row: ClusterRow, intent: Intent) -> None:
     """Create one offer, with retries while the provider limits the rate. Raises ProviderError; created resources may
     still exist then."""
-    for attempt in range(CREATE_ATTEMPTS_MAX):
-        fresh = dataclasses.replace(intent, token=f"{intent.token}-{uuid.uuid4().hex[:8]}")
+    attempts, most = 0, 0
+    made: Sequence[Resource] = ()
+    while True:
+        fresh = dataclasses.replace(intent, token=f"{intent.token}-{uuid.uuid4().hex[:8]}", made=made)
         refusal = _try_create(ctx, provisioner, offer, row, fresh)
         if refusal is None:
             return
-        if not isinstance(refusal, RateLimited) or attempt == CREATE_ATTEMPTS_MAX - 1:
+        if not isinstance(refusal, RateLimited):
             raise refusal
-        undo(ctx, provisioner, row, refusal.message)  # a part may exist, and a retry would create it twice
-        wait = 2.0 ** (attempt + 1) if refusal.retry_after is None else refusal.retry_after
+        made = _resources_to_keep(ctx, provisioner, row)
+        attempts = 1 if len(made) > most else attempts + 1
+        most = max(most, len(made))
+        wait = max(2.0**attempts if refusal.retry_after is None else refusal.retry_after, provisioner.launches_apart_s)
+        now = ctx.clock.now() + clock_error_s(ctx, provisioner)  # the deadline goes by the provider's clock
+        is_too_late = bool(made) and now + wait >= intent.boot_deadline
+        if attempts == CREATE_ATTEMPTS_MAX or is_too_late:
+            raise refusal
+        if not made:
+            undo(ctx, provisioner, row, refusal.message)  # a part may exist, and a retry would create it twice
         ctx.progress.waits(f"{refusal.message}; asking again in {span(wait)}")
         ctx.clock.pause(wait, ctx.clock.monotonic() + wait)
+
+
+def _resources_to_keep(ctx: Context, provisioner: LoadedProvisioner, row: ClusterRow) -> list[Resource]:
+    """What an attempt has made that the next one goes on from; nothing where the provisioner begins anew."""
+    if provisioner.launches_apart_s <= 0:
+        return []
+    others = [resource for resource in ctx.ledger.resources(row.id) if not resource.is_machine]
+    return [*others, *machines_of(ctx, row)]
 
 
 def _try_create(
@@ -147,95 +165,6 @@ def _stands_for_all_machines(resource: Resource, offer: Offer) -> bool:
     return resource.state not in COSTLESS and resource.data.get("machines") == offer.nodes
 
 
-def find_offers(ctx: Context, request: Request, known_notes: set[str] | None = None) -> tuple[Provisioner, list[Offer]]:
-    """Check the request and get its offers; nothing is created. Raises ProviderError, UsageError.
-
-    `known_notes`: notes that were printed before, and are not printed again; new ones are added.
-    """
-    known_notes = set() if known_notes is None else known_notes
-    provisioner = ctx.provisioner(request.provider)
-    _check_capabilities(provisioner, request)
-    problems = _preflight(ctx, provisioner, request)
-    settled = _settle_problems(ctx, request, problems)
-    if settled != request:
-        request, problems = settled, _preflight(ctx, provisioner, settled)
-    for note in [_describe_problem(problem) for problem in problems if not problem.fatal]:
-        if note not in known_notes:
-            known_notes.add(note)
-            ctx.out.say(note)
-    fatal = [problem for problem in problems if problem.fatal]
-    if fatal:
-        raise ProviderError("; ".join(dict.fromkeys(problem.say for problem in fatal)), fatal[0].hint)
-    with ctx.progress.during(f"asking {request.provider} what it has"):
-        all_offers = provisioner.offers(request)
-    offers = [
-        offer
-        for offer in all_offers
-        if offer.nodes == request.nodes and (request.max_price is None or offer.per_hour <= request.max_price)
-    ]
-    if not offers:
-        fitting = [offer.per_hour for offer in all_offers if offer.nodes == request.nodes]
-        if fitting and request.max_price is not None:
-            raise NoCapacity(
-                f"{request.provider} offers nothing at {money(request.max_price)}/h or less: the cheapest that fits "
-                f"is {money(min(fitting))}/h",
-                "raise --max-price, or ask for less",
-            )
-        raise NoCapacity(
-            f"{request.provider} offers nothing that fits this request", "ask for less, or try another provider"
-        )
-    if is_rented(provisioner):
-        for offer in offers:
-            if not 0 < offer.per_hour < math.inf:
-                raise ProviderError(f"{request.provider} says no price for {offer.say}", "nothing was created")
-    return provisioner, offers
-
-
-def _describe_problem(problem: Problem) -> str:
-    return f"{'note' if problem.note else 'warning'}: {problem.say}; {problem.hint}"
-
-
-def _preflight(ctx: Context, provisioner: Provisioner, request: Request) -> list[Problem]:
-    with ctx.progress.during(f"looking whether {request.provider} is ready"):
-        return list(provisioner.preflight(request))
-
-
-def _settle_problems(ctx: Context, request: Request, problems: Sequence[Problem]) -> Request:
-    """The request with the user's confirmations of what only a person can settle (a host's key): all or none."""
-    open_ones = [problem for problem in problems if problem.settle]
-    asked = ctx.out.interactive and not ctx.yes
-    if asked and open_ones and all(ctx.out.confirm(f"{problem.say}: go on?") for problem in open_ones):
-        settled = {problem.settle: True for problem in open_ones}
-        return dataclasses.replace(request, options={**request.options, **settled})
-    return request
-
-
-def _check_capabilities(provisioner: Provisioner, request: Request) -> None:
-    for is_needed, capability in ((request.nodes > 1, "multinode"), (request.spot, "spot")):
-        answer = provisioner.capabilities.get(capability, f"{provisioner.name} does not say that it can")
-        if is_needed and answer is not True:
-            raise UsageError(
-                f"{provisioner.name} cannot do {capability}: {answer}", "leave that out, or name another provider"
-            )
-
-
-def preview_offers(ctx: Context, request: Request, wish: LeaseLimits) -> tuple[Sequence[Offer], Payer | None]:
-    """The offers of a dry run, and who would pay; notes on the price are printed. Raises ProviderError, UsageError."""
-    rented = is_rented(ctx.provisioner(request.provider))
-    approval = PriceApproval()
-    search = OfferSearch(ctx, dataclasses.replace(request, wait_s=0.0), _offer_source(ctx), approval)
-    offers = search.offers()
-    terms = Terms(ctx, request, wish, rented, search, approval)
-    terms.warn_of_balance(offers[0])
-    return offers, terms.payer(offers[0])
-
-
-def _offer_source(ctx: Context, avoided: Sequence[str] = ()) -> OfferSource:
-    return lambda request, known_notes: offer_table.order_avoided_last(
-        find_offers(ctx, request, known_notes)[1], avoided
-    )
-
-
 def bring_up(
     ctx: Context,
     request: Request,
@@ -259,7 +188,7 @@ def bring_up(
     search = OfferSearch(
         ctx,
         request,
-        _offer_source(ctx, approval.avoided),
+        offer_source(ctx, approval.avoided),
         approval,
         until=None if wish.until is None else wish.until - MIN_LEASE_S,
     )
@@ -288,6 +217,7 @@ def bring_up(
         ctx.ensure_guard(row)
         if rented:
             record_rented(ctx.home, request.provider)
+        warn_of_clock(ctx, provisioner)
         intent = Intent(ctx.owner, row.name, row.token, row.boot_deadline, agent)
         while True:
             try:
@@ -331,7 +261,7 @@ def bring_up(
 
 
 def _create_first_available(
-    ctx: Context, provisioner: Provisioner, offers: Sequence[Offer], row: ClusterRow, intent: Intent, terms: Terms
+    ctx: Context, provisioner: LoadedProvisioner, offers: Sequence[Offer], row: ClusterRow, intent: Intent, terms: Terms
 ) -> Offer:
     """Try offer after offer. A failed one leaves nothing behind before the next is tried. Raises NoCapacity, and
     QuotaExceeded where each of them was refused for its quota."""
@@ -344,12 +274,13 @@ def _create_first_available(
             continue
         terms.announce(row, offer)
         now = ctx.clock.now()
-        bounded = dataclasses.replace(intent, boot_deadline=terms.boot_end(offer, now))
+        boot_end = terms.boot_end(offer, now)
+        bounded = dataclasses.replace(intent, boot_deadline=boot_end + clock_error_s(ctx, provisioner))
         # What came to nothing has cost nothing: time and money count from this attempt on.
         ctx.ledger.set_cluster(
             row.id,
             offer=dataclasses.asdict(offer) | payer_record(terms.payer(offer)),
-            boot_deadline=bounded.boot_deadline,
+            boot_deadline=boot_end,
             lease=terms.lease(offer.per_hour, now),
             created=now,
         )

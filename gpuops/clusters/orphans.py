@@ -13,14 +13,12 @@ from gpuops.clusters.teardown import (
     POLL_S,
     POLL_SLOW_S,
     describe_shutdown,
-    find_auth_failure,
     forget_cluster,
     is_costless,
     list_remaining,
     select_resources,
-    still_billing_error,
-    suggest_command,
 )
+from gpuops.clusters.teardown_errors import find_auth_failure, still_billing_error, suggest_command
 from gpuops.core.context import Context
 from gpuops.core.errors import (
     AuthFailed,
@@ -43,6 +41,10 @@ if TYPE_CHECKING:
     from gpuops.ledger.store import ClusterRow
 
 
+REAP = "gpuops reap"
+"""What ends orphans."""
+
+
 @dataclass(frozen=True)
 class Orphan:
     """A resource with our tag that no live cluster of the ledger accounts for."""
@@ -56,6 +58,11 @@ class Orphan:
     def cluster(self) -> str:
         """The cluster's name, read from the tag `gpuops-<owner>-<cluster>-<part>`."""
         return self.resource.name.split("-", 2)[2].rpartition("-")[0]
+
+    @property
+    def owner(self) -> str:
+        """The 8 hex digits of the home that made it."""
+        return self.resource.name.split("-", 2)[1]
 
 
 @dataclass(frozen=True)
@@ -71,9 +78,9 @@ class UncheckedProvider:
 
 
 def find_resources(
-    ctx: Context, idle: list[UncheckedProvider] | None = None
+    ctx: Context, idle: list[UncheckedProvider] | None = None, owner: str | None = None
 ) -> tuple[list[Orphan], list[UncheckedProvider]]:
-    """All resources with our tag at every provider, and the providers that could not be asked.
+    """All resources with our tag, or another `owner`'s, at every provider, and the providers that could not be asked.
 
     A provider that is not set up here and was never used can hold none: that is no failure. `idle`: such providers are
     added to it.
@@ -81,9 +88,10 @@ def find_resources(
     orphans: list[Orphan] = []
     unasked: list[UncheckedProvider] = []
     used = _used_providers(ctx)
+    owner = ctx.owner if owner is None else owner
     for name in registry.provider_names():
         try:
-            orphans += [Orphan(name, resource) for resource in ctx.provisioner(name).list_owned(ctx.owner, [])]
+            orphans += [Orphan(name, resource) for resource in ctx.provisioner(name).list_owned(owner, [])]
         except Partial as error:
             orphans += [Orphan(name, resource) for resource in error.found]
             unasked.append(UncheckedProvider(f"not all of {name} could be asked: {error.message}", error))
@@ -100,19 +108,19 @@ def find_resources(
         known = {(orphan.resource.kind, orphan.resource.id) for orphan in orphans if orphan.provider == name}
         orphans += [
             orphan
-            for orphan in _find_by_dotenv_key(ctx, name)
+            for orphan in _find_by_dotenv_key(ctx, name, owner)
             if (orphan.resource.kind, orphan.resource.id) not in known
         ]
     return orphans, unasked
 
 
-def _find_by_dotenv_key(ctx: Context, name: str) -> list[Orphan]:
+def _find_by_dotenv_key(ctx: Context, name: str, owner: str) -> list[Orphan]:
     """Resources in the account of the key in `.env`, where another key takes precedence. It may be the account of the
     project's author: a failure is only printed."""
     try:
         provisioner = ctx.from_dotenv(name)
         return (
-            [Orphan(name, resource, dotenv=True) for resource in provisioner.list_owned(ctx.owner, [])]
+            [Orphan(name, resource, dotenv=True) for resource in provisioner.list_owned(owner, [])]
             if provisioner
             else []
         )
@@ -183,7 +191,7 @@ def forget_host(ctx: Context, host: str) -> str:
         try:
             provisioner = ctx.provisioner(name)
             if provisioner.forget(host):
-                return f"{host} is forgotten; should it come back, remove ~/.gpuops-{ctx.owner} there by hand"
+                return f"{host} is forgotten; what may still be there of ours goes by hand: ~/.gpuops-{ctx.owner}*"
         except UsageError:
             continue  # a provisioner that cannot be loaded knows no hosts
     raise UsageError(f"nothing of ours is known to be on {host}", "`gpuops reap` names the hosts that do not answer")
@@ -257,51 +265,66 @@ def end_orphans(
     orphans: Sequence[Orphan],
     unasked: Sequence[UncheckedProvider],
     earlier_errors: Sequence[GpuopsError] = (),
+    *,
+    by_tag: bool = False,
+    again: str = REAP,
 ) -> None:
     """End orphans; then report the providers that could not be asked, which may have more.
 
-    `earlier_errors`: what had failed already. Raises StillBilling, else the first of these.
+    `earlier_errors`: what had failed already. `by_tag`, `again`: as in `destroy_orphans`. Raises StillBilling, else the
+    first of these.
     """
     failed: list[str] = []
+    hints: list[str] = []
     why: GpuopsError | None = None
     try:
-        destroy_orphans(ctx, orphans)
+        destroy_orphans(ctx, orphans, by_tag=by_tag, again=again)
     except StillBilling as error:
         failed.append(error.message)
+        hints.append(error.hint)
         why = error
     if unasked:
         failed.append(f"something may still be there: {'; '.join(one.say for one in unasked)}")
+        hints += [one.why.hint for one in unasked if one.why]
+        why = next((one.why for one in unasked if find_auth_failure(one.why)), why)
     for one in earlier_errors if failed else earlier_errors[1:]:
         ctx.out.say(f"note: {one.message}")
     if failed:
-        whys = [one.why for one in unasked if find_auth_failure(one.why)] or [why]
-        raise StillBilling(
-            "; ".join(failed), suggest_command("gpuops reap", whys[0], "try again: gpuops reap")
-        ) from whys[0]
+        raise StillBilling("; ".join(failed), _join_hints(hints, again)) from why
     if earlier_errors:
         raise earlier_errors[0]
 
 
-def destroy_orphans(ctx: Context, orphans: Sequence[Orphan]) -> None:
+def destroy_orphans(ctx: Context, orphans: Sequence[Orphan], *, by_tag: bool = False, again: str = REAP) -> None:
     """Destroy orphans and list again until nothing of them costs money. Raises StillBilling with what remains.
 
     A failure at one provider does not keep the others from being tried. A resource that belongs to a cluster by now
-    (the user may have been asked in between) is kept.
+    (the user may have been asked in between) is kept, unless they go `by_tag`, whatever the ledger has of them.
+    `again`: what is to be typed once more where something is left.
     """
     errors: list[GpuopsError] = []
-    orphans = select_orphans(ctx, orphans)
-    for name, dotenv in sorted({(orphan.provider, orphan.dotenv) for orphan in orphans}):
-        group = [orphan for orphan in orphans if (orphan.provider, orphan.dotenv) == (name, dotenv)]
+    orphans = orphans if by_tag else select_orphans(ctx, orphans)
+    for key in sorted({(orphan.provider, orphan.dotenv, orphan.owner) for orphan in orphans}):
+        name, dotenv, owner = key
+        group = [orphan for orphan in orphans if (orphan.provider, orphan.dotenv, orphan.owner) == key]
         try:
             provisioner = (ctx.from_dotenv(name) if dotenv else None) or ctx.provisioner(name)
-            _destroy_at_provider(ctx, name, provisioner, [orphan.resource for orphan in group])
+            _destroy_at_provider(ctx, owner, name, provisioner, [orphan.resource for orphan in group], again)
         except GpuopsError as error:
             errors.append(error)
             continue
-        _forget_names(ctx, {orphan.cluster for orphan in group})
+        if owner == ctx.owner and not ctx.read_only:
+            _forget_names(ctx, {orphan.cluster for orphan in group})
     if errors:
-        why = next((error for error in errors if find_auth_failure(error)), None)
-        raise StillBilling("; ".join(error.message for error in errors), suggest_command("gpuops reap", why)) from why
+        why = next((error for error in errors if find_auth_failure(error)), errors[0])
+        hint = _join_hints([error.hint for error in errors], again)
+        raise StillBilling("; ".join(error.message for error in errors), hint) from why
+
+
+def _join_hints(hints: Sequence[str], again: str) -> str:
+    """What to do about each failure, and then to look again."""
+    steps = dict.fromkeys(hint.removesuffix(again).removesuffix("; then: ") for hint in hints)
+    return "; then: ".join([*filter(None, ["; ".join(filter(None, steps))]), again])
 
 
 def _forget_names(ctx: Context, names: Collection[str]) -> None:
@@ -313,8 +336,10 @@ def _forget_names(ctx: Context, names: Collection[str]) -> None:
             ssh.remove_config(ctx.home / "ssh", name)
 
 
-def _destroy_at_provider(ctx: Context, name: str, provisioner: Provisioner, resources: Sequence[Resource]) -> None:
-    """Destroy the orphans in one account. Raises StillBilling."""
+def _destroy_at_provider(
+    ctx: Context, owner: str, name: str, provisioner: Provisioner, resources: Sequence[Resource], again: str
+) -> None:
+    """Destroy the orphans of one owner in one account. Raises StillBilling."""
     wanted_ids = {(resource.kind, resource.id) for resource in resources}
     regions = sorted({resource.region for resource in resources})  # of others that do not answer nothing was found
     remaining, trouble = list(resources), ""
@@ -324,24 +349,25 @@ def _destroy_at_provider(ctx: Context, name: str, provisioner: Provisioner, reso
         trouble, last = "", None
         try:
             provisioner.destroy(remaining)
-            listed = provisioner.list_owned(ctx.owner, regions)
+            listed = provisioner.list_owned(owner, regions)
             remaining = [resource for resource in listed if (resource.kind, resource.id) in wanted_ids]
             if not remaining:
                 return
             if is_costless(remaining):
                 ctx.out.say(
-                    f"note: {describe_shutdown(remaining)}; once more, in some minutes, clears the rest: gpuops reap"
+                    f"note: {describe_shutdown(remaining)}; once more, in some minutes, clears the rest: {again}"
                 )
                 return
         except ProviderError as error:
             trouble, last = error.message, error
             if isinstance(error, RateLimited):
                 poller.retry_after(error.retry_after)
-    raise still_billing_error(remaining, 0.0, trouble, name, suggest_command("gpuops reap", last)) from last
+    raise still_billing_error(remaining, 0.0, trouble, name, suggest_command(again, last)) from last
 
 
 def down_by_tag(ctx: Context, names: Sequence[str], everything: bool) -> list[str]:
-    """`down` without a ledger (a newer gpuops wrote it): clusters are found by their tags alone."""
+    """`down` without a ledger that can be used (a newer gpuops wrote it, or its home is read-only): clusters are found
+    by their tags alone."""
     orphans, unasked = find_resources(ctx)
     live_names = sorted({orphan.cluster for orphan in orphans})
     wanted = live_names if everything else list(names) or live_names
@@ -349,10 +375,10 @@ def down_by_tag(ctx: Context, names: Sequence[str], everything: bool) -> list[st
         raise UsageError(f"several clusters are live: {', '.join(wanted)}", f"name one: gpuops down {wanted[0]}")
     missing = [name for name in wanted if name not in live_names]
     if unasked:  # what did not answer may have nodes of these, too
-        end_orphans(ctx, [orphan for orphan in orphans if orphan.cluster in wanted], unasked)
+        end_orphans(ctx, [orphan for orphan in orphans if orphan.cluster in wanted], unasked, by_tag=True)
     if missing:
         raise UsageError(
             f"there is no live cluster named {missing[0]}", f"live clusters: {', '.join(live_names) or 'there is none'}"
         )
-    destroy_orphans(ctx, [orphan for orphan in orphans if orphan.cluster in wanted])
+    destroy_orphans(ctx, [orphan for orphan in orphans if orphan.cluster in wanted], by_tag=True)
     return [f"{name} is gone" for name in wanted]

@@ -13,6 +13,7 @@ from collections.abc import Collection, Sequence
 from contextlib import suppress
 from dataclasses import dataclass
 
+from gpuops.clusters.teardown_errors import find_auth_failure, still_billing_error, suggest_after_down
 from gpuops.core.context import Context
 from gpuops.core.errors import (
     AuthFailed,
@@ -22,9 +23,8 @@ from gpuops.core.errors import (
     RateLimited,
     Rejected,
     StillBilling,
-    Unknown,
 )
-from gpuops.core.format import money, plural, span
+from gpuops.core.format import plural, span
 from gpuops.core.models import COSTLESS, Resource, ResourceState
 from gpuops.core.parallel import on_each
 from gpuops.core.polling import Poller
@@ -44,21 +44,27 @@ PERMANENT_ERRORS_MAX = 4
 def tear_down(ctx: Context, cluster: int, why: str, *, force: bool = False, notice: bool = False) -> None:
     """Destroy everything of a cluster and wait until nothing of it costs money. Raises StillBilling.
 
-    With `force`, hosts of the user's own that cannot be reached are given up; what is rented never is. `notice`: `why`
-    is left for the next command to show.
-    A ledger that cannot be written (a full disk) does not keep anything alive: its error is raised afterwards.
+    With `force`, what is on hosts of the user's own and cannot be ended is given up; what is rented never is. `notice`:
+    `why` is left for the next command to show.
+    A ledger that cannot be written (a full disk) does not keep anything alive: its error is raised afterwards. One that
+    cannot even be read, since another command holds it, does: StillBilling.
     """
     started = ctx.clock.monotonic()
-    row = ctx.ledger.cluster(cluster)
-    if row.state is ClusterState.GONE and not ctx.ledger.resources(cluster):
-        return
+    row = None
     try:
-        ctx.ledger.begin_end(cluster)
+        row = ctx.ledger.cluster(cluster)
+        if row.state is ClusterState.GONE and not ctx.ledger.resources(cluster):
+            return
+        try:
+            ctx.ledger.begin_end(cluster)
+        except LedgerUnwritable as error:
+            ctx.out.say(f"note: {error.message}; {row.name} is ended all the same")
+        provisioner = ctx.provisioner_of(row)
+        with ctx.progress.during(f"ending {row.name}", max(provisioner.gone_s, provisioner.settle_s)):
+            remaining = destroy_cluster(ctx, provisioner, row, force=force)
     except LedgerUnwritable as error:
-        ctx.out.say(f"note: {error.message}; {row.name} is ended all the same")
-    provisioner = ctx.provisioner_of(row)
-    with ctx.progress.during(f"ending {row.name}", max(provisioner.gone_s, provisioner.settle_s)):
-        remaining = destroy_cluster(ctx, provisioner, row, force=force)
+        name = row.name if row else "what was to be ended"
+        raise StillBilling(f"{name} may still be there: {error.message}", error.hint) from error
     forget_cluster(ctx, row)
     bucket.abort_cluster_uploads(ctx, cluster)
     message = f"{why} (took {span(ctx.clock.monotonic() - started)})" if notice else ""
@@ -164,11 +170,13 @@ def destroy_cluster(
             break
         if isinstance(step, Wait):
             poller.retry_after(step.retry_after_s)
+    if teardown.give_up_rest(error):
+        return []
     remaining = teardown.remaining
     remaining = [] if is_costless(remaining) else [resource for resource in remaining if resource.state not in COSTLESS]
     offered = row.offered_per_hour if remaining or ctx.ledger.has_open_intents(row.id) else 0.0
-    command = suggest_command(f"gpuops down {row.name}", error)
-    raise still_billing_error(remaining, offered, error.message if error else "", row.name, command) from error
+    hint = suggest_after_down(row, error, is_rented=is_rented(provisioner), force=force)
+    raise still_billing_error(remaining, offered, error.message if error else "", row.name, hint) from error
 
 
 class _Teardown:
@@ -181,7 +189,7 @@ class _Teardown:
         self._provisioner = provisioner
         self._row = row
         self._force = force
-        """Regions that do not answer are given up."""
+        """What cannot be ended is given up."""
         self._given_up: set[str] = set()
         self._listed_ids: set[str] = set()
         self._permanent_errors = 0
@@ -222,8 +230,25 @@ class _Teardown:
     def _destroy_reachable(self) -> None:
         self.remaining, unreachable = _destroy_reachable(self._ctx, self._provisioner, self._row, self._given_up)
         for region, why in unreachable.items() if self._force else ():
-            self._given_up.add(region)
-            self._ctx.out.say(f"note: {why}; what is there of {self._row.name} is given up: gpuops reap asks it again")
+            self._give_up(region, why)
+
+    def give_up_rest(self, error: ProviderError | None) -> bool:
+        """With `force`: give up what is left after the last attempt (`error`: how that failed), and return True.
+        Refused credentials are no reason: they can be mended."""
+        if not self._force or find_auth_failure(error):
+            return False
+        for region in sorted({resource.region for resource in self.remaining} - self._given_up):
+            self._give_up(region, error.message if error else self.describe_wait())
+        return True
+
+    def _give_up(self, region: str, why: str) -> None:
+        self._given_up.add(region)
+        known = [*self.remaining, *self._ctx.ledger.resources(self._row.id)]
+        ids = ", ".join(dict.fromkeys(resource.id for resource in known if resource.region == region))
+        self._ctx.out.say(
+            f"note: {why}; what is there of {self._row.name} is given up{ids and f' ({ids})'}: "
+            "`gpuops reap` ends it once it can; else end its processes and remove it by hand"
+        )
 
 
 def _destroy_unlisted(ctx: Context, provisioner: Provisioner, row: ClusterRow) -> None:
@@ -278,7 +303,11 @@ def _destroy_reachable(
         if isinstance(answers.get(resource.region), ProviderError) or not _costs_nothing(provisioner, resource)
     ]
     # Refused credentials count as an answer: the next attempt reports them.
-    unreachable = {region: answer.message for region, answer in answers.items() if isinstance(answer, Unknown)}
+    unreachable = {
+        region: answer.message
+        for region, answer in answers.items()
+        if isinstance(answer, ProviderError) and not isinstance(answer, AuthFailed)
+    }
     return [*reachable, *unsure], unreachable
 
 
@@ -340,31 +369,3 @@ def select_by_tag(resources: Sequence[Resource], owner: str, cluster: str) -> li
         if resource.name.startswith(prefix) and "-" not in resource.name[len(prefix) :]
     ]
     return sort_by_node(selected)
-
-
-def find_auth_failure(error: BaseException | None) -> AuthFailed | None:
-    """The refused credentials that an error comes from, if it does."""
-    while error is not None and not isinstance(error, AuthFailed):
-        error = error.__cause__
-    return error
-
-
-def suggest_command(command: str, error: BaseException | None, otherwise: str = "") -> str:
-    """What to type next; first what makes a provider take the credentials, where it is these that it refuses."""
-    refused = find_auth_failure(error)
-    return f"{refused.hint}; then: {command}" if refused and refused.hint else otherwise or command
-
-
-def still_billing_error(
-    remaining: Sequence[Resource], offered: float, trouble: str, otherwise: str, command: str
-) -> StillBilling:
-    """The error that names what may still be there, its price per hour, why, and the next command.
-
-    `otherwise`: what to name where nothing is known by name. The price is the resources' own, else `offered` ($/h).
-    """
-    names = ", ".join(resource.name for resource in remaining) or otherwise
-    price = sum(resource.per_hour for resource in remaining if resource.bills)
-    if not price and (any(resource.bills for resource in remaining) or not remaining):
-        price = offered
-    bill = f" and bill {money(price)}/h" if price else ""
-    return StillBilling(f"{names} may still be there{bill}" + (f": {trouble}" if trouble else ""), command)

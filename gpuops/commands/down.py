@@ -3,22 +3,37 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
+from contextlib import suppress
 from dataclasses import dataclass
 
 from gpuops.clusters import selection
 from gpuops.clusters.home_files import find_unrecorded_clusters
 from gpuops.clusters.teardown import describe_shutdown, tear_down
 from gpuops.core.context import Context
-from gpuops.core.errors import GpuopsError, Interrupted, MalformedAnswer, NodeError, StillBilling, worst_exit_code
+from gpuops.core.errors import (
+    ConnectionLost,
+    GpuopsError,
+    Interrupted,
+    MalformedAnswer,
+    NodeError,
+    StillBilling,
+    UsageError,
+    worst_exit_code,
+)
+from gpuops.core.format import money, span
 from gpuops.core.reporting import Progress, Silent
 from gpuops.ledger.rows import ClusterState, RunState
 from gpuops.ledger.store import ClusterRow, LedgerUnwritable, RunRow
-from gpuops.nodes.session import ClusterSession, all_machines_ended, open_session
+from gpuops.nodes.session import ClusterSession, all_machines_ended, machines_of, open_session
 from gpuops.runs.finish import Policy, RunOutcome, finish
 from gpuops.runs.graceful_stop import stop_and_wait
 from gpuops.runs.results.collect import Agents, Disks
+from gpuops.runs.results.retention import cluster_price
+from gpuops.runs.retries import final_cost
 from gpuops.sync import archive
 from gpuops.sync.pull_edits import save_cluster_edits
+
+CENT = 0.01
 
 
 @dataclass(frozen=True)
@@ -41,6 +56,31 @@ def pick_clusters(ctx: Context, names: Sequence[str], everything: bool) -> list[
     return [selection.find_only_cluster(live, ctx.folder, "gpuops down")] if live else []
 
 
+def refuse_unsaved(ctx: Context, names: Sequence[str]) -> None:
+    """Raise StillBilling where a run of these clusters, or of any, may have results that are not home, and the home is
+    read-only."""
+    for row in ctx.ledger.clusters():
+        for run in ctx.ledger.runs(cluster=row.id):
+            if run.state is not RunState.HOME and (not names or row.name in names):
+                raise StillBilling(
+                    f"results of {run.name} may not be home, and nothing can be noted in {ctx.home}; "
+                    f"{row.name} is not ended",
+                    f"make that folder writable, or give them up: gpuops down {row.name} --force",
+                )
+
+
+def leave_there(ctx: Context, rows: Sequence[ClusterRow], patterns: Sequence[str]) -> None:
+    """Note in the runs of these clusters what of their results is left on the nodes (`!GLOB`). Raises UsageError."""
+    for pattern in patterns:
+        if not pattern.startswith("!"):
+            raise UsageError(f"--out {pattern}: down only leaves files there", f"gpuops down --out '!{pattern}'")
+    for row in rows if patterns else ():
+        for run in ctx.ledger.runs(cluster=row.id):
+            if run.state is not RunState.HOME:
+                outs = [*(run.request.get("outs") or ()), *patterns]
+                ctx.ledger.set_run(run.id, request={**run.request, "outs": outs})
+
+
 def find_orphans(ctx: Context, names: Sequence[str]) -> list[str]:
     """Named clusters (or all) that this computer has files of and its ledger does not know."""
     orphans = find_unrecorded_clusters(ctx.home, lambda: [row.name for row in ctx.ledger.clusters()])
@@ -59,8 +99,12 @@ def down(ctx: Context, rows: Sequence[ClusterRow], progress: Progress, *, force:
     ctx.signals.insist(lambda: ctx.out.say(f"\nstill ending {names}; once more leaves that to the guard"))
     for row in rows:
         try:
-            if row.state is not ClusterState.GONE:
+            if row.state is ClusterState.GONE:
+                sentences.append(f"{row.name} is gone already" + (f" ({row.why})" if row.why else ""))
+            else:
+                per_hour = _read_price(ctx, row)
                 deferred += _end_cluster(ctx, row, progress, force, failed)
+                sentences.append(_describe_end(ctx, row, per_hour))
         except Interrupted:
             raise _hand_to_guard(ctx, rows) from None
         except GpuopsError as error:
@@ -72,12 +116,8 @@ def down(ctx: Context, rows: Sequence[ClusterRow], progress: Progress, *, force:
                 StillBilling(say, f"please report this, and give its results up: gpuops down {row.name} --force")
             )
             continue
-        why = f" ({row.why})" if row.why else ""
-        leaves = describe_shutdown(ctx.ledger.list_leftovers(row.id)) if row.state is not ClusterState.GONE else ""
-        after = f" already{why}" if row.state is ClusterState.GONE else leaves and f": {leaves}"
-        sentences.append(f"{row.name} is gone{after}")
         ctx.out.say(sentences[-1])
-    if all(ctx.ledger.cluster(row.id).state is ClusterState.GONE for row in rows):
+    if _are_gone(ctx, rows, failed):
         _fetch_deferred(ctx, deferred, failed)
     else:  # what may still bill is said at once, not after hours
         for fetch in deferred:
@@ -85,6 +125,32 @@ def down(ctx: Context, rows: Sequence[ClusterRow], progress: Progress, *, force:
     if failed:
         raise _say_all_but_worst(ctx, failed)
     return sentences
+
+
+def _read_price(ctx: Context, row: ClusterRow) -> float:
+    """$/h of a cluster's machines; 0 where the ledger cannot be read."""
+    with suppress(LedgerUnwritable):  # its teardown says so
+        return cluster_price(ctx, row.id)
+    return 0.0
+
+
+def _describe_end(ctx: Context, row: ClusterRow, per_hour: float) -> str:
+    """What is left of a cluster that is gone, and what it has cost, at `per_hour` of its machines or its offer's price,
+    from a cent on. Raises LedgerUnwritable."""
+    leaves = describe_shutdown(ctx.ledger.list_leftovers(row.id))
+    ended = ctx.ledger.cluster(row.id)
+    cost = final_cost(ended, per_hour)
+    total = f"; it cost about {money(cost)} in {span((ended.ended or row.created) - row.created)}"
+    return f"{row.name} is gone{leaves and f': {leaves}'}{total if cost >= CENT else ''}"
+
+
+def _are_gone(ctx: Context, rows: Sequence[ClusterRow], failed: list[GpuopsError]) -> bool:
+    """Whether the ledger knows the end of all; where it cannot be read, that is added to `failed`."""
+    try:
+        return all(ctx.ledger.cluster(row.id).state is ClusterState.GONE for row in rows)
+    except LedgerUnwritable as error:
+        failed.append(error)
+        return False
 
 
 def _fetch_deferred(ctx: Context, deferred: Sequence[DeferredFetch], failed: list[GpuopsError]) -> None:
@@ -178,7 +244,10 @@ def _save_runs(ctx: Context, row: ClusterRow, progress: Progress, failed: list[G
         if isinstance(error, MalformedAnswer) or _have_ended(ctx, row):
             for run in runs:
                 disks = Disks(row, error, ended=not isinstance(error, MalformedAnswer))
-                outcome = finish(ctx, run, disks, Policy(Silent()))
+                try:
+                    outcome = finish(ctx, run, disks, Policy(Silent()))
+                except ConnectionLost as lost:
+                    raise _unsaved_error(row, f"results of {run.name}", lost) from lost
                 ctx.out.say(f"{run.name}: {outcome.verdict.say}; what came home is in {run.home}")
                 if outcome.nonsense:
                     failed.append(_given_up_error(row, run.name, outcome.nonsense))
@@ -213,10 +282,10 @@ def _save_reachable(ctx: Context, row: ClusterRow, progress: Progress) -> None:
 
 
 def _have_ended(ctx: Context, row: ClusterRow) -> bool:
-    """Whether the provider says that every machine has ended, and their disks with them; False where it is
-    unreachable."""
+    """Whether the provider says that every machine has ended, and their disks with them, or there never was one; False
+    where it is unreachable."""
     try:
-        return all_machines_ended(ctx, row)
+        return not machines_of(ctx, row) or all_machines_ended(ctx, row)
     except GpuopsError:
         return False
 
@@ -237,11 +306,13 @@ def _given_up_error(row: ClusterRow, what: str, why: str) -> NodeError:
 def _save_run(
     ctx: Context, session: ClusterSession, run: RunRow, progress: Progress, failed: list[GpuopsError]
 ) -> DeferredFetch | None:
-    ctx.ledger.set_run(run.id, owner_process=ctx.me)
+    with suppress(LedgerUnwritable):  # as in _end_cluster
+        ctx.ledger.set_run(run.id, owner_process=ctx.me)
     ctx.out.say(f"stopping {run.name} and bringing its results home")
     reports = stop_and_wait(ctx, session, run, "gpuops down")
     hint = f"try again, or give them up: gpuops down {session.row.name} --force"
-    outcome = finish(ctx, run, Agents(session, reports), Policy(progress, ends_nodes=True, retry_hint=hint))
+    policy = Policy(progress, ends_nodes=True, retry_hint=hint, known_cluster=session.row)
+    outcome = finish(ctx, run, Agents(session, reports), policy)
     if outcome.nonsense:
         failed.append(_given_up_error(session.row, run.name, outcome.nonsense))
     if not outcome.deferred_fetch:

@@ -12,7 +12,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
-from gpuops.clusters import creation
+from gpuops.clusters import available_offers
 from gpuops.commands.plan import Plan, Size
 from gpuops.core.context import Context
 from gpuops.core.models import Offer, Payer
@@ -124,7 +124,9 @@ class PlanPreview:
         lines = [*([choice.say] if choice.say else []), *self.cluster.lines(width), *self.upload.lines()]
         lines += [f"would execute on node{index}: {quote_command(argv)}" for index, argv in enumerate(self.commands)]
         lines += [f"would set up: {job.request.setup}"] if job.request.setup else []
-        lines += [f"would {describe_retries(job.retries)}"] if job.retries else []
+        if job.retries:
+            replaces = any(offer.per_hour for offer in self.cluster.offers)
+            lines.append(f"would {describe_retries(job.retries) if replaces else describe_restarts(job.retries)}")
         return lines
 
 
@@ -143,7 +145,7 @@ def _preview_cluster(ctx: Context, plan: Plan) -> ClusterPreview:
     if row is not None:
         gpus, notes = _gpus_of_nodes(ctx, row, plan.size)
         return ClusterPreview(gpus, row.name, notes)
-    offers, payer = creation.preview_offers(ctx, plan.job.machines, plan.job.wish)
+    offers, payer = available_offers.preview_offers(ctx, plan.job.machines, plan.job.wish)
     return ClusterPreview([offers[0].gpus] * plan.size.nodes, offers=offers, payer=payer)
 
 
@@ -224,3 +226,8 @@ def quote_command(argv: Sequence[str]) -> str:
 def describe_retries(times: int) -> str:
     how_often = "once" if times == 1 else f"up to {times} times"
     return f"replace machines that are taken back {how_often}, elsewhere first and within the same limits, and resume"
+
+
+def describe_restarts(times: int) -> str:
+    how_often = "once" if times == 1 else f"up to {times} times"
+    return f"start a run that fails again {how_often}, on the same nodes and with what it left"

@@ -34,7 +34,7 @@ VERDICT_TIMEOUT_S = 30.0
 
 
 def show_logs(ctx: Context, name: str | None, log_filter: Filter, *, follow: bool) -> None:
-    """Print a run's lines; with `follow`, until the run ends or Ctrl-C detaches."""
+    """Print a run's lines; with `follow`, until the run ends, or Ctrl-C or a closed stdout detaches."""
     row = pick_run(ctx, name, running=False)
     if follow and row.state is RunState.STARTING:
         waited = _wait_for_start(ctx, row)
@@ -54,7 +54,7 @@ def show_logs(ctx: Context, name: str | None, log_filter: Filter, *, follow: boo
 
 
 def _wait_for_start(ctx: Context, row: RunRow) -> RunRow | None:
-    """The row once the run is started or given up; None after Ctrl-C."""
+    """The row once the run is started or given up; None where this command was detached before."""
     ctx.out.say(f"{row.name} is still being prepared")
     try:
         with Signals():
@@ -62,6 +62,7 @@ def _wait_for_start(ctx: Context, row: RunRow) -> RunRow | None:
                 row = ctx.ledger.run(row.id)
                 if row.state is not RunState.STARTING:
                     break
+                _detach_without_reader(ctx)
     except Interrupted:
         ctx.out.say(f"detached; {row.name} goes on")
         return None
@@ -145,6 +146,18 @@ def _print(ctx: Context, lines: Iterator[str], last: int | None = None) -> int:
     return count
 
 
+def _print_new(ctx: Context, tail: HomeTail, first: ExitStack, last: int | None = None) -> None:
+    """Print what has come since the last call. Raises Interrupted once nobody reads it any more."""
+    _print(ctx, close_at_first_line(first, tail.new()), last)
+    _detach_without_reader(ctx)
+
+
+def _detach_without_reader(ctx: Context) -> None:
+    """Raise Interrupted where stdout is closed, as by `| head`: a run may print nothing for hours."""
+    if ctx.out.is_closed:
+        raise Interrupted("nobody reads stdout any more")
+
+
 def _print_all(ctx: Context, row: RunRow, log_filter: Filter) -> None:
     """Print the lines that are here, or one sentence where there are none."""
     if not _print(ctx, _make_tail(ctx, row, log_filter).rest(), log_filter.tail):
@@ -166,7 +179,7 @@ def _explain_no_lines(ctx: Context, row: RunRow, log_filter: Filter) -> str:
 
 
 def _show_live(ctx: Context, row: RunRow, log_filter: Filter, follow: bool) -> None:
-    """Print the lines of a live run. Ctrl-C only detaches, hence signals of its own."""
+    """Print the lines of a live run. Ctrl-C and a closed stdout only detach, hence signals of its own."""
     try:
         with Signals():
             _print_live(ctx, row, log_filter, follow)
@@ -189,7 +202,7 @@ def _print_live(ctx: Context, row: RunRow, log_filter: Filter, follow: bool) -> 
             return _print_all(ctx, row, log_filter)
         tail = _make_tail(ctx, row, log_filter)
         with show_waiting(ctx, row, log_filter) as first:
-            _print(ctx, close_at_first_line(first, tail.new()), log_filter.tail)
+            _print_new(ctx, tail, first, log_filter.tail)
             _follow_lines(ctx, session, row, tail, first)
         _print(ctx, tail.rest())
         _say_verdict(ctx, row)
@@ -204,10 +217,10 @@ def _print_unreachable(ctx: Context, row: RunRow, log_filter: Filter, follow: bo
         return _print_all(ctx, row, log_filter)
     tail = _make_tail(ctx, row, log_filter)
     with show_waiting(ctx, row, log_filter) as first:
-        _print(ctx, close_at_first_line(first, tail.new()), log_filter.tail)
+        _print_new(ctx, tail, first, log_filter.tail)
         for _ in Poller.every(ctx.clock, POLL_INTERVAL_S):
             is_running = ctx.ledger.run(row.id).state is RunState.RUNNING
-            _print(ctx, close_at_first_line(first, tail.new()))
+            _print_new(ctx, tail, first)
             if not is_running:
                 break
     _print(ctx, tail.rest())
@@ -218,8 +231,8 @@ def _print_unreachable(ctx: Context, row: RunRow, log_filter: Filter, follow: bo
 def _follow_lines(ctx: Context, session: ClusterSession, row: RunRow, tail: HomeTail, first: ExitStack) -> None:
     following, remarks = follow_with_remarks(ctx, session, row)
     while not following.watch(POLL_INTERVAL_S):
-        _print(ctx, close_at_first_line(first, tail.new()))
-        remarks.poll()
+        _print_new(ctx, tail, first)
+        remarks.poll(cut_off=following.is_cut_off)
         if ctx.ledger.run(row.id).state is RunState.HOME:  # another process has finished it
             following.quit()
             break

@@ -90,19 +90,29 @@ exec "${SHELL:-/bin/sh}" -l -c '. "$GPUOPS_IMAGE"; unset GPUOPS_IMAGE; exec "${S
 """
 """A login shell. The environment of an image is set after /etc/profile, which would reset its PATH."""
 COMMAND = 'cd "$1" 2>/dev/null; [ ! -r "$2" ] || . "$2"; shift 2; exec "$@"'
+MERGED = "exec 2>&1; "
+"""Before COMMAND: errors go where the output goes."""
+SHELL_SIGNS = re.compile(r"[\s;&|<>$`*?(){}\[\]~'\"\\!#]")
+"""What makes a single word a line for a shell, as `ssh HOST "pwd; ls"` takes it."""
 DIRECTIVE = re.compile(r'\s*(?P<word>\w+)(?:\s*=\s*|\s+)(?:"(?P<quoted>[^"]+)"|(?P<plain>[^\s"#]\S*))')
 """A line of ssh_config: its keyword and its first value."""
 SSH_FAILED = 255
 """Exit code of ssh when it cannot log in; a remote command may end with it as well."""
 
 
-def pick_node(ctx: Context, name: str | None, node: int, verb: str) -> tuple[ClusterRow, Resource]:
-    """The cluster and the machine of one node, which may be virtual. Raises UsageError, NodeError."""
+def pick_nodes(ctx: Context, name: str | None, verb: str) -> tuple[ClusterRow, Sequence[Resource]]:
+    """The cluster and the machines of its nodes, which may be virtual. Raises UsageError, NodeError."""
     live = ctx.ledger.clusters()
     row = selection.pick_cluster(live, ctx.folder, name, f"gpuops {verb}")
     machines = nodes_of(ctx, row)
     if not machines:
         raise NodeError(f"{row.name} has no machines", f"gpuops down {row.name}")
+    return row, machines
+
+
+def pick_node(ctx: Context, name: str | None, node: int, verb: str) -> tuple[ClusterRow, Resource]:
+    """The cluster and the machine of one node, which may be virtual. Raises UsageError, NodeError."""
+    row, machines = pick_nodes(ctx, name, verb)
     if not 0 <= node < len(machines):
         raise UsageError(
             f"{row.name} has {plural(len(machines), 'node')}, not node {node}", f"--node 0 to {len(machines) - 1}"
@@ -112,15 +122,34 @@ def pick_node(ctx: Context, name: str | None, node: int, verb: str) -> tuple[Clu
 
 def open_shell(ctx: Context, row: ClusterRow, machine: Resource, node: int, command: Sequence[str]) -> int:
     """Open a shell on a node, or run one command, in the project's folder there. Returns its exit code."""
-    folder = f"{machine.data['root']}/{row.name}/n{node}"
-    argv = ["sh", "-c", COMMAND if command else SHELL, "sh", f"{folder}/project", f"{folder}/image.sh", *command]
+    argv = node_command(row, machine, node, command)
     if machine.data.get("connection") == "process":
         return _run_foreground(argv)
     from gpuops.transport import ssh
 
-    host, terminal = owner(machine, node), not command and ctx.out.interactive
+    host, terminal = owner(machine, node), needs_terminal(ctx, command)
     line = ssh.command_line(ctx.home / "ssh", row.name, host, argv, tty=terminal, quiet=True)
     return _run_ssh(ctx, row, machine, node, lambda: _run_foreground(line))
+
+
+def node_command(
+    row: ClusterRow, machine: Resource, node: int, command: Sequence[str], *, merged: bool = False
+) -> list[str]:
+    """The argv, on a node, of a command in the project's folder there; of a shell where there is no command.
+
+    A single word with a blank or a sign of the shell is a line for `sh`. `merged`: its errors go where its output goes.
+    """
+    folder = f"{machine.data['root']}/{row.name}/n{node}"
+    if len(command) == 1 and SHELL_SIGNS.search(command[0]):
+        command = ["sh", "-c", command[0]]
+    script = (MERGED if merged else "") + (COMMAND if command else SHELL)
+    return ["sh", "-c", script, "sh", f"{folder}/project", f"{folder}/image.sh", *command]
+
+
+def needs_terminal(ctx: Context, command: Sequence[str]) -> bool:
+    """Whether a terminal is made on the node: for a shell at a terminal, and for a command (`top`, `watch`) whose input
+    and output both are one. What is piped stays as it was printed."""
+    return ctx.out.interactive and (not command or ctx.out.out.isatty())
 
 
 def _run_ssh(ctx: Context, row: ClusterRow, machine: Resource, node: int, run: Callable[[], int]) -> int:

@@ -3,16 +3,20 @@
 from __future__ import annotations
 
 import dataclasses
+import time
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from enum import StrEnum
 from typing import TYPE_CHECKING
 
 from gpuops.core.context import Context
-from gpuops.core.errors import GpuopsError
+from gpuops.core.errors import GpuopsError, LocalDisk
 from gpuops.core.format import money, plural, span, table
 from gpuops.core.models import COSTLESS, Resource, ResourceState
 from gpuops.core.parallel import on_each
+from gpuops.guard import guard_heartbeat
+from gpuops.guard.schedule import NOTICE_FAILURES
+from gpuops.guard.start import LOG
 from gpuops.ledger.rows import ClusterState, RunState
 from gpuops.ledger.store import ClusterRow, RunRow
 from gpuops.nodes.gpu_shares import owner, with_virtual
@@ -33,6 +37,9 @@ NODE_STATE_NOTES = {
     ResourceState.LEAVING: "shuts down",
 }
 """What is said of a node that is not running, by the state of its machine."""
+
+
+NOT_IN_LEDGER = "not in the ledger: `gpuops reap --adopt` takes it back, `gpuops reap` ends it"
 
 
 class ShownState(StrEnum):
@@ -184,6 +191,20 @@ def _cluster_state(recorded: ClusterState, nodes: Sequence[ResourceState]) -> Sh
     return ShownState.UP if all(state == ResourceState.RUNNING for state in nodes) else ShownState.PARTLY_UP
 
 
+def describe_missing_guards(ctx: Context) -> Iterator[tuple[str, str]]:
+    """Sentence and hint for each cluster whose guard does not work, although one was started, or works in vain."""
+    for row in ctx.ledger.list_guarded():
+        last = guard_heartbeat.read(ctx.home, row.id)
+        if last is None or not guard_heartbeat.works(ctx.home, row, time.monotonic()):
+            try:
+                ctx.ensure_guard(row)
+            except LocalDisk as error:
+                yield f"no guard works for {row.name}: {error.message}", error.hint
+        elif last.failures >= NOTICE_FAILURES:
+            say = f"the guard of {row.name} works in vain: its last {last.failures} attempts failed"
+            yield say, f"{ctx.home / LOG} says why; `gpuops down {row.name}` ends it"
+
+
 def cluster_lines(clusters: Sequence[ClusterReport], width: int | None = None) -> list[str]:
     """One table, and below it the live runs and the nodes that are not running; one sentence where nothing is up."""
     if not clusters:
@@ -210,16 +231,18 @@ def _table_row(cluster: ClusterReport) -> dict[str, str]:
 
 
 def _format_end(cluster: ClusterReport) -> str:
-    """The next certain end, in a few words."""
+    """The next certain end, in a few words; `overdue by 1:10 min` where it has passed and something is left."""
     if cluster.hard_end is not None:
-        return f"in {span(cluster.hard_end - cluster.created - cluster.age_s)}"
+        left_s = cluster.hard_end - cluster.created - cluster.age_s
+        is_overdue = left_s < 0 and cluster.state is not ShownState.ENDED
+        return f"overdue by {span(-left_s)}" if is_overdue else f"in {span(left_s)}"
     if cluster.idle_s:
         return f"{span(cluster.idle_s)} idle"
     return "with its run" if cluster.ephemeral else "by hand"
 
 
 def _format_notes(cluster: ClusterReport) -> Iterator[str]:
-    """`digits-3 runs for 12:00 min on 4 ranks, last line 3 s ago`; `node1 does not answer`."""
+    """`digits-3 runs for 12 min on 4 ranks, last line 3 s ago`; `node1 does not answer`."""
     if cluster.doing:
         yield _format_run(cluster.doing)
     if cluster.hard_end is not None and cluster.idle_s:
@@ -262,6 +285,8 @@ class CloudResource:
     bills: bool
     known: bool
     """Whether the ledger knows it."""
+    owner: str
+    """The 8 hex digits of the home that made it."""
 
 
 @dataclass(frozen=True)
@@ -271,6 +296,8 @@ class CloudReport:
     """Providers that could not be asked."""
     idle: list[UncheckedProvider]
     """Providers that were not asked, being neither set up nor ever used."""
+    remarks: Sequence[str] = ()
+    """Sentences about what this ledger does not know."""
 
     def document(self) -> dict[str, object]:
         return {
@@ -281,12 +308,14 @@ class CloudReport:
 
 
 def list_cloud(ctx: Context) -> CloudReport:
-    """Ask the providers for resources with our tag. Works without a ledger."""
+    """Ask the providers for resources with our tag, and for those of other owners. Works without a ledger."""
     from gpuops.clusters.orphans import find_resources, select_orphans
+    from gpuops.clusters.other_owners import describe_other_owners, find_other_owners
 
     idle: list[UncheckedProvider] = []
     listed, unchecked = find_resources(ctx, idle)
-    orphans = select_orphans(ctx, listed)
+    others = find_other_owners(ctx)
+    orphans = [*select_orphans(ctx, listed), *others]
     resources = [
         CloudResource(
             provider=entry.provider,
@@ -297,10 +326,13 @@ def list_cloud(ctx: Context) -> CloudReport:
             per_hour=entry.resource.per_hour,
             bills=entry.resource.bills,
             known=entry not in orphans,
+            owner=entry.owner,
         )
-        for entry in listed
+        for entry in [*listed, *others]
     ]
-    return CloudReport(resources, unchecked, idle)
+    own = [resource for resource in resources if resource.owner == ctx.owner]
+    lines = [NOT_IN_LEDGER] if not all(resource.known for resource in own) else []
+    return CloudReport(resources, unchecked, idle, [*lines, *describe_other_owners(others)])
 
 
 def cloud_lines(report: CloudReport, width: int | None = None) -> list[str]:
@@ -313,7 +345,4 @@ def cloud_lines(report: CloudReport, width: int | None = None) -> list[str]:
         price = money(resource.per_hour) if resource.bills else "free"
         known = "yes" if resource.known else "no"
         rows.append([resource.mark, resource.provider, resource.kind, resource.state, price, known])
-    lines = table(rows, width, spare=NARROW_DROPS_CLOUD)
-    if not all(resource.known for resource in report.resources):
-        lines.append("not in the ledger: `gpuops reap --adopt` takes it back, `gpuops reap` ends it")
-    return lines
+    return [*table(rows, width, spare=NARROW_DROPS_CLOUD), *report.remarks]

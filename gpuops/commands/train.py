@@ -7,14 +7,16 @@ from __future__ import annotations
 
 import dataclasses
 from collections.abc import Callable, Mapping
+from contextlib import suppress
 from dataclasses import dataclass
 
 from gpuops.clusters import creation
+from gpuops.commands.cluster_bill import describe_bill
 from gpuops.commands.end_after_run import end_after, end_cluster, end_preempted, hand_over
 from gpuops.commands.logs import make_merger
 from gpuops.commands.plan import Job, Plan
 from gpuops.core.context import Context
-from gpuops.core.errors import Interrupted, LocalDisk, MachineGone, NodeError
+from gpuops.core.errors import Interrupted, LocalDisk, MachineGone, NodeError, worst_exit_code
 from gpuops.core.format import plural
 from gpuops.core.models import Offer
 from gpuops.core.provider import is_rented
@@ -23,23 +25,26 @@ from gpuops.core.run_models import RunRequest
 from gpuops.core.settings import Settings
 from gpuops.core.signals import HandOver
 from gpuops.core.sink import BucketSink
-from gpuops.ledger.store import RunRow
+from gpuops.ledger.rows import ClusterState
+from gpuops.ledger.store import LedgerUnwritable, RunRow
 from gpuops.nodes.session import ClusterSession, open_session
 from gpuops.offers import lease_limits
 from gpuops.offers.lease_limits import LeaseLimits
 from gpuops.offers.price_approval import PriceApproval
-from gpuops.runs import retries
-from gpuops.runs.finish import Policy, RunOutcome, finish
+from gpuops.runs import retries, taken_over
+from gpuops.runs.finish import Policy, RunOutcome, finish, latest_row
 from gpuops.runs.launch import launch
 from gpuops.runs.logs.home_tail import Filter, HomeTail, TracebackFilter
 from gpuops.runs.monitor import show_run, tensorboard_command
 from gpuops.runs.outcome.node_report import NodeReport
+from gpuops.runs.outcome.run_outcome import Complete, Lost
 from gpuops.runs.outcome.verdict import RETRIES_HINT, is_port_clash
 from gpuops.runs.prepare import Prepared, choose_tree, describe_secrets, prepare, record_not_started
 from gpuops.runs.receipt import format_receipt
 from gpuops.runs.results import retention
 from gpuops.runs.results.collect import Agents, release
 from gpuops.runs.retries import JobOutcome, RetryState
+from gpuops.runs.taken_over import TakenOver
 from gpuops.sync import archive, bucket, sinks, upload, workloads_and_data
 from gpuops.sync.run_folder import RunHome
 
@@ -68,6 +73,16 @@ class RunAttempt:
         """Whether the cluster is brought up for this run alone, and ends with it."""
         return self.plan.choice.row is None and not self.job.keep
 
+    @property
+    def restarts(self) -> int:
+        """How often a run that failed by itself is started again, where nothing is rented for it."""
+        return 0 if _replaces_machines(self.ctx, self.plan) else self.job.retries
+
+    def resuming(self, run: str) -> RunAttempt:
+        """The same with what a run left."""
+        job = dataclasses.replace(self.job, request=dataclasses.replace(self.job.request, resume=run))
+        return dataclasses.replace(self, plan=dataclasses.replace(self.plan, job=job))
+
 
 def execute(ctx: Context, settings: Settings, plan: Plan, progress: Progress) -> JobOutcome:
     """Carry a plan out, from the cluster to the receipt. Raises GpuopsError where it ends before a run is judged."""
@@ -83,7 +98,8 @@ def execute(ctx: Context, settings: Settings, plan: Plan, progress: Progress) ->
             f"note: limits belong to a new cluster, {choice.row.name} keeps its own: gpuops lease {choice.row.name}"
         )
     ctx.out.hold_up_nothing()
-    state = RetryState(job.retries, PriceApproval(replaces=job.retries > 0), resume=job.request.resume)
+    replacements = job.retries if _replaces_machines(ctx, plan) else 0
+    state = RetryState(replacements, PriceApproval(replaces=replacements > 0), resume=job.request.resume)
 
     def run_attempt(wish: LeaseLimits, resume: str | None) -> JobOutcome:
         request = dataclasses.replace(job.request, resume=resume)
@@ -114,12 +130,16 @@ def _run_attempt(attempt: RunAttempt) -> JobOutcome:
     ctx, job, choice = attempt.ctx, attempt.job, attempt.plan.choice
     session = _open_session(ctx, attempt.plan, attempt.retries.approval)
     try:
-        outcome = _run_on(attempt, session)
+        outcome = _run_with_restarts(attempt, session)
     except HandOver:
         hand_over(ctx, session)
         raise
+    except TakenOver as taken:
+        return _leave_to_guard(ctx, session, taken.run)
     except BaseException as error:
         ctx.signals.backward()
+        if attempt.owns_cluster and taken_over.is_cluster_taken(ctx, session.row):
+            return _leave_to_guard(ctx, session)
         if attempt.owns_cluster or isinstance(error, MachineGone):
             why = "interrupted" if isinstance(error, Interrupted) else "the run could not be started"
             end_after(ctx, session, why, error)
@@ -135,13 +155,61 @@ def _run_attempt(attempt: RunAttempt) -> JobOutcome:
     elif attempt.owns_cluster and not (job.detach and outcome.document.get("detached")):
         end_after(ctx, session, "its run ended", outcome)
     elif choice.row is None and not outcome.document.get("detached"):
-        ctx.ledger.set_cluster(session.row.id, owner_process=None)
+        with suppress(LedgerUnwritable):  # it is kept all the same, and the verdict is still to be told
+            ctx.ledger.set_cluster(session.row.id, owner_process=None)
         _say_kept(ctx, session)
+    if outcome.record_again and outcome.finished is not None:
+        with suppress(LedgerUnwritable):  # it was noted before
+            outcome.record_again()
     return outcome
 
 
+def _replaces_machines(ctx: Context, plan: Plan) -> bool:
+    """Whether `--retries` replaces machines: those that are rented for this run."""
+    return plan.choice.row is None and is_rented(ctx.provisioner(plan.provider))
+
+
+def _run_with_restarts(attempt: RunAttempt, session: ClusterSession) -> JobOutcome:
+    """A run, started again on the same nodes with what it left while it fails by itself and `--retries` are left."""
+    ctx = attempt.ctx
+    outcome = _run_on(attempt, session)
+    for restart in range(1, attempt.restarts + 1):
+        failure = outcome.failure
+        if failure is None or not _may_start_again(ctx, session, outcome):
+            break
+        ctx.out.say(failure.announce(restart, attempt.restarts, session.row.name))
+        if failure.resumable:
+            attempt = attempt.resuming(failure.run)
+        outcome = _run_on(attempt, session)
+    return outcome
+
+
+def _may_start_again(ctx: Context, session: ClusterSession, outcome: JobOutcome) -> bool:
+    """Whether another run may begin on the same nodes. None does where the ledger cannot be used: it does not know that
+    the one before has ended, or would not have the next."""
+    with suppress(LedgerUnwritable):
+        is_up = ctx.ledger.cluster(session.row.id).state is ClusterState.UP
+        return is_up and outcome.record_again is None and not ctx.signals.count
+    return False
+
+
+def _leave_to_guard(ctx: Context, session: ClusterSession, ours: RunRow | None = None) -> JobOutcome:
+    """What the guard took over while this command was stopped is not touched."""
+    code, run, say = taken_over.describe_takeover(ctx, session.row, ours)
+    document = {"run": run.name, "home": str(run.home)} if run else {}
+    return JobOutcome(code, {**document, "cluster": session.row.name, "taken_over": True, "exit_code": code}, [say])
+
+
 def _say_kept(ctx: Context, session: ClusterSession) -> None:
-    ctx.out.say(f"{session.row.name} is kept: `gpuops down {session.row.name}` ends it")
+    name = session.row.name
+    ctx.out.say(f"{name} is kept: {_describe_known_bill(ctx, session) or f'`gpuops down {name}` ends it'}")
+
+
+def _describe_known_bill(ctx: Context, session: ClusterSession) -> str:
+    """What a cluster that stays costs; empty where the ledger cannot say it now."""
+    with suppress(LedgerUnwritable):
+        return describe_bill(ctx, session.row.id)
+    return ""
 
 
 def _open_session(ctx: Context, plan: Plan, approval: PriceApproval) -> ClusterSession:
@@ -192,7 +260,9 @@ def _run_on(attempt: RunAttempt, session: ClusterSession) -> JobOutcome:
     if job.detach:
         return _detach(ctx, session, row, attempt.owns_cluster)
     reports = _follow(ctx, session, prepared, row)
-    run = finish(ctx, ctx.ledger.run(row.id), Agents(session, reports), Policy(attempt.progress, ends_nodes=True))
+    taken_over.check_run(ctx, row)
+    policy = Policy(attempt.progress, ends_nodes=True, known_cluster=session.row)
+    run = finish(ctx, latest_row(ctx, row), Agents(session, reports), policy)
     if run.deferred_fetch:
         run = _fetch_deferred(ctx, session, row, run, run.deferred_fetch, attempt.owns_cluster)
     if attempt.retries.resumed(retries.first_step_time(row)):
@@ -201,8 +271,10 @@ def _run_on(attempt: RunAttempt, session: ClusterSession) -> JobOutcome:
     if job.retries:  # the hint to use --retries is for those who have not
         verdict = dataclasses.replace(run.verdict, hint=run.verdict.hint.removesuffix(RETRIES_HINT))
         run = dataclasses.replace(run, verdict=verdict)
-    outcome = _job_outcome(ctx, run)
-    outcome.loss = retries.find_preemption(row, session.row, run) if job.retries else None
+    outcome = _job_outcome(ctx, run, "" if attempt.owns_cluster else _describe_known_bill(ctx, session))
+    outcome.finished, outcome.record_again = (row.id if run.may_destroy else None), run.record_again
+    outcome.loss = retries.find_preemption(row, session.row, run) if attempt.retries.retries else None
+    outcome.failure = retries.find_own_failure(row, run)
     return outcome
 
 
@@ -216,7 +288,7 @@ def _start(attempt: RunAttempt, session: ClusterSession, request: RunRequest) ->
             ctx.ledger.set_run(prepared.row.id, facts={**facts, "retries": attempt.retries.documents})
         _launch(ctx, session, prepared)
     except NodeError as error:
-        if not job.retries or ctx.signals.count:
+        if not attempt.retries.retries or ctx.signals.count:
             raise
         gone = retries.find_ended_machine(ctx, session, error)
         if gone is None:
@@ -245,7 +317,7 @@ def _fetch_deferred(
     stopped = ctx.signals.count
     if ours:
         ctx.out.say(archive.describe_deferred_fetch(row, session.row.name))
-        if end_cluster(ctx, session, "its run ended"):
+        if end_cluster(ctx, session, "its run ended", row.id):
             return run  # this command and then the guard try to end them first: a fetch may take hours
         if not stopped:
             try:
@@ -261,6 +333,7 @@ def _fetch_deferred(
 
 
 def _launch(ctx: Context, session: ClusterSession, prepared: Prepared) -> None:
+    taken_over.check_run(ctx, prepared.row)
     try:
         launch(ctx, session, prepared)
     except BaseException as error:
@@ -280,11 +353,14 @@ def _describe_placement(prepared: Prepared) -> str:
     return f"{on}, {plural(ranks, 'rank')}" if prepared.request.kind == "torchrun" else on
 
 
-def _job_outcome(ctx: Context, run: RunOutcome) -> JobOutcome:
+def _job_outcome(ctx: Context, run: RunOutcome, bill: str) -> JobOutcome:
+    """What is printed last. `bill`: what a cluster that stays costs."""
     verdict = run.verdict
-    code = Interrupted.exit_code if ctx.signals.count else verdict.exit_code
+    is_safe = isinstance(run.results, Complete) or (isinstance(run.results, Lost) and run.kept)
+    ended_with = worst_exit_code(verdict.exit_code, 0 if is_safe else NodeError.exit_code)
+    code = Interrupted.exit_code if ctx.signals.count else ended_with
     document = {**run.record.document(), "exit_code": code}
-    last = [*format_receipt(run.record), *filter(None, [tensorboard_command(run.home, ctx.folder)])]
+    last = [*format_receipt(run.record, bill), *filter(None, [tensorboard_command(run.home, ctx.folder)])]
     if verdict.tail and verdict.exit_code:
         last += ["", *verdict.tail.splitlines()]
     last += [verdict.say + (f"\nhint: {verdict.hint}" if verdict.hint else "")]

@@ -8,6 +8,7 @@ errors        every error that gpuops raises, with its exit code
 provider      the contract that a provisioner fulfils
 context       what a command is given: settings, ledger, clock, signals, reporter
 reporting     protocols of what a command prints and how it shows progress
+account_variables  the variables by which each provider knows an account
 settings      flags, gpuops.toml, environment and .env, and what each may say
 config_trust  which gpuops.toml the user trusts
 platform      what differs between Linux, macOS and Windows
@@ -16,6 +17,7 @@ signals       Ctrl-C, SIGTERM and SIGHUP as one command sees them
 parallel      the same work on several nodes at once
 polling       the clock, and waits with a deadline
 files         small files of gpuops' own, written whole
+safe_paths    which names of files that a node tells may be used
 safe_folder   files whose paths a node has named, written without following links
 git           questions to git that run nothing a repository names
 typed_paths   paths that a user types

@@ -10,8 +10,9 @@ from typing import TYPE_CHECKING
 
 from gpuops.core import provider
 from gpuops.core.errors import LocalDisk
+from gpuops.core.heartbeat import Heart
 from gpuops.core.polling import Clock
-from gpuops.core.processes import Identity, myself
+from gpuops.core.processes import Identity
 from gpuops.core.reporting import Progress, Reporter, Silent
 from gpuops.core.signals import Signals
 
@@ -24,9 +25,13 @@ if TYPE_CHECKING:
 class Services:
     """What lies in rooms above this one, handed in by whoever builds a Context (`gpuops.guard.services`)."""
 
-    open_ledger: Callable[[Path], Ledger]
+    open_ledger: Callable[[Path, bool], Ledger]
+    """The second argument: whether it is only to be read."""
     load_provisioner: Callable[[str, provider.Context], LoadedProvisioner]
-    ensure_guard: Callable[[Path, ClusterRow], None]
+    ensure_guard: Callable[[Path, ClusterRow, bool], None]
+    """Starts a cluster's guard unless one works; the flag: whether its first heartbeat is waited for."""
+    start_heart: Callable[[Path], Heart] = Heart
+    """Lets this process's heartbeat begin in a home, before it owns anything there."""
 
 
 @dataclass
@@ -36,6 +41,7 @@ class Context:
     home: Path
     """gpuops' own folder, `~/.gpuops` or `$GPUOPS_HOME`."""
     owner: str
+    """8 hex digits; empty where nothing was ever brought up from this home, and this command brings nothing up."""
     folder: Path
     """The folder the command was typed in: the project."""
     env: Mapping[str, str]
@@ -43,6 +49,8 @@ class Context:
     out: Reporter
     signals: Signals
     services: Services = field(repr=False)
+    read_only: bool = False
+    """Nothing can be written to `home`, or it is not there: the ledger is only read, and no guard is started."""
     yes: bool = False
     """Questions are answered in advance."""
     clock: Clock = field(default_factory=Clock)
@@ -51,17 +59,17 @@ class Context:
     provisioners: dict[object, LoadedProvisioner] = field(default_factory=dict, repr=False)
     """Those that were asked for, by name: one connection to a provider serves the whole command."""
     dotenv: Mapping[str, str] = field(default_factory=dict, repr=False)
-    """Keys to providers in the project's `.env`."""
+    """`Settings.dotenv` of the project; a provisioner is handed what it declares as its credentials."""
 
     @cached_property
     def ledger(self) -> Ledger:
-        return self.services.open_ledger(self.home)
+        return self.services.open_ledger(self.home, self.read_only)
 
-    def ensure_guard(self, row: ClusterRow) -> None:
-        """Start a guard for this cluster unless one works already; returns at once. The first one keeps this
-        command's environment. Raises LocalDisk."""
+    def ensure_guard(self, row: ClusterRow, *, waits: bool = True) -> None:
+        """Start a guard for this cluster unless one works already, and wait until it does (`waits`). The first one
+        keeps this command's environment. Raises LocalDisk."""
         try:
-            self.services.ensure_guard(self.home, row)
+            self.services.ensure_guard(self.home, row, waits)
         except OSError as error:
             raise LocalDisk(
                 f"the guard cannot be started: {error.strerror or error}",
@@ -80,7 +88,12 @@ class Context:
 
     @cached_property
     def me(self) -> Identity:
-        return myself()
+        """This process as the owner of clusters and runs."""
+        return self.heart.process
+
+    @cached_property
+    def heart(self) -> Heart:
+        return self.services.start_heart(self.home)
 
     def provisioner(self, name: str) -> LoadedProvisioner:
         """The provisioner of that name, with the first key that is found. Raises UsageError."""
@@ -93,26 +106,29 @@ class Context:
         Of a cluster of which that was not noted, a key of `.env` goes before all that is not exported.
         """
         from gpuops.core.models import DOTENV
-        from gpuops.core.settings import dotenv_values, keys_for, with_keys
+        from gpuops.core.settings import dotenv_values, select, with_keys
 
-        keys = keys_for(row.provider, self.dotenv if row.folder == self.folder else dotenv_values(row.folder))
+        names = self.provisioner(row.provider).credentials
+        here = select(self.dotenv, names)
+        keys = here if row.folder == self.folder else dotenv_values(row.folder, names)
         source = row.payer and row.payer.source
         ahead = bool(keys) and source in (None, DOTENV) and source != self._source(row.provider)
-        if not ahead and keys == keys_for(row.provider, self.dotenv):
+        if not ahead and keys == here:
             return self.provisioner(row.provider)
-        env = with_keys(self.env, keys, insist=source == DOTENV) if ahead else self.env
+        env = with_keys(self.env, keys, names, insist=source == DOTENV) if ahead else self.env
         return self._load((row.provider, row.folder, source), row.provider, env, keys)
 
     def from_dotenv(self, name: str) -> LoadedProvisioner | None:
         """The provisioner with the key that the project's `.env` has for it; None where there is none, or where it is
         the first there is anyhow. Raises UsageError."""
         from gpuops.core.models import DOTENV
-        from gpuops.core.settings import keys_for, with_keys
+        from gpuops.core.settings import select, with_keys
 
-        keys = keys_for(name, self.dotenv)
+        names = self.provisioner(name).credentials
+        keys = select(self.dotenv, names)
         if not keys or self._source(name) == DOTENV:
             return None
-        return self._load((name, DOTENV), name, with_keys(self.env, keys, insist=True), keys)
+        return self._load((name, DOTENV), name, with_keys(self.env, keys, names, insist=True), keys)
 
     def _source(self, name: str) -> str | None:
         """Where the first key for a provider comes from; None where it does not say. Sends no request."""

@@ -110,6 +110,14 @@ class ConnectionLost(NodeError):
     pass
 
 
+class NoAnswer(ConnectionLost):
+    """A node has sent nothing for `silent_s` seconds, on a connection that stands."""
+
+    def __init__(self, message: str, hint: str = "", silent_s: float = 0.0) -> None:
+        super().__init__(message, hint)
+        self.silent_s = silent_s
+
+
 class MachineGone(NodeError):
     """A machine was preempted, or ended for an unknown reason. `cluster`: its number in the ledger, where known."""
 
@@ -130,6 +138,8 @@ class RefusalKind(StrEnum):
     """The run was never started there."""
     NO_PYTHON = "no-python"
     GANG = "gang"
+    UNKNOWN_VERB = "unknown-verb"
+    """The agent is older than this gpuops."""
 
 
 FINAL_REFUSALS = (RefusalKind.ENDED, RefusalKind.NO_NODE, RefusalKind.NO_RUN)

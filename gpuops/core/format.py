@@ -86,12 +86,12 @@ def amount(size: float) -> str:
 
 
 def span(seconds: float) -> str:
-    """A length of time for people: `7 s`, `2:40 min`, `3 h 05 min`."""
+    """A length of time for people: `7 s`, `2:40 min`, `30 min`, `3 h 05 min`."""
     whole = round(seconds)
     if whole < 60:
         return f"{max(whole, 0)} s"
     if whole < 3600:
-        return f"{whole // 60}:{whole % 60:02d} min"
+        return f"{whole // 60}:{whole % 60:02d} min".replace(":00", "")
     return f"{whole // 3600} h {whole % 3600 // 60:02d} min"
 
 

@@ -80,9 +80,12 @@ class Request:
     gpus: int | None = None
     gpu_type: str | None = None
     gpu_mem: int | None = None
+    """The least memory of each GPU, in GB as makers count it: an A10G of 22888 MiB has 24."""
     spot: bool = False
     region: str | None = None
     max_price: float | None = None
+    """$/h of all nodes together. The core keeps it: what is offered is not filtered by it, so that the cheapest that
+    fits can be named."""
     image: str | None = None
     timeout_min: float = 20.0
     options: Mapping[str, Any] = field(default_factory=dict)
@@ -219,7 +222,11 @@ class Resource:
     - `machines`, of what is no machine: how many it stands for (a provider's own cluster). `create` may leave them out
       until their provider has numbered them; `list_owned` then has them by their marks, and gpuops waits for that.
     - `phase`: what it is at until it is ready, in words; `hopeless`: why it will never be; `stopped`: True where that
-      lies with the machine and not with its image, so that another one may do.
+      lies with the machine and not with its image, so that another one may do. `hopeless` says nothing of a node that
+      is `running`.
+
+    `phase`, `hopeless`, `stopped`, `reclaimed`, `by` and `why_ended` are of the present: what `describe` leaves out
+    is no longer so. Of all else what was known stays.
     """
 
     kind: str
@@ -255,7 +262,9 @@ class Resource:
             return MachineStatus.STOPPED
         if self.state in COSTLESS and not self.data.get("why_ended"):
             return MachineStatus.VANISHED
-        if self.state in COSTLESS or self.data.get("hopeless"):
+        # What was said of the start of a machine is over once it is a node and runs.
+        hopeless = self.data.get("hopeless") and not (self.data.get("artefact") and self.state == ResourceState.RUNNING)
+        if self.state in COSTLESS or hopeless:
             return MachineStatus.TERMINATED
         return MachineStatus.RUNNING
 
@@ -286,6 +295,9 @@ class Intent:
     """Absolute UTC end of the boot lease; travels with the create call."""
     agent: Path
     """The agent artefact (a zipapp) on this computer."""
+    made: Sequence[Resource] = ()
+    """What earlier calls of `create` have made of this very offer, machines last and in node order: it is not made
+    again. Empty but for a provisioner with `launches_apart_s`."""
 
     def mark(self, part: int | str) -> str:
         """The name of one resource: a node's index, or a word without a dash (`keys`) for what serves them all."""
@@ -313,7 +325,8 @@ class Option:
     """As typed, without dashes: `host`."""
     help: str
     type: Literal["str", "int", "float", "bool", "path", "list", "lines"] = "str"
-    """`list`: may be given several times; `lines`: the file whose lines are the list, `#` begins a comment."""
+    """`list`: may be given several times; `lines`: the file whose lines are the list, `#` begins a comment. With
+    `counts` that may be a host file of PBS, MPI or DeepSpeed: slots are left out, a machine named twice is one."""
     default: Any = None
     counts: bool = False
     """Each value stands for a machine: without `--nodes` there are as many nodes."""

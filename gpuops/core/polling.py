@@ -24,6 +24,11 @@ class Clock:
         """Seconds since some instant; what deadlines are counted with."""
         return time.monotonic()
 
+    def since_boot(self) -> float:
+        """Seconds since the boot; those that the computer slept count where the system can tell."""
+        kind = getattr(time, "CLOCK_BOOTTIME", None)
+        return time.monotonic() if kind is None else time.clock_gettime(kind)
+
     def sleep(self, seconds: float) -> None:
         time.sleep(seconds)
 

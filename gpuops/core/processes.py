@@ -3,10 +3,11 @@ gives a pid to another process after its end."""
 
 from __future__ import annotations
 
+import enum
 import os
 import signal
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, cast
 
@@ -21,25 +22,43 @@ START_TOLERANCE_S = 0.1
 """Two readings of one process's start time may differ by rounding."""
 
 
+class Activity(enum.Enum):
+    """What the system says of a process."""
+
+    RUNS = "runs"
+    STOPPED = "stopped"
+    """By a signal, most often Ctrl-Z: it does nothing until it is continued."""
+    ENDED = "ended"
+
+
 @dataclass(frozen=True)
 class Identity:
     """A process on this computer: its pid and its start time as `started` returns it."""
 
     pid: int
     start: float
+    beats: Path | None = field(default=None, compare=False, repr=False)
+    """The folder of the heartbeat that it writes (`core.heartbeat`); None where it owns nothing."""
 
     def alive(self) -> bool:
         """Whether this very process still runs (a zombie does not)."""
+        return self.activity() is not Activity.ENDED
+
+    def activity(self) -> Activity:
+        """What this very process does here; of another one that has its pid by now it is ENDED, as of a zombie."""
         import psutil
 
         try:
             if abs(started(self.pid) - self.start) > START_TOLERANCE_S:
-                return False
-            return bool(psutil.Process(self.pid).status() != psutil.STATUS_ZOMBIE)
+                return Activity.ENDED
+            status = psutil.Process(self.pid).status()
         except psutil.NoSuchProcess:
-            return False
+            return Activity.ENDED
         except psutil.AccessDenied:
-            return True  # it exists, and belongs to another user
+            return Activity.RUNS  # it exists, and belongs to another user
+        if status == psutil.STATUS_ZOMBIE:
+            return Activity.ENDED
+        return Activity.STOPPED if status == psutil.STATUS_STOPPED else Activity.RUNS
 
 
 def myself() -> Identity:
@@ -66,19 +85,18 @@ def started(pid: int, system: System = HERE) -> float:
 
 def start_background(
     argv: Sequence[str], *, system: System = HERE, popen: Callable[..., Any] | None = None, **options: Any
-) -> None:
-    """Start a process that outlives this one and its terminal. Raises OSError."""
+) -> Any:
+    """Start a process that outlives this one and its terminal; what `popen` returns. Raises OSError."""
     import subprocess
 
     *preferred, last = system.background
     start = popen or subprocess.Popen
     for flags in preferred:
         try:
-            start(list(argv), **options, **flags)
-            return
+            return start(list(argv), **options, **flags)
         except PermissionError:
             continue  # a Windows job that this process belongs to forbids it
-    start(list(argv), **options, **last)
+    return start(list(argv), **options, **last)
 
 
 def start_apart(argv: Sequence[str], system: System = HERE, **options: Any) -> subprocess.Popen[bytes]:

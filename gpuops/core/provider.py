@@ -74,7 +74,7 @@ class Context:
     env: Mapping[str, str]
     """The real environment, and settings of `.env` that choose no account (a region)."""
     dotenv: Mapping[str, str] = field(default_factory=dict, repr=False)
-    """Keys to providers in the project's `.env`: the last place to look in (`credential`)."""
+    """What the project's `.env` holds of the provisioner's `credentials`: the last place to look in (`credential`)."""
     clock: Clock = field(default_factory=Clock, repr=False)
     """What its waits and deadlines are counted with."""
 
@@ -104,6 +104,15 @@ class Provisioner(Protocol):
     settle_s: float
     """For how many seconds `list_owned` and `describe` may not yet know what `create` has made; 0 where they
     know at once. So long is looked again before a lost answer counts as `nothing was made`."""
+    credentials: Sequence[str]
+    """Names of the variables with the keys to one account, which belong together (`Context.credential`). A project's
+    `.env` may hold them, the guard of a cluster keeps those that it was rented with, and others take their place where
+    they are refused. An attribute of the class, or of the factory where that is a function: read before it is called.
+    No name begins with `GPUOPS_`."""
+    surroundings: Sequence[str]
+    """Names of variables that choose the account or the address that a key is sent to, and are no secret (a profile, an
+    endpoint). They are read from the real environment alone: a project must not move its user into another account.
+    An attribute as `credentials` is."""
     gone_s: float
     """How many seconds the end of a cluster may take at this provider, first `destroy` to empty list."""
 
@@ -119,7 +128,8 @@ class Provisioner(Protocol):
         """
 
     def create(self, offer: Offer, intent: Intent, journal: Journal) -> Sequence[Resource]:
-        """All nodes or none. `journal.will` before and `journal.got` after each effect.
+        """All nodes or none. `journal.will` before and `journal.got` after each effect. As a whole it has no limit of
+        time, unlike all other calls: what a provider has done must be heard.
 
         Returns the resources, machines in node order; does not wait until they run, nor until a provider that makes
         several as one has numbered them (`machines` at `models.Resource`). Name and region given
@@ -168,6 +178,13 @@ class Provisioner(Protocol):
         """
 
 
+class ListsEveryOwner(Protocol):
+    """What a provisioner of rented machines may have besides: a home that was lost took its owner's mark with it."""
+
+    def list_every_owner(self) -> Sequence[Resource]:
+        """As `list_owned` in all regions, of every owner: what is named `gpuops-<8 hex digits>-…`."""
+
+
 class TellsBalance(Protocol):
     """Optional methods of a provisioner, either or both; absent ones are not called."""
 
@@ -196,6 +213,16 @@ class TellsPayer(Protocol):
         The source needs no network. Where the account is not known within so many seconds, or may not be asked for, it
         is empty; 0: nobody is asked. Asked again, the same is answered without asking. Raises what `preflight` would
         where there is no key at all.
+        """
+
+
+class TellsTime(Protocol):
+    """What a provisioner may have besides, whose machines end at `Intent.boot_deadline` by a clock that is not this
+    computer's."""
+
+    def provider_time(self) -> float | None:
+        """The provider's time now (UTC seconds), as its last answer told it (HTTP's `Date`); None before there was
+        one. Asks nobody. Where this computer's clock is wrong by more than a minute, `boot_deadline` goes by it.
         """
 
 
@@ -252,6 +279,16 @@ class KnowsMachines(Protocol):
         """
 
 
+class LaunchesOneByOne(Protocol):
+    """What a provisioner may have besides whose provider makes one machine at a time, and limits how often."""
+
+    launches_apart_s: float
+    """Seconds from one launch to the next. Where `create` raises RateLimited, what it has made before is kept and
+    bills: the core waits for so long (`retry_after`, where that is longer) and calls it again for the same offer, with
+    that as `Intent.made`. It makes what is missing, and answers with everything. The waits are bounded: by the boot
+    deadline, and in a row by four calls that make nothing more."""
+
+
 class ForgetsRegions(Protocol):
     """What a provisioner may have besides where regions are machines of the user's own: `gpuops reap --forget`."""
 
@@ -265,6 +302,12 @@ class LoadedProvisioner(Provisioner, Protocol):
     `provisioners.checked_provisioner` is the only implementation.
     """
 
+    launches_apart_s: float
+    """`LaunchesOneByOne.launches_apart_s`; else 0."""
+
+    def list_every_owner(self) -> Sequence[Resource]:
+        """`ListsEveryOwner.list_every_owner`; else none."""
+
     def balance(self) -> float | None:
         """`TellsBalance.balance`; else None."""
 
@@ -273,6 +316,9 @@ class LoadedProvisioner(Provisioner, Protocol):
 
     def payer(self, request: Request, patience_s: float = 0.0) -> Payer | None:
         """`TellsPayer.payer`; else None. Never raises: on an error the payer is empty."""
+
+    def provider_time(self) -> float | None:
+        """`TellsTime.provider_time`; else None. Never raises."""
 
     def last_words(self, resource: Resource) -> str:
         """`TellsLogs.last_words`; else empty."""

@@ -25,6 +25,10 @@ class Reporter(Protocol):
     def colour(self) -> bool:
         """Whether stdout shows colours."""
 
+    @property
+    def is_closed(self) -> bool:
+        """Whether nobody reads stdout any more: what only shows something has nothing left to do."""
+
     def columns(self, stream: TextIO) -> int | None:
         """How many columns a stream has to write in; None where that is unknown (a file, a pipe)."""
 
@@ -56,6 +60,7 @@ class LogReporter:
     as_json = False
     interactive = False
     colour = False
+    is_closed = False
 
     def __init__(self, log: TextIO) -> None:
         self.out = self.err = log

@@ -44,6 +44,9 @@ class RunRequest:
     resume: str | None = None
     grace_s: float = 10.0
     """How long a graceful stop waits before SIGTERM, and again before SIGKILL."""
+    join_timeout_s: float | None = 1800.0
+    """How long a run in which no rank joins may print nothing and stand idle before it ends (`--join-timeout`); None:
+    for ever."""
     hold_s: float | None = None
     """How long its nodes wait after its end for somebody to fetch what it made (`--grace`), instead of their idle end;
     None: as long as they may stand idle."""

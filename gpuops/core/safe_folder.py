@@ -25,12 +25,11 @@ from typing import Any, Protocol
 from gpuops.agent.wire_format import Whole
 from gpuops.core.errors import LocalDisk, NodeError
 from gpuops.core.platform import HERE, System, replace
+from gpuops.core.safe_paths import is_inside
 
 DISK_RESERVE_BYTES = 16 << 20
 """Bytes of the disk that no node's file takes: the record of the run needs room, too."""
 BLOCK_BYTES = 1 << 20
-MAX_PATH_CHARS, MAX_NAME_BYTES, MAX_PATH_DEPTH = 2048, 255, 100
-"""Limits of a node's path: characters, bytes of one name, folders. A longer path is hard to read or remove here."""
 LINK_IN_THE_WAY = "a link is in the way"
 HAS_HANDLES = {os.open, os.mkdir, os.unlink, os.rmdir, os.rename, os.stat} <= os.supports_dir_fd
 """Whether files can be named relative to an open folder. Windows cannot: there each folder on the way is checked just
@@ -38,49 +37,16 @@ before the access, which a process of the user could outrun, but no node."""
 FOLDER = os.O_RDONLY | getattr(os, "O_DIRECTORY", 0) | getattr(os, "O_NOFOLLOW", 0) | getattr(os, "O_CLOEXEC", 0)
 PLAIN = getattr(os, "O_NOFOLLOW", 0) | getattr(os, "O_BINARY", 0) | getattr(os, "O_CLOEXEC", 0)
 ABSENT_ERRNOS = (errno.ENOENT, errno.ENOTDIR, errno.ELOOP)
+NO_FOLDER_FLUSH = (errno.EINVAL, errno.ENOTSUP, errno.ENOSYS)
+"""What disks answer that flush files but no folders."""
 JUNCTION = 0xA0000003
 """Windows' other kind of link (`IO_REPARSE_TAG_MOUNT_POINT`)."""
 NO_WAIT = getattr(os, "O_NONBLOCK", 0)  # a pipe in a file's place must not block us
-INVISIBLE = frozenset(
-    "\u200c\u200d\u200e\u200f\u202a\u202b\u202c\u202d\u202e\u206a\u206b\u206c\u206d\u206e\u206f\ufeff"
-)
-"""The list in git's `utf8.c`, `is_hfs_dotgit`."""
 
 
 class Readable(Protocol):
     def read(self, count: int, /) -> bytes:
         """At most `count` bytes; none at the end."""
-
-
-def is_inside(path: str) -> bool:
-    """Whether a node's path stays below its folder and is not `.git`, on any disk. A backslash is part of a name; on
-    Windows `System.stored` gives the file another name."""
-    try:
-        os.fsencode(path)
-    except ValueError:
-        return False  # no disk here can write that name
-    return "\0" not in path and not any(part in ("", ".", "..") or is_gits(part) for part in path.split("/"))
-
-
-def may_come(path: str) -> bool:
-    """Whether a node's file can lie here under that path, and be read and removed again."""
-    if not is_inside(path) or len(path) > MAX_PATH_CHARS:
-        return False
-    parts = os.fsencode(path).split(b"/")
-    return len(parts) <= MAX_PATH_DEPTH and max(map(len, parts)) <= MAX_NAME_BYTES
-
-
-def is_gits(part: str) -> bool:
-    """Whether some disk takes this name for `.git`; refused on every system, as by git.
-
-    Windows and macOS ignore case, trailing dots and blanks, what follows a colon, and (HFS+) invisible characters.
-    """
-    seen = part.lower()
-    if not part.isascii():
-        import unicodedata
-
-        seen = unicodedata.normalize("NFC", "".join(char for char in part if char not in INVISIBLE)).casefold()
-    return seen.partition(":")[0].rstrip(" .") in (".git", "git~1")
 
 
 @contextmanager
@@ -162,6 +128,11 @@ class SafeFolder:
         else:
             os.makedirs(self.root, exist_ok=True)
         return self
+
+    def make_new(self, path: str) -> None:
+        """Create a folder, and missing ones above it. Raises FileExistsError where something has its name."""
+        with self._parent(path, make=True) as (folder, name):
+            os.mkdir(name, dir_fd=folder)
 
     def look(self, path: str) -> os.stat_result | None:
         """The state of a path, or of a link itself; None where nothing, or no folder on the way, lies there."""
@@ -328,6 +299,34 @@ class SafeFolder:
             Whole(file).write(data)
         return True
 
+    def append(self, path: str, data: bytes) -> int:
+        """Write at the end of a file of gpuops, which may use the disk's reserve, and flush it to the disk. Returns
+        the file's size."""
+        with (
+            self._parent(path) as (folder, name),
+            open(_plain(name, os.O_WRONLY | os.O_APPEND, folder), "ab", buffering=0) as file,
+        ):
+            Whole(file).write(data)
+            os.fsync(file.fileno())
+            return file.tell()
+
+    def flush(self, *, files: bool = False) -> None:
+        """Wait until the names in this folder and in those below are on the disk; with `files`, the files' bytes as
+        well. A missing folder is success."""
+        if not HAS_HANDLES:
+            for place, _, names in os.walk(self.path) if files else ():  # Windows flushes no folder
+                for name in names:
+                    _flush_file(os.path.join(place, name), os.O_RDWR, None)
+            return
+        try:
+            with self._parent("x") as (handle, _):
+                for _, _, names, folder in os.fwalk(".", dir_fd=handle):
+                    for name in names if files else ():
+                        _flush_file(name, os.O_RDONLY, folder)
+                    _flush_folder(folder)
+        except FileNotFoundError:
+            pass
+
     def remove(self, path: str) -> None:
         """Remove a file or link; a missing one is success."""
         try:
@@ -383,6 +382,28 @@ def _plain(name: str, flags: int, folder: int | None) -> int:
         os.close(found)
         raise OSError(errno.EINVAL, "it is no plain file", name)
     return found
+
+
+def _flush_file(name: str, flags: int, folder: int | None) -> None:
+    """Flush a plain file; a link, and what has gone meanwhile, is passed over."""
+    try:
+        handle = _plain(name, flags, folder)
+    except OSError as error:
+        if error.errno in (*ABSENT_ERRNOS, errno.EINVAL):
+            return
+        raise
+    try:
+        os.fsync(handle)
+    finally:
+        os.close(handle)
+
+
+def _flush_folder(folder: int) -> None:
+    try:
+        os.fsync(folder)
+    except OSError as error:
+        if error.errno not in NO_FOLDER_FLUSH:
+            raise
 
 
 def _date(name: str, folder: int | None, mtime_ns: int) -> None:

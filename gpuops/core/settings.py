@@ -19,6 +19,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from gpuops.core.account_variables import OURS
 from gpuops.core.errors import LocalDisk, UsageError
 from gpuops.core.files import create_once, read_small
 from gpuops.core.names import did_you_mean
@@ -27,34 +28,16 @@ from gpuops.core.platform import HERE
 if TYPE_CHECKING:
     from dotenv.parser import Binding
 
-CREDENTIALS = (
-    ("RUNPOD_API_KEY",),
-    ("AWS_ACCESS_KEY_ID", "AWS_SECRET_ACCESS_KEY", "AWS_SESSION_TOKEN"),
-)
-"""Variables with keys, grouped by account: a group is taken from one source. An empty value counts as unset."""
-KEYS = tuple(name for together in CREDENTIALS for name in together)
-FROM_DOTENV = ("GPUOPS_TORCH_SPEC", "GPUOPS_TORCH_INDEX", *KEYS, "AWS_REGION", "AWS_DEFAULT_REGION")
-"""Variables that `.env` may set as well as the environment."""
+KEYS = tuple(name for declared in OURS.values() for name in declared.credentials)
+"""Keys to our own providers. An empty value counts as unset."""
+FROM_DOTENV = ("GPUOPS_TORCH_SPEC", "GPUOPS_TORCH_INDEX", "AWS_REGION", "AWS_DEFAULT_REGION")
+"""Settings that `.env` may set as well as the environment."""
 FROM_ENVIRONMENT = (
     "GPUOPS_HOME",
     "GPUOPS_CHECKIP_URL",
-    "RUNPOD_API_URL",
-    "RUNPOD_API_BASE_URL",
-    "AWS_PROFILE",
-    "AWS_CONFIG_FILE",
-    "AWS_SHARED_CREDENTIALS_FILE",
-    "AWS_ENDPOINT_URL",
+    *(name for declared in OURS.values() for name in declared.surroundings),
 )
-"""Variables that only the real environment may set. With `FROM_DOTENV`: those of `.env.example`."""
-ACCOUNTS: Mapping[str, tuple[str, ...]] = {
-    "runpod": tuple(name for name in (*KEYS, *FROM_ENVIRONMENT) if name.startswith("RUNPOD_")),
-    "aws": tuple(
-        name
-        for name in (*KEYS, *FROM_DOTENV[-2:], *FROM_ENVIRONMENT)
-        if name.startswith("AWS_") or name == "GPUOPS_CHECKIP_URL"
-    ),
-}
-"""Provider to the variables that choose its account and endpoint: passed on together, or not at all."""
+"""Variables that only the real environment may set. With `FROM_DOTENV` and `KEYS`: those of `.env.example`."""
 MAX_WHOLE_NUMBER = 10**12
 """No option takes a larger whole number."""
 MAX_TOML_BYTES = 10_000
@@ -93,7 +76,7 @@ class Settings:
     """Known variables without keys, the environment before `.env`. A name that is set nowhere is absent."""
     toml: Toml = field(default_factory=Toml)
     dotenv: Mapping[str, str] = field(default_factory=dict, repr=False)
-    """Keys to providers that `.env` holds."""
+    """What `.env` holds besides: keys to providers, and what is not ours. Taken by name, never as a whole."""
 
 
 def load(folder: Path, environ: Mapping[str, str], tables: Tables) -> Settings:
@@ -101,7 +84,7 @@ def load(folder: Path, environ: Mapping[str, str], tables: Tables) -> Settings:
     in_file = read_dotenv(folder / ".env")
     for name in in_file:
         _check_variable(name)
-    return Settings(_known(in_file, environ), read_toml(folder / "gpuops.toml", tables), _keys(in_file))
+    return Settings(_known(in_file, environ), read_toml(folder / "gpuops.toml", tables), _besides(in_file))
 
 
 def load_leniently(folder: Path, environ: Mapping[str, str], tables: Tables) -> tuple[Settings, list[str]]:
@@ -123,32 +106,32 @@ def load_leniently(folder: Path, environ: Mapping[str, str], tables: Tables) -> 
         in_file = _values(_bindings(folder / ".env"))
     except UsageError:
         in_file = {}
-    allowed = {name: value for name, value in in_file.items() if name in FROM_DOTENV}
-    return Settings(_known(allowed, environ), found, _keys(allowed)), wrong
+    return Settings(_known(in_file, environ), found, _besides(in_file)), wrong
 
 
 def _known(in_file: Mapping[str, str], environ: Mapping[str, str]) -> dict[str, str]:
     """The known variables without keys, the environment before the file."""
-    joined = {**in_file, **environ}
-    return {name: joined[name] for name in (*FROM_DOTENV, *FROM_ENVIRONMENT) if name in joined and name not in KEYS}
+    settings = {name: in_file[name] for name in FROM_DOTENV if name in in_file}
+    return settings | {name: environ[name] for name in (*FROM_DOTENV, *FROM_ENVIRONMENT) if name in environ}
 
 
-def _keys(in_file: Mapping[str, str], names: Collection[str] = KEYS) -> dict[str, str]:
-    """The keys among a `.env`'s values. An empty one counts as unset: a copied `.env.example` has it."""
-    return {name: value for name, value in in_file.items() if name in names and value.strip()}
+def _besides(in_file: Mapping[str, str]) -> dict[str, str]:
+    """What `.env` holds that is no setting. An empty value counts as unset: a copied `.env.example` has it."""
+    settings = {*FROM_DOTENV, *FROM_ENVIRONMENT}
+    return {name: value for name, value in in_file.items() if name not in settings and value.strip()}
 
 
-def dotenv_values(folder: Path, names: Collection[str] = KEYS) -> dict[str, str]:
-    """The values of these keys in a folder's `.env`, as far as it can be read."""
+def select(values: Mapping[str, str], names: Collection[str]) -> dict[str, str]:
+    """The variables of these names that are set, and not empty."""
+    return {name: value for name, value in values.items() if name in names and value.strip()}
+
+
+def dotenv_values(folder: Path, names: Collection[str]) -> dict[str, str]:
+    """The values of these variables in a folder's `.env`, as far as it can be read."""
     try:
-        return _keys(_values(_bindings(folder / ".env")), names)
+        return select(_values(_bindings(folder / ".env")), names)
     except UsageError:
         return {}
-
-
-def keys_for(provider: str, keys: Mapping[str, str]) -> dict[str, str]:
-    """The keys of one provider."""
-    return {name: value for name, value in keys.items() if name in ACCOUNTS.get(provider, ())}
 
 
 def surroundings(found: Settings, environ: Mapping[str, str]) -> dict[str, str]:
@@ -156,23 +139,28 @@ def surroundings(found: Settings, environ: Mapping[str, str]) -> dict[str, str]:
     return {**{name: value for name, value in environ.items() if value or name not in KEYS}, **found.env_values}
 
 
-def with_keys(env: Mapping[str, str], keys: Mapping[str, str], *, insist: bool) -> dict[str, str]:
-    """The environment with keys of a `.env` as if they were exported, account by account. Without `insist`, only for
-    accounts of which no key is exported."""
-    found = dict(env)
-    for together in CREDENTIALS:
-        mine = {name: keys[name] for name in together if keys.get(name)}
-        if mine and (insist or not any(env.get(name) for name in together)):
-            found = {**{name: value for name, value in found.items() if name not in together}, **mine}
-    return found
+def with_keys(
+    env: Mapping[str, str], values: Mapping[str, str], credentials: Collection[str], *, insist: bool
+) -> dict[str, str]:
+    """The environment with one account's credentials of a `.env` (`values`) as if they were exported, and none of
+    another place. Without `insist`, only where none is exported."""
+    keys = select(values, credentials)
+    if not keys or (not insist and any(env.get(name) for name in credentials)):
+        return dict(env)
+    return {**{name: value for name, value in env.items() if name not in credentials}, **keys}
 
 
 def _check_variable(name: str) -> None:
     """Raises UsageError for a variable of gpuops that `.env` may not set, or that does not exist."""
     if name in FROM_ENVIRONMENT:
-        raise UsageError(f"{name} has no effect in .env", f"remove it there, and export {name} in your shell instead")
+        raise not_from_dotenv(name)
     if name.startswith("GPUOPS_") and name not in FROM_DOTENV:
-        raise UsageError(f".env sets {name}, which gpuops does not know", _nearest(name, FROM_DOTENV, "{}"))
+        raise UsageError(f".env sets {name}, which gpuops does not know", _nearest(name, (*FROM_DOTENV, *KEYS), "{}"))
+
+
+def not_from_dotenv(name: str) -> UsageError:
+    """The error for a variable in `.env` that only the real environment may set."""
+    return UsageError(f"{name} has no effect in .env", f"remove it there, and export {name} in your shell instead")
 
 
 def read_dotenv(path: Path) -> dict[str, str]:
@@ -307,8 +295,11 @@ def _secrets(names: Iterable[str], folder: Path, environ: Mapping[str, str]) -> 
     return found
 
 
-def home(environ: Mapping[str, str]) -> Path:
+def home(environ: Mapping[str, str], *, make: bool = True) -> Path:
     """gpuops' own folder, `$GPUOPS_HOME` or `~/.gpuops`, made (0700) when absent. Raises UsageError.
+
+    `make=False`: for what only looks, or ends something: the folder may be absent or closed to writing
+    (`can_write`).
 
     Keys and programs lie in it: one that another user could change (`System.open_to_others`) is refused.
     """
@@ -317,6 +308,8 @@ def home(environ: Mapping[str, str]) -> Path:
     if not path.is_absolute():
         name, value = ("GPUOPS_HOME", given) if given else ("HOME", environ.get("HOME"))
         raise UsageError(f"{name} is '{value}', which is not an absolute path", "give the whole path, from / on")
+    if not make and _is_absent(path):
+        return path
     try:
         path.mkdir(mode=0o700, parents=True, exist_ok=True)
         opened = HERE.open_to_others(path)
@@ -325,10 +318,11 @@ def home(environ: Mapping[str, str]) -> Path:
             f"gpuops cannot make its folder {path}: {_reason(error)}",
             "set GPUOPS_HOME to a folder that you may write to",
         ) from error
-    if not os.access(path, os.R_OK | os.W_OK | os.X_OK, effective_ids=os.access in os.supports_effective_ids):
+    if not _may(path, os.R_OK | os.X_OK) or (make and not can_write(path)):
         raise UsageError(
-            f"gpuops may not write to its folder {path}",
-            "make it yours (chown, chmod 700), or set GPUOPS_HOME to another",
+            f"gpuops may not {'write to' if make else 'read'} its folder {path}",
+            "make it yours (chown, chmod 700); what is up is noted there, and in no other folder"
+            + "; gpuops status, logs, down and reap need not write to it" * make,
         )
     if opened == path:
         raise UsageError(
@@ -343,6 +337,30 @@ def home(environ: Mapping[str, str]) -> Path:
     return path
 
 
+def _is_absent(path: Path) -> bool:
+    """Raises UsageError where that cannot be seen, as without a ticket for a home behind a network: what is up may be
+    noted there."""
+    try:
+        os.lstat(path)
+    except (FileNotFoundError, NotADirectoryError):
+        return True
+    except OSError as error:
+        raise UsageError(
+            f"gpuops cannot look into its folder {path}: {_reason(error)}",
+            "what is up is noted there, and in no other folder: make it readable first",
+        ) from error
+    return False
+
+
+def can_write(home: Path) -> bool:
+    """Whether gpuops' own folder is there and can be written."""
+    return _may(home, os.W_OK)
+
+
+def _may(path: Path, mode: int) -> bool:
+    return os.access(path, mode, effective_ids=os.access in os.supports_effective_ids)
+
+
 def _users_home(environ: Mapping[str, str]) -> Path:
     try:
         return Path(environ.get("HOME") or Path.home())
@@ -350,13 +368,16 @@ def _users_home(environ: Mapping[str, str]) -> Path:
         raise UsageError("no home folder is known for this user", "set HOME, or GPUOPS_HOME to a folder") from None
 
 
-def owner(home: Path, new: Callable[[], str] = lambda: os.urandom(4).hex()) -> str:
-    """8 hex digits that mark everything this user rents, chosen once by the first command.
+def owner(home: Path, new: Callable[[], str] = lambda: os.urandom(4).hex(), *, make: bool = True) -> str:
+    """8 hex digits that mark everything this user rents, chosen once by the first command that may create something.
+    Empty without any, with `make=False`.
 
     Raises UsageError for a damaged file (another mark would hide what carries the old one), LocalDisk.
     """
     path = home / "owner"
     try:
+        if not make and not path.exists():
+            return ""
         if not path.exists():
             create_once(path, new() + "\n")
         text = path.read_text(encoding="utf-8", errors="replace").strip()

@@ -3,7 +3,8 @@
 While a command goes `forward`, a signal raises in the main thread: Interrupted, or HandOver for SIGHUP. Inside
 `shielded` it waits for the end of the block: a provider call must be journalled before anything else happens. After
 the first signal the command goes `backward`, that is, it undoes: a further signal only sets `hurry`. A command that
-ends something already (`insist`) answers the first signal with a callback; the second raises.
+ends something already (`insist`) answers the first signal with a callback; the second raises. What is ignored on entry
+stays so: `nohup` sees to that for SIGHUP.
 """
 
 from __future__ import annotations
@@ -47,6 +48,8 @@ class Signals:
         if threading.current_thread() is threading.main_thread():
             for name in ("SIGINT", "SIGTERM", HERE.hang_up):
                 number = getattr(signal, name)
+                if signal.getsignal(number) is signal.SIG_IGN:
+                    continue
                 self._former[number] = signal.signal(number, self._handle)
         self._forward = True
         return self

@@ -13,6 +13,7 @@ from gpuops.core.errors import ConnectionLost, GpuopsError, MalformedAnswer, Nod
 from gpuops.core.polling import Poller
 from gpuops.core.provider import has_capability, is_rented
 from gpuops.core.reporting import Silent
+from gpuops.guard.lease_check import has_expired
 from gpuops.ledger.rows import ClusterState, RunState
 from gpuops.ledger.store import ClusterRow, LedgerUnwritable, RowGone, RunRow
 from gpuops.nodes.session import ClusterSession, all_machines_ended, machines_of, open_session, watchdogs_ended
@@ -25,6 +26,7 @@ from gpuops.runs.outcome.node_report import NodeReport, ReasonKind, lost_report
 from gpuops.runs.results.collect import Agents, Disks
 from gpuops.runs.results.url_renewal import UrlRenewal
 from gpuops.sync.pull_edits import save_cluster_edits
+from gpuops.sync.run_folder import RunHome
 
 POLL_INTERVAL_S = 1.0
 NONSENSE_ATTEMPTS_MAX = 3
@@ -45,7 +47,7 @@ def clean_up(ctx: Context, cluster: int, *, saving: bool = True) -> None:
     """
     is_owned = _take_cluster(ctx, cluster)
     row = ctx.ledger.cluster(cluster)  # read after that: its former owner may have changed it
-    expired = row.is_overdue(ctx.clock.now())
+    expired = has_expired(ctx, row)
     at_once = expired and not saving and is_rented(ctx.provisioner(row.provider))
     if row.state is ClusterState.GONE or not (is_owned or expired):
         return
@@ -202,6 +204,8 @@ def _finish_run(
     if not _take_run(ctx, run):
         return False  # a command took it while another run was finished
     run = ctx.ledger.run(run.id)  # its owner may have launched it just before it died
+    if _take_over_verdict(ctx, run):
+        return True
     try:
         session = _open_session(ctx, row)
     except NodeError as error:
@@ -216,6 +220,17 @@ def _finish_run(
     finally:
         session.close()
     return reports is not None
+
+
+def _take_over_verdict(ctx: Context, run: RunRow) -> bool:
+    """Whether a run's command brought everything home and told its verdict, but could not write it into the ledger.
+    Its nodes may have ended since, and say nothing any more."""
+    record = RunHome(run.home).read_record()
+    if record is None or record.verdict is None or record.missing != "":
+        return False
+    with suppress(LedgerUnwritable):  # it has nothing left on its nodes
+        ctx.ledger.set_run(run.id, state=RunState.HOME, owner_process=None, ended=record.ended, verdict=record.verdict)
+    return True
 
 
 def _open_session(ctx: Context, row: ClusterRow) -> ClusterSession:

@@ -9,6 +9,7 @@ of it is listed any more.
 
 from __future__ import annotations
 
+import dataclasses
 import os
 import signal
 import sqlite3
@@ -26,9 +27,9 @@ from typing import TYPE_CHECKING, Any, Protocol
 from gpuops.core.errors import AuthFailed, GpuopsError
 from gpuops.core.platform import HERE
 from gpuops.core.polling import Clock, Poller
-from gpuops.guard import guard_heartbeat
-from gpuops.guard.schedule import ATTEMPT_S, Job, next_job, retry_pause_s
-from gpuops.guard.start import command, ensure
+from gpuops.guard import guard_heartbeat, lease_time
+from gpuops.guard.schedule import ATTEMPT_S, NOTICE_FAILURES, Job, next_job, retry_pause_s
+from gpuops.guard.start import command, ensure, last_words
 from gpuops.ledger.rows import ClusterState
 
 if TYPE_CHECKING:
@@ -37,10 +38,8 @@ if TYPE_CHECKING:
 
 TICK_S = 1.0
 """From one round to the next: how soon a dead owner process or the end of a lease is noticed."""
-NOTICE_FAILURES = 3
-"""After this many failed attempts in a row a notice says so to the next command."""
-ROUND_FAILURES_MAX = 40
-"""After this many failed rounds in a row the guard leaves; the next command starts another."""
+ATTEMPT_FAILED = 3
+"""Exit status of an attempt that is to be made again, and has said why; another one could not even say that."""
 CHILD_EXIT_TIMEOUT_S = 3600.0
 """How long a guard waits for its child once the cluster is gone: it may still fetch what a bucket has kept."""
 TAKEOVER_S = 5.0
@@ -59,6 +58,7 @@ def main(home: Path, cluster: int) -> int:
         lock.acquire()
     except Timeout:
         return 0
+    guard_heartbeat.claim(home, cluster)
     guard = Guard(home, cluster)
     try:
         guard.watch()
@@ -66,7 +66,7 @@ def main(home: Path, cluster: int) -> int:
         lock.release()
     # A command may have seen this guard between its last round and the release of the lock, and have started none.
     if row := guard.wanted_row():
-        ensure(home, row)
+        ensure(home, row, waits=False)
     return 0
 
 
@@ -76,7 +76,7 @@ def make_context(home: Path, folder: Path | None = None) -> Context:
     from gpuops.core.reporting import LogReporter
     from gpuops.core.settings import Settings, load_leniently, owner, surroundings
     from gpuops.core.signals import Signals
-    from gpuops.guard.services import SERVICES
+    from gpuops.guard.services import OF_GUARD
 
     settings = load_leniently(folder, os.environ, {})[0] if folder else Settings()
     env = surroundings(settings, os.environ)
@@ -87,12 +87,23 @@ def make_context(home: Path, folder: Path | None = None) -> Context:
         env=env,
         out=LogReporter(sys.stderr),
         signals=Signals(),
-        services=SERVICES,
+        services=OF_GUARD,
         dotenv=settings.dotenv,
     )
 
 
 # -- the guard ------------------------------------------------------------------------------------
+
+
+def is_removed(folder: Path) -> bool:
+    """Whether a folder is gone. A disk that does not answer is no proof of that."""
+    try:
+        os.stat(folder)
+    except FileNotFoundError:
+        return True
+    except OSError:
+        return False
+    return False
 
 
 class Child(Protocol):
@@ -151,6 +162,8 @@ class Guard:
         self._token: str | None = None
         """That of the cluster: in a new ledger another one may have its number."""
         self._beat: guard_heartbeat.Heartbeat | None = None
+        self._first_sight: lease_time.FirstSight | None = None
+        """Of the lease's end."""
 
     def watch(self) -> None:
         """Rounds until the cluster needs no guard. A bug does not end the guard either: nothing else is there."""
@@ -165,9 +178,9 @@ class Guard:
                 except Exception:
                     failures += 1
                     _log_failure()
-                    poller.retry_after(retry_pause_s(1))
-                if failures == ROUND_FAILURES_MAX:
-                    break
+                    if is_removed(self._home):
+                        break  # as after a test, or `rm -r`: nothing is known of its cluster any more
+                    poller.retry_after(retry_pause_s(failures))
         finally:
             if self._child:
                 self._child.end()
@@ -177,7 +190,7 @@ class Guard:
         row, runs, is_wanted, is_left = self._look()
         if row and self._beat is None:
             self._beat = guard_heartbeat.start(self._home, row, os.environ)
-        self._collect()
+        self._collect(row)
         if row and is_wanted:
             self._over_since = None
             self._tend(row, runs)
@@ -185,16 +198,20 @@ class Guard:
             self._cleared = True
             self._start(Job.CLEAR)
         if self._beat and self._clock.monotonic() - self._beat.at >= guard_heartbeat.BEAT_INTERVAL_S:
-            self._beat = guard_heartbeat.beat(self._home, self._cluster, self._beat)
+            now = dataclasses.replace(self._beat, failures=self._failures)
+            self._beat = guard_heartbeat.beat(self._home, self._cluster, now)
         return (row is not None and is_wanted) or self._finishes()
 
     def wanted_row(self) -> ClusterRow | None:
-        """The cluster, where it needs a guard after all; not for what this one tried in vain to clear."""
+        """The cluster, where it needs a guard after all; not for what this one tried in vain to clear. One that has its
+        number in a new ledger needs one as well: its command may have taken this guard for its own."""
+        self._token = None
         row, _, is_wanted, is_left = self._look()
         if row and (is_wanted or (is_left and not self._cleared)):
             return row
         if row is None or (row.state is ClusterState.GONE and not is_left):
             guard_heartbeat.remove_files(self._home, self._cluster)
+            lease_time.forget(self._home, self._cluster)
         return None
 
     def _look(self) -> tuple[ClusterRow | None, Sequence[RunRow], bool, bool]:
@@ -215,20 +232,38 @@ class Guard:
         finally:
             ledger.close()
 
-    def _collect(self) -> None:
-        """What became of the last attempt, where it is over."""
+    def _collect(self, row: ClusterRow | None) -> None:
+        """What became of the last attempt, where it is over. For one that could not say why it failed (its code was
+        removed, the system killed it) the notice is left here."""
         status = self._child.poll() if self._child else None
         if status is None:
             return
         self._child = None
         self._failures = self._failures + 1 if status else 0
+        if (
+            row
+            and status not in (0, ATTEMPT_FAILED)
+            and self._failures == NOTICE_FAILURES
+            and self._job is not Job.CLEAR
+        ):
+            words = last_words(self._home)
+            leave_notice(self._home, row, f"an attempt ended with {status}{': ' if words else ''}{words}")
         self._limit_s = self._limit_s if status else ATTEMPT_S
         self._retry_at = self._clock.monotonic() + (retry_pause_s(self._failures) if status else 0.0)
 
     def _tend(self, row: ClusterRow, runs: Sequence[RunRow]) -> None:
-        now, ran_s = self._clock.now(), self._clock.monotonic() - self._started
-        rested = self._clock.monotonic() >= self._retry_at
-        job = next_job(row, runs, now, ran_s, self._limit_s, working=self._child is not None, rested=rested)
+        clocks, ran_s = lease_time.read_clocks(self._clock), self._clock.monotonic() - self._started
+        self._first_sight = first = lease_time.look(self._home, row, clocks, self._first_sight)
+        job = next_job(
+            row,
+            runs,
+            lease_time.lease_time(first, clocks, can_ask=row.state is ClusterState.UP),
+            ran_s,
+            self._limit_s,
+            working=self._child is not None,
+            rested=self._clock.monotonic() >= self._retry_at,
+            is_sure=first is None or not first.is_in_doubt(clocks),
+        )
         if job and self._child:
             self._replace(job)
         elif job:
@@ -260,15 +295,14 @@ class Guard:
 
 
 def run_attempt(home: Path, cluster: int, job: Job, failures: int) -> int:
-    """One attempt for a cluster; `failures`: how many before it have failed. Returns 0, or 1 where it is to be made
-    again."""
+    """One attempt for a cluster; `failures`: how many before it have failed. Returns 0, or ATTEMPT_FAILED."""
     try:
         ledger = make_context(home).ledger
         row = ledger.cluster(cluster)
         ledger.close()
     except Exception:
         _log_failure()
-        return 1
+        return ATTEMPT_FAILED
     try:
         ctx = make_context(home, row.folder)
         try:
@@ -283,8 +317,8 @@ def run_attempt(home: Path, cluster: int, job: Job, failures: int) -> int:
             guard_heartbeat.record_refusal(home, row, refused)
         _log_failure(row.name)
         if failures + 1 == NOTICE_FAILURES and job is not Job.CLEAR:
-            _leave_notice(home, row, error)
-        return 1
+            leave_notice(home, row, getattr(error, "message", "") or f"{type(error).__name__}: {error}")
+        return ATTEMPT_FAILED
     return 0
 
 
@@ -300,9 +334,8 @@ def _run_job(ctx: Context, row: ClusterRow, job: Job) -> None:
         guard_heartbeat.record_refusal(ctx.home, row, None)
 
 
-def _leave_notice(home: Path, row: ClusterRow, error: Exception) -> None:
+def leave_notice(home: Path, row: ClusterRow, why: str) -> None:
     """The next command says that the guard fails. That this cannot be written down stops no guard."""
-    why = getattr(error, "message", "") or f"{type(error).__name__}: {error}"
     give_up = f"`gpuops down {row.name} --force` gives up what does not answer"
     try:
         ledger = make_context(home).ledger

@@ -16,6 +16,8 @@ LEASE_MARGIN_S = 60.0
 RETRY_S = 30.0
 RETRY_SLOW_S = 300.0
 """The first and the longest pause between attempts that fail."""
+NOTICE_FAILURES = 3
+"""After this many failed attempts in a row a notice says so to the next command."""
 NODE_CHECK_INTERVAL_S = 60.0
 """A cluster that is simply up is checked this often: its nodes may have ended by themselves."""
 ATTEMPT_S = 600.0
@@ -33,26 +35,37 @@ class Job(enum.Enum):
 
 
 def next_job(
-    row: ClusterRow, runs: Sequence[RunRow], now: float, ran_s: float, limit_s: float, *, working: bool, rested: bool
+    row: ClusterRow,
+    runs: Sequence[RunRow],
+    now: float,
+    ran_s: float,
+    limit_s: float,
+    *,
+    working: bool,
+    rested: bool,
+    is_sure: bool = True,
 ) -> Job | None:
     """The attempt to start now, in the place of one that is under way (`working`); None: nothing is to be started.
 
-    `now`: UTC seconds; `ran_s`: seconds since the last attempt was started; `limit_s`: as of `is_overtime`; `rested`:
-    whether the pause after a failed attempt is over.
+    `now`: the time of the lease (`lease_time`), and whether `is_sure`; `ran_s`: seconds since the last attempt was
+    started; `limit_s`: as of `is_overtime`; `rested`: whether the pause after a failed attempt is over.
     """
     overtime = is_overtime(row, now, ran_s, limit_s)
     if working:
         at_once = Job.END_AT_ONCE if is_out_of_time(row, now, ran_s) else Job.TEND
         return at_once if overtime else None
-    return Job.TEND if (overtime or rested) and needs_tending(row, runs, now, ran_s) else None
+    return Job.TEND if (overtime or rested) and needs_tending(row, runs, now, ran_s, is_sure) else None
 
 
-def needs_tending(row: ClusterRow, runs: Sequence[RunRow], now: float, since_check_s: float) -> bool:
+def needs_tending(
+    row: ClusterRow, runs: Sequence[RunRow], now: float, since_check_s: float, is_sure: bool = True
+) -> bool:
     """Whether a cluster has outlived its lease, or has something to be done and no living process that does it.
 
-    `now`: UTC seconds; `since_check_s`: seconds since the last attempt was started.
+    `now`: the time of the lease; where it is not sure, an attempt may find that the end has not come, and the next is
+    not made at once. `since_check_s`: seconds since the last attempt was started.
     """
-    if row.is_overdue(now - LEASE_MARGIN_S):
+    if row.is_overdue(now - LEASE_MARGIN_S) and (is_sure or since_check_s >= NODE_CHECK_INTERVAL_S):
         return True
     if row.has_live_owner():
         return False

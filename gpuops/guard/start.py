@@ -6,41 +6,112 @@ import os
 import subprocess
 import sys
 import time
+from contextlib import suppress
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Protocol
 
+from gpuops.core.errors import LocalDisk
+from gpuops.core.polling import Clock, Poller
 from gpuops.guard import guard_heartbeat
 
 if TYPE_CHECKING:
     from gpuops.ledger.store import ClusterRow
 
+BEAT_POLL_S = 0.05
+LOG = "guard.log"
+LAST_WORDS_BYTES = 4000
 
-def ensure(home: Path, row: ClusterRow) -> None:
-    """Start the guard of a cluster unless one works; returns at once. Raises OSError.
+
+class Process(Protocol):
+    """A guard that was started."""
+
+    def poll(self) -> int | None: ...
+
+
+def ensure(home: Path, row: ClusterRow, *, waits: bool = True) -> None:
+    """Start the guard of a cluster unless one works. `waits`: until its first heartbeat. Raises OSError; LocalDisk
+    where that does not come.
 
     The process is detached (no terminal, own session) and keeps this command's environment: the keys that a cluster
     is rented with are those of its guard.
     """
+    process, log_bytes = None, _log_size(home)
+    if _is_free(home, row.id):
+        process = _start(home, row.id)
+    elif guard_heartbeat.must_be_replaced(home, row, os.environ, time.monotonic()):
+        guard_heartbeat.kill_guard(home, row.id)
+        process = _start(home, row.id)
+    if waits:
+        await_first_beat(home, row, process, log_bytes)
+
+
+def _is_free(home: Path, cluster: int) -> bool:
+    """Whether no process holds the lock of a cluster's guard. Raises OSError."""
     from filelock import FileLock, Timeout
 
+    try:
+        with FileLock(guard_heartbeat.lock_path(home, cluster), timeout=0):
+            return True
+    except Timeout:
+        return False
+
+
+def _start(home: Path, cluster: int) -> Process:
     from gpuops.core.processes import start_background
 
-    try:
-        with FileLock(guard_heartbeat.lock_path(home, row.id), timeout=0):
-            pass
-    except Timeout:
-        if not guard_heartbeat.must_be_replaced(home, row, os.environ, time.monotonic()):
-            return
-        guard_heartbeat.kill_guard(home, row.id)
-    with open(home / "guard.log", "ab") as log:
-        start_background(
-            command(home, row.id),
+    with open(home / LOG, "ab") as log:
+        process: Process = start_background(
+            command(home, cluster),
             stdin=subprocess.DEVNULL,
             stdout=log,
             stderr=log,
             cwd=home,
             env={**os.environ, "PYTHONSAFEPATH": "1"},
         )
+    return process
+
+
+def await_first_beat(
+    home: Path, row: ClusterRow, process: Process | None, log_bytes: int, clock: Clock | None = None
+) -> None:
+    """Wait until the guard of a cluster has completed a round. `process`: the one that was started, if one was;
+    `log_bytes`: how long the log was before. Raises LocalDisk."""
+    clock = clock or Clock()
+    deadline = clock.monotonic() + guard_heartbeat.FIRST_BEAT_S
+    for _ in Poller.every(clock, BEAT_POLL_S, deadline):
+        status = process.poll() if process else None  # before the look: its last word counts
+        if guard_heartbeat.works(home, row, time.monotonic()):
+            return
+        if status:
+            raise _failure(home, row, "ended at once", log_bytes)
+        if status == 0 and _is_free(home, row.id):
+            return  # it had nothing to do, or no more
+    raise _failure(home, row, f"has not begun to work within {guard_heartbeat.FIRST_BEAT_S:.0f} s", log_bytes)
+
+
+def _failure(home: Path, row: ClusterRow, what: str, log_bytes: int) -> LocalDisk:
+    words = last_words(home, log_bytes)
+    return LocalDisk(
+        f"the guard of {row.name} {what}{': ' if words else ''}{words}",
+        f"check this computer's disk and memory, and whether gpuops is installed whole; {home / LOG} has more",
+    )
+
+
+def _log_size(home: Path) -> int:
+    with suppress(OSError):
+        return (home / LOG).stat().st_size
+    return 0
+
+
+def last_words(home: Path, log_bytes: int = 0) -> str:
+    """The last line that a guard has written behind `log_bytes`; empty for none."""
+    try:
+        with open(home / LOG, "rb") as log:
+            log.seek(max(log_bytes, log.seek(0, os.SEEK_END) - LAST_WORDS_BYTES))
+            lines = log.read().decode(errors="replace").split("\n")
+    except OSError:
+        return ""
+    return next((line.strip() for line in reversed(lines) if line.strip()), "")
 
 
 def command(home: Path, cluster: int, *more: str) -> list[str]:

@@ -64,12 +64,15 @@ class ClusterTable(Database):
     def cluster(self, row_id: int) -> ClusterRow:
         """One cluster. Raises RowGone."""
         return self._parse_rows(
-            parse_cluster, [only_row(self._read("SELECT * FROM clusters WHERE id = ?", row_id), "cluster")]
+            self._cluster_of, [only_row(self._read("SELECT * FROM clusters WHERE id = ?", row_id), "cluster")]
         )[0]
+
+    def _cluster_of(self, row: sqlite3.Row) -> ClusterRow:
+        return parse_cluster(row, self.beats)
 
     def clusters(self, *, live: bool = True) -> list[ClusterRow]:
         where = "WHERE state != 'gone'" if live else ""
-        return self._parse_rows(parse_cluster, self._read(f"SELECT * FROM clusters {where} ORDER BY id"))
+        return self._parse_rows(self._cluster_of, self._read(f"SELECT * FROM clusters {where} ORDER BY id"))
 
     def set_cluster(self, row_id: int, **columns: Any) -> None:
         """Change columns by name; see `rows.to_columns`."""

@@ -10,9 +10,11 @@ import sqlite3
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field
+from itertools import count
 from pathlib import Path
 from typing import Any, TypeVar
 
+from gpuops.core import heartbeat
 from gpuops.core.errors import GpuopsError
 from gpuops.ledger.rows import to_columns
 from gpuops.ledger.schema import damaged, is_damage, unwritable
@@ -30,6 +32,11 @@ class Database:
 
     path: Path
     db: sqlite3.Connection = field(repr=False)
+
+    @property
+    def beats(self) -> Path:
+        """Where the processes that own rows write their heartbeats."""
+        return self.path.parent / heartbeat.FOLDER
 
     def close(self) -> None:
         self.db.close()
@@ -93,8 +100,7 @@ def only_row(rows: Sequence[sqlite3.Row], what: str) -> sqlite3.Row:
     return rows[0]
 
 
-def next_free_name(stem: str, taken: set[str]) -> str:
-    number = 1
-    while f"{stem}-{number}" in taken:
-        number += 1
-    return f"{stem}-{number}"
+def next_free_name(stem: str, taken: set[str], claim: Callable[[str], bool] = lambda _name: True) -> str:
+    """`<stem>-<n>`, the first that is not taken and that `claim` gets hold of."""
+    names = (f"{stem}-{number}" for number in count(1))
+    return next(name for name in names if name not in taken and claim(name))

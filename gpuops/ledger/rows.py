@@ -11,6 +11,7 @@ from enum import StrEnum
 from pathlib import Path
 from typing import Any, NamedTuple
 
+from gpuops.core import heartbeat
 from gpuops.core.models import Lease, Payer
 from gpuops.core.processes import Identity
 from gpuops.core.run_models import Verdict
@@ -41,9 +42,9 @@ class Owned:
     owner_process: Identity | None
 
     def has_live_owner(self, besides: Identity | None = None) -> bool:
-        """Whether its owner process still runs, and is another than `besides`."""
+        """Whether its owner process lives, by its heartbeat, and is another than `besides`."""
         owner = self.owner_process
-        return owner is not None and owner != besides and owner.alive()
+        return owner is not None and owner != besides and heartbeat.lives(owner)
 
 
 @dataclass(frozen=True)
@@ -112,6 +113,11 @@ class RunFacts(dict[str, Any]):
         return int(self.get("world") or 0)
 
     @property
+    def folder_id(self) -> int:
+        """`RunHome.folder_id` of the folder that was made for it; 0 where it is not known."""
+        return int(self.get("folder_id") or 0)
+
+    @property
     def nodes(self) -> int:
         """0 before they were counted."""
         return int(self.get("nodes") or 0)
@@ -125,6 +131,12 @@ class RunFacts(dict[str, Any]):
     def retries(self) -> list[Mapping[str, Any]]:
         """The preemptions before it (`retries.Loss.document`)."""
         return self.get("retries") or []
+
+    @property
+    def hosts(self) -> list[str]:
+        """The user's own hosts that its nodes were on; empty for machines that were rented, or this one."""
+        hosts = self.get("hosts")
+        return [str(host) for host in hosts] if isinstance(hosts, list) else []
 
     def text(self, name: str) -> str:
         """A fact that is only shown: `commit`, `image`, `torch`; empty where it is not known."""
@@ -218,12 +230,12 @@ def to_columns(given: Mapping[str, Any]) -> dict[str, Any]:
     return found
 
 
-def parse_owner(pid: int | None, start: float | None) -> Identity | None:
+def parse_owner(pid: int | None, start: float | None, beats: Path) -> Identity | None:
     if pid is None:
         return None
     if type(pid) is not int or not 0 < pid < 1 << 31:
         raise ValueError(pid)
-    return Identity(pid, check_number(start) or 0.0)
+    return Identity(pid, check_number(start) or 0.0, beats)
 
 
 def check_number(value: Any) -> Any:
@@ -248,7 +260,8 @@ def _parse_object(text: Any) -> Any:
     return found
 
 
-def parse_cluster(row: sqlite3.Row) -> ClusterRow:
+def parse_cluster(row: sqlite3.Row, beats: Path) -> ClusterRow:
+    """`beats`: where owner processes write their heartbeats, as for `parse_run`."""
     return ClusterRow(
         id=row["id"],
         name=check_text(row["name"]),
@@ -261,7 +274,7 @@ def parse_cluster(row: sqlite3.Row) -> ClusterRow:
         offer=_parse_object(row["offer"] or "{}"),
         boot_deadline=check_number(row["boot_deadline"]),
         lease=Lease(check_number(row["hard_end"]), check_number(row["idle_s"]), check_number(row["money_end"])),
-        owner_process=parse_owner(row["keeper_pid"], row["keeper_start"]),
+        owner_process=parse_owner(row["keeper_pid"], row["keeper_start"], beats),
         created=check_number(row["created"]),
         ready=check_number(row["ready"]),
         ended=check_number(row["ended"]),
@@ -269,7 +282,7 @@ def parse_cluster(row: sqlite3.Row) -> ClusterRow:
     )
 
 
-def parse_run(row: sqlite3.Row) -> RunRow:
+def parse_run(row: sqlite3.Row, beats: Path) -> RunRow:
     return RunRow(
         id=row["id"],
         name=check_text(row["name"]),
@@ -281,7 +294,7 @@ def parse_run(row: sqlite3.Row) -> RunRow:
         state=RunState(row["state"]),
         facts=RunFacts(_parse_object(row["facts"])),
         verdict=Verdict.parse(json.loads(check_text(row["verdict"]))) if row["verdict"] else None,
-        owner_process=parse_owner(row["keeper_pid"], row["keeper_start"]),
+        owner_process=parse_owner(row["keeper_pid"], row["keeper_start"], beats),
         created=check_number(row["created"]),
         started=check_number(row["started"]),
         ended=check_number(row["ended"]),

@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+import sqlite3
+from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any
 
@@ -25,12 +26,16 @@ class RunTable(Database):
         facts: Mapping[str, Any],
         owner_process: Identity,
         now: float,
+        claim: Callable[[Path], bool] = lambda home: not home.exists(),
     ) -> RunRow:
-        """Record a run before anything is started; its name is `<stem>-<n>`, the next free."""
+        """Record a run before anything is started; its name is `<stem>-<n>`, the next free.
+
+        `claim`: makes the run's folder, and returns whether it was not there yet. Another ledger (of another home, or
+        one that was lost) may have given its name in the same project.
+        """
         with self._transaction() as db:
             taken = {row[0] for row in db.execute("SELECT name FROM runs")}
-            taken |= {path.name for path in (folder / "runs").glob(f"{stem}-*")}  # of a ledger that was lost
-            name = next_free_name(stem, taken)
+            name = next_free_name(stem, taken, lambda name: claim(folder / "runs" / name))
             columns = {
                 "name": name,
                 "cluster": cluster,
@@ -48,12 +53,16 @@ class RunTable(Database):
 
     def run(self, row_id: int) -> RunRow:
         """One run. Raises RowGone."""
-        return self._parse_rows(parse_run, [only_row(self._read("SELECT * FROM runs WHERE id = ?", row_id), "run")])[0]
+        rows = self._read("SELECT * FROM runs WHERE id = ?", row_id)
+        return self._parse_rows(self._run_of, [only_row(rows, "run")])[0]
+
+    def _run_of(self, row: sqlite3.Row) -> RunRow:
+        return parse_run(row, self.beats)
 
     def runs(self, *, cluster: int | None = None) -> list[RunRow]:
         """Runs, oldest first; of one cluster or of all."""
         where, values = ("WHERE cluster = ?", [cluster]) if cluster is not None else ("", [])
-        return self._parse_rows(parse_run, self._read(f"SELECT * FROM runs {where} ORDER BY id", *values))
+        return self._parse_rows(self._run_of, self._read(f"SELECT * FROM runs {where} ORDER BY id", *values))
 
     def set_run(self, row_id: int, **columns: Any) -> None:
         """Change columns by name; see `rows.to_columns`."""

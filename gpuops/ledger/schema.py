@@ -9,6 +9,7 @@ import os
 import re
 import sqlite3
 import time
+from contextlib import closing
 from functools import partial
 from pathlib import Path
 
@@ -63,9 +64,16 @@ def is_damage(error: Exception) -> bool:
 
 
 def unwritable(path: Path, error: Exception) -> LedgerUnwritable:
+    if getattr(error, "sqlite_errorcode", 0) & 0xFF in (sqlite3.SQLITE_BUSY, sqlite3.SQLITE_LOCKED):
+        held = LedgerUnwritable(
+            f"another command holds the ledger {path}: {error}",
+            f"end it, or wait until it has ended (`lsof {path}` names it)",
+        )
+        held.exit_code = LocalDisk.exit_code  # nothing was typed wrongly
+        return held
     found = LedgerUnwritable(
         f"the ledger {path} cannot be used: {error}",
-        "check the folder's permissions and free space, or set GPUOPS_HOME",
+        "check the folder's permissions and free space",
     )
     if getattr(error, "sqlite_errorcode", None) == sqlite3.SQLITE_FULL:
         found.exit_code = LocalDisk.exit_code  # nothing was typed wrongly
@@ -103,12 +111,57 @@ def connect(path: Path) -> sqlite3.Connection:
     return db
 
 
+def open_for_reading(path: Path) -> sqlite3.Connection:
+    """The file as it is: nothing is written, beside it neither. Raises sqlite3.Error, OSError."""
+    db = sqlite3.connect(f"{path.absolute().as_uri()}?mode=ro", uri=True, timeout=BUSY_S, isolation_level=None)
+    try:
+        db.execute("PRAGMA user_version")
+    except sqlite3.Error as error:
+        db.close()
+        if getattr(error, "sqlite_errorcode", 0) != sqlite3.SQLITE_READONLY_ROLLBACK:
+            raise
+        return _roll_back_copy(path)
+    return db
+
+
+def _roll_back_copy(path: Path) -> sqlite3.Connection:
+    """The ledger in memory, as it was before a change that a crash has cut off, as where a disk fails and is read-only
+    from then on: what the journal beside it undoes cannot be undone there."""
+    import shutil
+    import tempfile
+
+    db = sqlite3.connect(":memory:", isolation_level=None)
+    with tempfile.TemporaryDirectory() as folder:
+        for name in (path.name, f"{path.name}-journal"):
+            shutil.copyfile(path.with_name(name), os.path.join(folder, name))
+        with closing(sqlite3.connect(os.path.join(folder, path.name))) as copy:
+            copy.backup(db)
+    return db
+
+
+def connect_read_only(path: Path) -> sqlite3.Connection:
+    """The ledger, for reading alone; an empty one in memory where there is none."""
+    db = open_for_reading(path) if path.exists() else sqlite3.connect(":memory:", isolation_level=None)
+    try:
+        _check_ready(db, path)
+        db.execute("PRAGMA query_only=1")
+    except BaseException:
+        db.close()
+        raise
+    return db
+
+
 def _make_ready(db: sqlite3.Connection, path: Path) -> None:
-    """Set what NFS needs, check version and health, make the tables in an empty file."""
-    db.row_factory = sqlite3.Row
-    db.text_factory = partial(str, encoding="utf-8", errors="replace")
+    """Set what NFS needs, and as `_check_ready`."""
     db.execute("PRAGMA journal_mode=DELETE")
     db.execute("PRAGMA synchronous=EXTRA")
+    _check_ready(db, path)
+
+
+def _check_ready(db: sqlite3.Connection, path: Path) -> None:
+    """Check version and health, make the tables in an empty file."""
+    db.row_factory = sqlite3.Row
+    db.text_factory = partial(str, encoding="utf-8", errors="replace")
     version = db.execute("PRAGMA user_version").fetchone()[0]
     if version > SCHEMA:
         raise LedgerTooNew(

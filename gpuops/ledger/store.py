@@ -23,10 +23,19 @@ from gpuops.ledger.database import RowGone as RowGone
 from gpuops.ledger.database import insert_row
 from gpuops.ledger.resources import ResourceTable, insert_resource
 from gpuops.ledger.rows import ClusterRow as ClusterRow
-from gpuops.ledger.rows import ClusterState, RunState, check_number, check_text, fields_of, parse_cluster
+from gpuops.ledger.rows import ClusterState, RunState, check_number, check_text, fields_of
 from gpuops.ledger.rows import RunRow as RunRow
 from gpuops.ledger.runs import RunTable
-from gpuops.ledger.schema import BUSY_S, connect, is_damage, set_aside, unwritable
+from gpuops.ledger.schema import (
+    BUSY_S,
+    connect,
+    connect_read_only,
+    damaged,
+    is_damage,
+    open_for_reading,
+    set_aside,
+    unwritable,
+)
 from gpuops.ledger.schema import LedgerTooNew as LedgerTooNew
 from gpuops.ledger.schema import LedgerUnwritable as LedgerUnwritable
 
@@ -44,6 +53,16 @@ class Ledger(ClusterTable, ResourceTable, RunTable):
             if not is_damage(error):
                 raise unwritable(path, error) from error
         return cls._replace_damaged(path)
+
+    @classmethod
+    def open_read_only(cls, home: Path) -> Ledger:
+        """Open what nothing is written to: its folder may be read-only; where it has no ledger, it counts as empty.
+        Raises LedgerTooNew, LedgerUnwritable."""
+        path = home / FILE
+        try:
+            return cls(path, connect_read_only(path))
+        except (sqlite3.Error, OSError, UnicodeDecodeError) as error:
+            raise damaged(path) if is_damage(error) else unwritable(path, error) from error
 
     @classmethod
     def _replace_damaged(cls, path: Path) -> Ledger:
@@ -108,7 +127,7 @@ class Ledger(ClusterTable, ResourceTable, RunTable):
     def list_gone_with_leftovers(self) -> list[ClusterRow]:
         """Clusters that are gone while their provider still lists something of theirs."""
         query = "SELECT * FROM clusters WHERE state = 'gone' AND id IN (SELECT cluster FROM resources WHERE state = ?)"
-        return self._parse_rows(parse_cluster, self._read(f"{query} ORDER BY id", "left"))
+        return self._parse_rows(self._cluster_of, self._read(f"{query} ORDER BY id", "left"))
 
     def needs_guard(self, row: ClusterRow) -> bool:
         """Whether a live cluster, or a run of it, is to be ended by a process of this computer: all but an idle cluster
@@ -153,12 +172,12 @@ class LedgerJournal:
 def providers_in(home: Path) -> set[str] | None:
     """The providers named by a ledger that is too new for this gpuops; None where the file cannot be read."""
     try:
-        db = sqlite3.connect(f"{(home / FILE).absolute().as_uri()}?mode=ro", uri=True, timeout=BUSY_S)
+        db = open_for_reading(home / FILE)
         try:
             return {check_text(row[0]) for row in db.execute("SELECT DISTINCT provider FROM clusters")}
         finally:
             db.close()
-    except (sqlite3.Error, ValueError, TypeError):
+    except (sqlite3.Error, OSError, ValueError, TypeError):
         return None
 
 

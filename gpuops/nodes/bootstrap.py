@@ -105,18 +105,29 @@ INSTALL_SCRIPT = r"""
 exec 2>&1
 umask 077
 draft= done=
-if [ -f "$1/$2" ]; then cat >/dev/null; printf 'there\n'; exit 0; fi
+if [ -f "$1/$2" ] && [ "$(wc -c <"$1/$2")" -eq "$3" ]; then cat >/dev/null; printf 'there\n'; exit 0; fi
 mkdir -p "$1" && draft=$(mktemp "$1/$2.XXXXXX") && cat >"$draft" && mv -f "$draft" "$1/$2" && done=yes
 cat >/dev/null
 [ -z "$draft" ] || rm -f "$draft"
 [ -z "$done" ] || printf 'there\n'
 exit 0
 """
+"""Keeps its input as the file `$2` in the folder `$1`, unless that is there with all of its `$3` bytes: a machine that
+lost its power may have kept the name alone."""
 CLEANUP_SCRIPT = r"""
-cd "$1" 2>/dev/null || exit 0
-[ -z "$(ls -A | grep -vx -e agent -e env)" ] && rm -rf agent env && cd / && rmdir "$1"
+holds_no_node() {
+    [ -d "$1" ] && [ -z "$(ls -A "$1" | grep -vx -e agent -e env -e data)" ] || return 1
+    for node in "$1"/*/n*/node.json; do [ ! -e "$node" ] || return 1; done
+    ! grep -qsF " $1/" /proc/self/mountinfo
+}
+cd /
+if holds_no_node "$1" && mv "$1" "$1.gone-$$"; then
+    holds_no_node "$1.gone-$$" || [ -e "$1" ] || mv "$1.gone-$$" "$1"
+fi
+for folder in "$1".gone-*; do holds_no_node "$folder" && rm -rf "$folder"; done
 exit 0
 """
+"""Removes a root without nodes, as the agent's `end --root` does: deleted under another name, with what others left."""
 MAX_DIGITS = 18
 MIN_FREE_DISK_KB = 50_000
 """With less free disk (kB) the agent is not installed on a machine."""
@@ -173,12 +184,19 @@ def _count(text: str) -> int | None:
 def install_agent(connection: Connection, root: str, artefact: Path) -> str:
     """Copy the agent to `<root>/agent/`, unless it is there. Returns its path. Raises NodeError, ConnectionLost."""
     folder = str(PurePosixPath(root) / "agent")
-    argv = ["sh", "-c", INSTALL_SCRIPT, "sh", folder, artefact.name]
-    said = exchange(connection.open(argv), connection.label, artefact.read_bytes(), STEP_SILENCE_LIMIT_S)
+    content = artefact.read_bytes()
+    argv = ["sh", "-c", INSTALL_SCRIPT, "sh", folder, artefact.name, str(len(content))]
+    said = exchange(connection.open(argv), connection.label, content, STEP_SILENCE_LIMIT_S)
     last = (said.decode(errors="replace").strip().splitlines() or ["it said nothing"])[-1]
     if last != "there":
         raise NodeError(f"the agent cannot be put on {connection.label}: {last}", f"look at {folder} there")
     return str(PurePosixPath(folder) / artefact.name)
+
+
+def is_installed(connection: Connection, agent: str) -> bool:
+    """Whether an agent is still where `install_agent` put it. Raises ConnectionLost."""
+    argv = ["sh", "-c", '[ ! -f "$1" ] || echo there', "sh", agent]
+    return bool(exchange(connection.open(argv), connection.label, silence_s=STEP_SILENCE_LIMIT_S).strip())
 
 
 def remove_agent(connection: Connection, root: str) -> None:

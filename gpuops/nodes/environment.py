@@ -25,6 +25,8 @@ TESTED_TORCH = "torch>=2.4,<2.14"
 """The torch that gpuops is tested with; also in the package's extra `train`."""
 WORKLOAD_REQUIREMENTS = ("numpy>=1.26,<3",)
 """What the reference workloads need beside torch."""
+DEFAULT_REQUIREMENTS = ("numpy",)
+"""What a project gets that names nothing beside torch: without numpy every rank begins with torch's warnings."""
 IS_TORCH = re.compile(r"(?i)torch\b(?![-.])")
 """Matches a requirement of torch itself, not of torch-geometric."""
 WHEEL_INDEX = cuda.INDEX
@@ -98,6 +100,8 @@ def make_plan(folder: Path, gpus: Sequence[Gpu], settings: Settings, workload: b
     asked = [line for line in lines if IS_TORCH.match(line)]
     spec, index = choose_torch(gpus, settings, asked[0] if asked else "")
     rest = [line for line in lines if line not in asked]
+    if not rest and not settings.env_values.get("GPUOPS_TORCH_INDEX"):  # who has an own index may reach no other
+        rest = list(DEFAULT_REQUIREMENTS)
     content = json.dumps([rest, spec, index]).encode()
     return {"requirements": rest, "torch": spec, "index": index, "name": hashlib.sha256(content).hexdigest()[:12]}
 

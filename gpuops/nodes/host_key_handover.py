@@ -30,6 +30,8 @@ RESTART_POLL_INTERVAL_S = 0.5
 MAKE_KEY_SCRIPT = r"""
 exec 2>&1
 umask 077
+here="$(cat /proc/sys/kernel/random/boot_id 2>/dev/null) $(stat -c %d:%i /etc/ssh 2>/dev/null)"
+[ "$1" = "$here" ] && printf 'this computer\n' && exit 0
 cd /etc/ssh || exit 0
 [ -f gpuops_new_key ] || { rm -f gpuops_new_draft gpuops_new_draft.pub
     ssh-keygen -q -t ed25519 -N '' -C '' -f gpuops_new_draft </dev/null &&
@@ -37,7 +39,8 @@ cd /etc/ssh || exit 0
 printf 'key %s\n' "$(cat gpuops_new_key.pub)"
 exit 0
 """
-"""Makes a key beside the one in use, unless there is one, and prints its public half."""
+"""Makes a key beside the one in use, unless there is one, and prints its public half. `$1`: `identify_ssh_folder()` of
+the computer that asks; where that is this very machine, nothing is made."""
 SWITCH_KEY_SCRIPT = r"""
 exec 2>&1
 cd /etc/ssh || exit 0
@@ -55,6 +58,8 @@ done
 exit 0
 """
 """Puts the new key in the place of the old one and has the server, the uppermost sshd above this shell, read it."""
+OF_THE_PRESENT = frozenset({"phase", "hopeless", "stopped", "reclaimed", "by", "why_ended"})
+"""What `Resource.data` says of a machine as it is now: a description that omits it takes it back."""
 BOOT_WATCH_SCRIPT = r"""
 watch=$1
 umask 077
@@ -82,7 +87,8 @@ def is_node(machine: Resource) -> bool:
 
 def merge_description(known: Resource, described: Resource) -> Resource:
     """A provider's present description of a machine, completed by what the provider cannot know: keys, paths."""
-    data: dict[str, Any] = {**known.data, **described.data}
+    lasting = {name: value for name, value in known.data.items() if name not in OF_THE_PRESENT}
+    data: dict[str, Any] = {**lasting, **described.data}
     if known.data.get("keys") and data.get("target"):
         data["target"] = {**data["target"], "host_keys": known.data["keys"]}
     return dataclasses.replace(described, data=data)
@@ -187,10 +193,26 @@ def _root_prefix(machine: Resource) -> list[str]:
     return [] if machine.data["target"].get("user") == "root" else ["sudo", "-n"]
 
 
+def identify_ssh_folder(folder: Path = Path("/etc/ssh")) -> str:
+    """What tells this computer's folder of host keys from any other machine's, containers on this one included, as
+    `MAKE_KEY_SCRIPT` finds it; empty where it cannot be told."""
+    try:
+        boot = Path("/proc/sys/kernel/random/boot_id").read_text(encoding="ascii").strip()
+        status = folder.stat()
+    except OSError:
+        return ""
+    return f"{boot} {status.st_dev}:{status.st_ino}"
+
+
 def _make_host_key(connection: Connection, as_root: list[str]) -> str:
     from gpuops.transport.ssh import host_keys
 
-    answer = _read_last_line(connection, [*as_root, "sh", "-c", MAKE_KEY_SCRIPT, "sh"])
+    answer = _read_last_line(connection, [*as_root, "sh", "-c", MAKE_KEY_SCRIPT, "sh", identify_ssh_folder()])
+    if answer == "this computer":
+        raise NodeError(
+            f"{connection.label} is this computer itself: its host key is not replaced, and nothing was changed",
+            "its provider must give each machine an /etc/ssh of its own, or connect to it as a process",
+        )
     key = answer.partition("key ")[2]
     try:
         return host_keys.canonical(key)

@@ -14,6 +14,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from gpuops.agent.run.command_and_environment import PRELUDE_HINT, find_prelude_failure, prelude_script
 from gpuops.core.context import Context
 from gpuops.core.errors import NodeError, NodeRefused, RefusalKind, RunFailed, UsageError
 from gpuops.core.format import plural
@@ -35,6 +36,8 @@ if TYPE_CHECKING:
 
 
 TORCH_PROBE = "import torch; torch.ones(1, device='cuda').add(1).item()"
+BASH_OR_SH = 'exec "$(command -v bash || echo sh)" "$@"'
+"""The shell that runs preludes on a node."""
 TORCH_PROBE_TIMEOUT_S = 120.0
 """Time limit for importing torch and using a GPU."""
 CPU_ONLY_VALUES = ("", "-1")
@@ -64,16 +67,18 @@ def check_torch(
 
 
 def _can_use_gpu(client: AgentClient, python: str, gpu: str, request: RunRequest) -> bool:
-    """Whether torch uses a GPU, tried in the run's environment."""
+    """Whether torch uses a GPU, tried in the run's environment. Raises NodeError where the prelude fails there."""
     variables = [f"{name}={value}" for name, value in {"CUDA_VISIBLE_DEVICES": gpu, **request.env}.items()]
-    script = "\n".join([*request.prelude, 'exec "$@"'])
+    shell = ["sh", "-c", BASH_OR_SH, "sh", "-c", prelude_script(request.prelude), "sh"]
     try:
         exchange(
-            client.connection.open(["env", *variables, "sh", "-c", script, "sh", python, "-c", TORCH_PROBE]),
+            client.connection.open(["env", *variables, *shell, python, "-c", TORCH_PROBE]),
             client.label,
             silence_s=TORCH_PROBE_TIMEOUT_S,
         )
-    except NodeError:
+    except NodeError as error:
+        if failed := find_prelude_failure(error.message):
+            raise NodeError(f"{client.label}: {failed}", PRELUDE_HINT) from error
         return False
     return True
 

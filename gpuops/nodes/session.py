@@ -84,9 +84,15 @@ class ClusterSession:
 
 
 def contact_cluster(
-    row: ClusterRow, machines: Sequence[Resource], *, some: bool = False, progress: Progress | None = None
+    row: ClusterRow,
+    machines: Sequence[Resource],
+    *,
+    some: bool = False,
+    any_version: bool = False,
+    progress: Progress | None = None,
 ) -> ClusterSession:
-    """Converse with every node of a cluster; with `some`, with those that answer, at least one.
+    """Converse with every node of a cluster; with `some`, with those that answer, at least one; with `any_version`,
+    also with agents of another protocol, for what no protocol changes (docs/protocol.md).
 
     A virtual node that has ended is no error: a run that needs it creates it again. `progress` shows the nodes that
     have not answered yet. Raises ConnectionLost, NodeRefused.
@@ -98,7 +104,7 @@ def contact_cluster(
     def contact(index: int) -> NodeContact:
         display.waits("no answer yet", f"node{index}")
         try:
-            return contact_node(row, machines[index], index)
+            return contact_node(row, machines[index], index, any_version=any_version)
         except NodeError as error:
             failed[index] = error
             return UnreachableAgent(f"node{index}", node_paths(row.name, machines[index], index), error), None, 0.0
@@ -111,15 +117,15 @@ def contact_cluster(
     missed = [index for index, error in failed.items() if not (is_virtual(machines[index]) and _means_ended(error))]
     if len(failed) == len(machines) or (missed and not some):
         session.close()
-        raise _with_cluster_hint(row, failed[min(missed)])
+        raise _with_cluster_hint(row, machines[min(missed)], failed[min(missed)])
     return session
 
 
-def contact_node(row: ClusterRow, machine: Resource, index: int) -> NodeContact:
-    """A conversation with one node. Raises ConnectionLost, NodeRefused."""
+def contact_node(row: ClusterRow, machine: Resource, index: int, *, any_version: bool = False) -> NodeContact:
+    """A conversation with one node. `any_version`: see `contact_cluster`. Raises ConnectionLost, NodeRefused."""
     client = _open_client(node_paths(row.name, machine, index), machine, index)
     try:
-        return client, *_read_hello(row.name, client)
+        return client, *_read_hello(row.name, client, any_version=any_version)
     except BaseException:
         client.close()
         client.connection.close()
@@ -150,15 +156,26 @@ def _means_ended(error: NodeError) -> bool:
     return isinstance(error, NodeRefused) and error.kind in ENDED_KINDS
 
 
-def open_session(ctx: Context, row: ClusterRow, *, some: bool = False) -> ClusterSession:
-    """Reach a cluster that the ledger says is up; with `some`, as much of it as answers. Raises NodeError."""
+def open_session(
+    ctx: Context, row: ClusterRow, *, some: bool = False, any_version: bool | None = None
+) -> ClusterSession:
+    """Reach a cluster that the ledger says is up. Raises NodeError.
+
+    `some`: as much of it as answers, to look at what it has or to end it, which agents of any version allow.
+    `any_version`: these, where all nodes are needed.
+    """
+    any_version = some if any_version is None else any_version
+
+    def contact() -> ClusterSession:
+        return contact_cluster(row, nodes_of(ctx, row), some=some, any_version=any_version, progress=ctx.progress)
+
     with ctx.progress.during(f"reaching {row.name}"):
         try:
-            return contact_cluster(row, nodes_of(ctx, row), some=some, progress=ctx.progress)
+            return contact()
         except ConnectionLost as error:
             if not readmit_this_computer(ctx, row, ctx.ledger.resources(row.id)):
                 raise (error if some else explain_connection_loss(ctx, row, error)) from error.__cause__
-        return contact_cluster(row, nodes_of(ctx, row), some=some, progress=ctx.progress)
+        return contact()
 
 
 def explain_connection_loss(ctx: Context, row: ClusterRow, error: ConnectionLost) -> ConnectionLost:
@@ -200,12 +217,23 @@ def _open_client(paths: NodePaths, machine: Resource, index: int) -> AgentClient
         raise
 
 
-def _with_cluster_hint(row: ClusterRow, error: NodeError) -> NodeError:
-    """Add the command that fetches the results of an ended node, which does not know its cluster's name."""
-    if isinstance(error, NodeRefused) and error.kind == RefusalKind.ENDED:
-        hint = f"what it left comes home with: gpuops down {row.name}; then bring up another"
+def _with_cluster_hint(row: ClusterRow, machine: Resource, error: NodeError) -> NodeError:
+    """Add the command that makes an end of a node, which does not know its cluster's name."""
+    if isinstance(error, NodeRefused) and error.kind in (*ENDED_KINDS, RefusalKind.NO_AGENT):
+        what = "what it left comes home with" if error.kind == RefusalKind.ENDED else "what is left of it ends with"
+        hint = f"{what}: gpuops down {row.name}; then bring up another"
         return NodeRefused(error.message, hint, error.kind, error.data)
+    if not isinstance(error, NodeRefused):  # nobody answers, or not the host that it was
+        error.hint = suggest_giving_up(row, machine, error.hint)
     return error
+
+
+def suggest_giving_up(row: ClusterRow, machine: Resource, hint: str) -> str:
+    """A hint for a machine that is out of reach, with the end of its cluster where it is a host of the user's own: such
+    a host may never come back, and costs nothing."""
+    if machine.bills or machine.data.get("connection") != "ssh" or "gpuops down" in hint:
+        return hint
+    return "; ".join(filter(None, [hint, f"gone for good? gpuops down {row.name} --force"]))
 
 
 def absent_session(row: ClusterRow, machines: Sequence[Resource], error: NodeError) -> ClusterSession:
@@ -227,14 +255,16 @@ def node_paths(cluster: str, machine: Resource, index: int) -> NodePaths:
     return NodePaths(machine, cluster, index, str(machine.data.get("artefact", "")))
 
 
-def _read_hello(cluster: str, client: AgentClient) -> tuple[NodeHello, float]:
+def _read_hello(cluster: str, client: AgentClient, *, any_version: bool = False) -> tuple[NodeHello | None, float]:
     """What a node says of itself, and the seconds to add to its clock to get ours.
 
-    The clock is read by `ping`, since `hello` waits for the GPUs' driver. Raises NodeRefused (`protocol`) for an agent
-    that speaks another version, MalformedAnswer.
+    The clock is read by `ping`, since `hello` waits for the GPUs' driver. An agent of another version says nothing that
+    can be relied on; without `any_version`, NodeRefused (`protocol`) is raised for it. Raises MalformedAnswer.
     """
     pong, moment = _ping(client)
     answer: NodeHello | OtherHello = client.call("hello")
+    if answer.protocol != PROTOCOL and any_version:
+        return None, 0.0 if pong.time is None else moment - pong.time
     if answer.protocol != PROTOCOL:
         raise NodeRefused(
             f"{client.label} was started by another version of gpuops", f"gpuops down {cluster}", "protocol"
@@ -244,6 +274,13 @@ def _read_hello(cluster: str, client: AgentClient) -> tuple[NodeHello, float]:
     if its_time is None:
         raise MalformedAnswer(client.label, "it does not say what time it is")
     return hello, moment - its_time
+
+
+def measure_skew(client: AgentClient) -> float | None:
+    """The seconds to add to a node's clock to get ours; None for an agent that does not say its time. Raises
+    NodeError."""
+    pong, moment = _ping(client)
+    return None if pong.time is None else moment - pong.time
 
 
 def _ping(client: AgentClient) -> tuple[Pong, float]:

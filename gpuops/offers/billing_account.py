@@ -13,7 +13,7 @@ from gpuops.core.errors import UsageError
 from gpuops.core.git import git
 from gpuops.core.models import DOTENV, Payer, Request
 from gpuops.core.provider import is_rented
-from gpuops.core.settings import KEYS, dotenv_values
+from gpuops.core.settings import KEYS, dotenv_values, not_from_dotenv, select
 
 KEY_ORDER = "an exported variable or profile, the provider's own file, .env"
 PAYER_WAIT_S = 3.0
@@ -31,7 +31,7 @@ def payer_record(payer: Payer | None) -> dict[str, Any]:
     return {"payer": dataclasses.asdict(payer) if payer else {}}
 
 
-def refuse_tracked(folder: Path, names: Collection[str] = KEYS) -> None:
+def refuse_tracked(folder: Path, names: Collection[str]) -> None:
     """Raises UsageError where git tracks a `.env` with one of these keys: it may be the author's of the project, or it
     is the user's own and everyone with the project has it."""
     path = folder / DOTENV
@@ -52,6 +52,11 @@ def _is_tracked(folder: Path, path: Path) -> bool:
 
 
 def refuse_dotenv(ctx: Context, provider: str) -> None:
-    """Raises UsageError, before a provider's key is used to rent, where it stands in a tracked `.env`."""
-    if is_rented(ctx.provisioner(provider)):
-        refuse_tracked(ctx.folder)
+    """Raises UsageError, before a provider's key is used to rent, where one stands in a tracked `.env`, or where `.env`
+    would choose the account or address that the key is for."""
+    provisioner = ctx.provisioner(provider)
+    if not is_rented(provisioner):
+        return
+    refuse_tracked(ctx.folder, {*KEYS, *provisioner.credentials})
+    if chosen := select(ctx.dotenv, provisioner.surroundings):
+        raise not_from_dotenv(next(iter(chosen)))

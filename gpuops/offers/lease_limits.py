@@ -9,6 +9,7 @@ import dataclasses
 import math
 import re
 from dataclasses import dataclass
+from enum import Enum
 
 from gpuops.core.errors import UsageError
 from gpuops.core.format import clock_time, money, span
@@ -157,7 +158,10 @@ def parse_span(text: str) -> float:
 
 
 def describe_lease(lease: Lease, now: float, *, ephemeral: bool = False) -> str:
-    """`ends in 2 h 00 min (at 14:30), or after 30:00 min without use`. `ephemeral`: the end of its run ends it, too."""
+    """`ends in 2 h 00 min (at 14:30), or after 30 min without use`; later on `overdue by 1:10 min (since 14:30)`.
+    `ephemeral`: the end of its run ends it, too."""
+    if lease.end is not None and now > lease.end:
+        return f"overdue by {span(now - lease.end)} (since {clock_time(lease.end, now)})"
     parts = []
     if lease.end is not None:
         parts.append(f"ends in {span(lease.end - now)} (at {clock_time(lease.end, now)})")
@@ -166,7 +170,23 @@ def describe_lease(lease: Lease, now: float, *, ephemeral: bool = False) -> str:
     return ", ".join(parts) or ("ends with its run" if ephemeral else "no end: `gpuops down` ends it")
 
 
-def describe_how_to_end(name: str, lease: Lease, now: float) -> str:
-    """How a cluster that costs money ends: the command, and the lease."""
-    itself = f"; it ends by itself at {clock_time(lease.end, now)}" if lease.end is not None else ""
-    return f"`gpuops down {name}` ends it{itself}"
+class EndedBy(Enum):
+    """Who ends a cluster that costs money once its lease is over, as a clause."""
+
+    MACHINES = "it ends by itself at {at}"
+    GUARD = "the guard on this computer ends it at {at}, while this computer is on"
+    NOBODY = "nothing else does when its lease is over, at {at}: neither these machines nor the guard can"
+
+
+def describe_how_to_end(name: str, lease: Lease, now: float, by: EndedBy) -> str:
+    """How a cluster that costs money ends: the command, and who else does it."""
+    otherwise = f"; {by.value.format(at=clock_time(lease.end, now))}" if lease.end is not None else ""
+    return f"`gpuops down {name}` ends it{otherwise}"
+
+
+def describe_bill(name: str, per_hour: float, lease: Lease, now: float, by: EndedBy) -> str:
+    """`lab goes on at $1.09/h: `gpuops down lab` ends it; it ends by itself at 14:50, or after 30 min without use`."""
+    idle = ""
+    if lease.idle_s is not None:
+        idle = f"{', or' if lease.end is not None else '; it ends'} after {span(lease.idle_s)} without use"
+    return f"{name} goes on at {money(per_hour)}/h: {describe_how_to_end(name, lease, now, by)}{idle}"

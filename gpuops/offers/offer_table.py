@@ -16,7 +16,9 @@ PLAIN_HEADINGS = ("OFFER", "GPUS", "REGION", "$/H")
 
 
 def show_offers(ctx: Context, offers: Sequence[Offer]) -> None:
-    """Print the offers, and which one is tried first."""
+    """Print several offers, and why the first is first. A single one is told with its price, by the question."""
+    if len(offers) < 2:
+        return
     for line in format_offers(offers, ctx.out.columns(ctx.out.err)):
         ctx.out.say(line)
     if chosen := explain_choice(offers):
@@ -67,7 +69,7 @@ def explain_choice(offers: Sequence[Offer]) -> str:
     first = offers[0]
     cheapest = first.per_hour <= min(offer.per_hour for offer in offers)
     why = str(first.data.get("why") or ("the cheapest" if cheapest else f"what {first.provider} puts first"))
-    return f"{first.say} is tried first: {why}; the next ones follow where it cannot be had"
+    return f"the top one is tried first: {why}; the next ones follow where it cannot be had"
 
 
 def order_avoided_last(offers: Sequence[Offer], avoided: Sequence[str]) -> list[Offer]:

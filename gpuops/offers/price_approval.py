@@ -25,6 +25,8 @@ MAX_PRICE_FACTOR = 1.5
 
 
 PayerOf = Callable[[Offer], Payer | None]
+MostOf = Callable[[float, float], str]
+"""Tells until when machines may live, and what they may cost, from the lowest and the highest price in $/h."""
 
 
 @dataclass
@@ -42,22 +44,28 @@ class PriceApproval:
     replaces: bool = False
     """Preempted machines will be replaced (`--retries`): the approval covers the replacements."""
 
-    def confirm_offers(self, ctx: Context, request: Request, offers: Sequence[Offer], payer_of: PayerOf) -> None:
-        """Have a person confirm the first offer, and what may come in its place. Raises UsageError."""
+    def confirm_offers(
+        self, ctx: Context, request: Request, offers: Sequence[Offer], payer_of: PayerOf, most_of: MostOf
+    ) -> bool:
+        """Have a person confirm the first offer, what may come in its place, and the most that it can cost. Returns
+        whether that was told. Raises UsageError."""
         if self.settled:
-            return
+            return False
         self.first = offers[0].per_hour
         if self.first <= self.agreed:
-            return
+            return False
         ceiling = price_ceiling(self.first, request.max_price)
-        dearest = max(offer.per_hour for offer in offers if offer.per_hour <= ceiling)
+        prices = [offer.per_hour for offer in offers if offer.per_hour <= ceiling]
+        cheapest, dearest = min(prices), max(prices)
         price = f"{money(self.first)}/h{self._alternatives(ceiling, dearest)}"
-        what = f"{offers[0].say}, {price}{format_payer(payer_of(offers[0]))}"
+        highest = ceiling if self.replaces and not math.isinf(ceiling) else dearest
+        what = f"{offers[0].say}, {price}{format_payer(payer_of(offers[0]))}; {most_of(cheapest, highest)}"
         if ctx.yes:
             ctx.out.say(what)
         else:
             confirm_price(ctx, what)
         self.agreed = dearest
+        return True
 
     def _alternatives(self, ceiling: float, dearest: float) -> str:
         """What the question covers besides the first offer."""

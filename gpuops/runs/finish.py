@@ -9,7 +9,9 @@ from __future__ import annotations
 
 import dataclasses
 from collections.abc import Callable, Mapping
+from contextlib import suppress
 from dataclasses import dataclass, field
+from functools import partial
 from typing import Any
 
 from gpuops.core.context import Context
@@ -18,7 +20,7 @@ from gpuops.core.reporting import Progress
 from gpuops.core.run_models import Verdict
 from gpuops.core.sink import SinkProgress
 from gpuops.ledger.rows import RunFacts, RunState
-from gpuops.ledger.store import RunRow
+from gpuops.ledger.store import ClusterRow, LedgerUnwritable, RunRow
 from gpuops.runs.launch_spec import request_of
 from gpuops.runs.outcome.node_report import NodeReport
 from gpuops.runs.outcome.run_outcome import (
@@ -34,10 +36,13 @@ from gpuops.runs.outcome.run_outcome import (
 from gpuops.runs.outcome.verdict import read_progress
 from gpuops.runs.results.collect import EarlierReports, Source, fetch_bucket
 from gpuops.sync import archive, bucket, sinks
-from gpuops.sync.merged_outputs import inherit
+from gpuops.sync.merged_outputs import OutFolder, inherit
 from gpuops.sync.restore_snapshots import list_outputs
 from gpuops.sync.run_folder import RunHome
 from gpuops.sync.run_record import RunRecord
+
+OF_LEDGER = ("uploads", "told", "folder_id")
+"""Facts of a run that only the ledger keeps: `run.json` has them not."""
 
 
 @dataclass(frozen=True)
@@ -50,6 +55,9 @@ class Policy:
     fetched."""
     retry_hint: str | None = None
     """Where another try may bring more, NodeError is raised, with this hint; None: it is only written down."""
+    known_cluster: ClusterRow | None = None
+    """The run's cluster, for a caller that ends it next and tells the verdict: a ledger that cannot be used (a full
+    disk, another command that holds it) is only noted then, and `RunOutcome.record_again` is for later."""
     requires_bucket: bool = False
     """The bucket's errors are raised. What came in part is remembered, and is not fetched again by the next try."""
 
@@ -75,6 +83,8 @@ class RunOutcome:
     """A sentence on where else results are; empty without a sink."""
     left_behind: str = ""
     """Large files that no pattern names, and that stay on the nodes."""
+    record_again: Callable[[], None] | None = None
+    """Writes the verdict into the ledger, which could not be used before. Raises LedgerUnwritable."""
     deferred_fetch: Callable[[], RunOutcome] | None = None
     """Fetches what is in a bucket and judges by that as well, once the machines have ended. Until it is called the
     record says that the bucket was not asked, and `gpuops pull` does the same."""
@@ -102,16 +112,18 @@ def finish(ctx: Context, row: RunRow, source: Source, policy: Policy) -> RunOutc
         whole = dataclasses.replace(evidence, bucket=fetch_bucket(ctx, row, absent, policy.progress))
         if policy.requires_bucket:
             _require_bucket(ctx, row, whole)
-        return _judge_and_persist(ctx, row, whole)
+        return _judge_and_persist(ctx, row, whole, policy)
 
     def deferred_fetch() -> RunOutcome:
         outcome = with_bucket()
-        bucket.abort_uploads(ctx, ctx.ledger.run(row.id))
+        _abort_uploads(ctx, row, policy)
         return outcome
 
     if policy.ends_nodes and archive.is_kept_in_bucket(row) and may_defer(evidence):
         waiting = archive.describe_waiting(row, absent)
-        outcome = _judge_and_persist(ctx, row, dataclasses.replace(evidence, bucket=BucketFetch(trouble=waiting)))
+        outcome = _judge_and_persist(
+            ctx, row, dataclasses.replace(evidence, bucket=BucketFetch(trouble=waiting)), policy
+        )
         outcome = dataclasses.replace(outcome, deferred_fetch=deferred_fetch, left_in_bucket=waiting)
     else:
         outcome = with_bucket()
@@ -119,10 +131,29 @@ def finish(ctx: Context, row: RunRow, source: Source, policy: Policy) -> RunOutc
         source.release(row)
         # A node that is ending may still close its archive, also when the run is judged once more.
         if outcome.deferred_fetch is None and not evidence.is_late:
-            bucket.abort_uploads(ctx, ctx.ledger.run(row.id))
+            _abort_uploads(ctx, row, policy)
     elif policy.retry_hint is not None and isinstance(outcome.results, Retryable):
-        raise NodeError(f"results of {row.name} are not home: {outcome.results.why}", policy.retry_hint)
+        hint = "; else ".join(filter(None, (outcome.results.hint, policy.retry_hint)))
+        raise NodeError(f"results of {row.name} are not home: {outcome.results.why}", hint)
     return outcome
+
+
+def _abort_uploads(ctx: Context, row: RunRow, policy: Policy) -> None:
+    with suppress(*_ledger_errors(policy)):  # the teardown does it once more
+        bucket.abort_uploads(ctx, ctx.ledger.run(row.id))
+
+
+def _ledger_errors(policy: Policy) -> tuple[type[LedgerUnwritable], ...]:
+    """The errors of the ledger that do not count."""
+    return (LedgerUnwritable,) if policy.known_cluster else ()
+
+
+def latest_row(ctx: Context, row: RunRow) -> RunRow:
+    """The run as the ledger has it by now; as it was, where the ledger cannot be used."""
+    try:
+        return ctx.ledger.run(row.id)
+    except LedgerUnwritable:
+        return row
 
 
 def _require_bucket(ctx: Context, row: RunRow, evidence: Evidence) -> None:
@@ -140,11 +171,25 @@ def _require_bucket(ctx: Context, row: RunRow, evidence: Evidence) -> None:
         )
 
 
-def _judge_and_persist(ctx: Context, row: RunRow, evidence: Evidence) -> RunOutcome:
+def _judge_and_persist(ctx: Context, row: RunRow, evidence: Evidence, policy: Policy) -> RunOutcome:
     home, request = RunHome(row.home), request_of(row)
+    if home.folder_id() != row.facts.folder_id != 0:
+        project = row.home.parent.parent
+        ctx.out.say(
+            f"note: {project} was moved or removed while {row.name} ran; what came home since is in {row.home}, what "
+            "came before, where you moved it"
+        )
     inherit(home, evidence.handed)
     judgement = judge_run(row, request, evidence, saved=bool(list_outputs(home)))
-    record = _persist(ctx, row, evidence, judgement)
+    record = _write_record(ctx, row, evidence, judgement, policy)
+    record_again = None
+    try:
+        _write_row(ctx, row, evidence, judgement)
+    except _ledger_errors(policy) as error:
+        ctx.out.say(f"note: what came of {row.name} is in {home.path}, and not in the ledger: {error.message}")
+        record_again = partial(_write_row, ctx, row, evidence, judgement)
+    if judgement.may_destroy:
+        OutFolder(home).clear_dead()
     return RunOutcome(
         judgement.verdict,
         home,
@@ -156,16 +201,17 @@ def _judge_and_persist(ctx: Context, row: RunRow, evidence: Evidence) -> RunOutc
         progress=read_progress(judgement.reports.values()),
         kept=record.kept,
         left_behind=evidence.fetched.left_behind,
+        record_again=record_again,
     )
 
 
-def _persist(ctx: Context, row: RunRow, evidence: Evidence, judgement: Judgement) -> RunRecord:
-    """Write `run.json` and the ledger's row. Returns the former."""
+def _write_record(ctx: Context, row: RunRow, evidence: Evidence, judgement: Judgement, policy: Policy) -> RunRecord:
+    """Write `run.json`. Returns what is in it."""
     request, home = request_of(row), RunHome(row.home)
     states, place = judgement.sink_states, bucket_place(row)
     earlier = home.read_record() if evidence.is_late else None
     record = dataclasses.replace(
-        earlier or _make_record(ctx, row, evidence.ended_at),
+        earlier or _make_record(ctx, row, _cluster_of(ctx, row, policy), evidence.ended_at),
         verdict=judgement.verdict,
         missing=judgement.results.missing,
         nodes_ended=_nodes_ended(judgement.reports),
@@ -178,23 +224,41 @@ def _persist(ctx: Context, row: RunRow, evidence: Evidence, judgement: Judgement
         progress = read_progress(reports[index] for index in sorted(reports))
         record = dataclasses.replace(record, left_behind=evidence.fetched.left_behind, progress=progress)
     home.write_record(record)
+    if judgement.may_destroy:
+        home.flush()
+    return record
+
+
+def _cluster_of(ctx: Context, row: RunRow, policy: Policy) -> ClusterRow:
+    try:
+        return ctx.ledger.cluster(row.cluster)
+    except LedgerUnwritable:
+        if policy.known_cluster is None:
+            raise
+        return policy.known_cluster
+
+
+def _write_row(ctx: Context, row: RunRow, evidence: Evidence, judgement: Judgement) -> None:
+    """Write the run's row of the ledger. Raises LedgerUnwritable."""
     ctx.ledger.set_run(
         row.id,
         state=RunState.HOME if judgement.may_destroy else RunState.ENDED,
         owner_process=None,
         ended=evidence.ended_at,
         verdict=judgement.verdict,
-        facts={**ctx.ledger.run(row.id).facts, **_bucket_facts(row, judgement)},
+        facts={
+            **ctx.ledger.run(row.id).facts,
+            **_bucket_facts(row, judgement),
+            "folder_id": RunHome(row.home).folder_id(),
+        },
     )
-    return record
 
 
-def _make_record(ctx: Context, row: RunRow, ended_at: float) -> RunRecord:
+def _make_record(ctx: Context, row: RunRow, cluster: ClusterRow, ended_at: float) -> RunRecord:
     """What the ledger knows of a run. `ended_at`: when it had ended everywhere (UTC seconds).
 
     On a cluster that is kept, a run is billed from its own beginning.
     """
-    cluster = ctx.ledger.cluster(row.cluster)
     started = row.started or ended_at
     until = cluster.ended or ctx.clock.now()
     since = cluster.created if cluster.ephemeral else row.created
@@ -211,7 +275,7 @@ def _make_record(ctx: Context, row: RunRow, ended_at: float) -> RunRecord:
         payer=cluster.payer,
         is_rented=cluster.provider != "local" and bool(row.facts.per_hour),
         home=str(row.home),
-        facts=RunFacts({name: fact for name, fact in row.facts.items() if name not in ("uploads", "told")}),
+        facts=RunFacts({name: fact for name, fact in row.facts.items() if name not in OF_LEDGER}),
     )
 
 

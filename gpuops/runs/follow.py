@@ -17,6 +17,7 @@ from gpuops.core.errors import (
     ConnectionLost,
     GpuopsError,
     MalformedAnswer,
+    NoAnswer,
     NodeError,
     NodeRefused,
     RefusalKind,
@@ -135,6 +136,11 @@ class Follower:
         """Whether every node has a report."""
         return len(self.reports) == self._node_count
 
+    @property
+    def is_cut_off(self) -> bool:
+        """Whether a node cannot be followed now."""
+        return bool(self._unreachable_since)
+
     def _receive_log_bytes(self, index: int, stream: str, offset: int, data: bytes) -> None:
         self._on_bytes(index, stream, offset, data)
         self._mark_reachable(index)
@@ -230,7 +236,8 @@ class Follower:
     def _reconnect(self, index: int, since: float, error: GpuopsError) -> NodeReport | None:
         """Wait for the interval and reconnect. Returns a report where the node's answer to that is final."""
         unreachable_s = self._clock.monotonic() - since
-        self._notify_unreachable(index, unreachable_s, error)
+        silent_s = error.silent_s if isinstance(error, NoAnswer) else 0.0  # it was waited for already
+        self._notify_unreachable(index, unreachable_s + silent_s, error)
         is_recent = unreachable_s < SLOW_RECONNECT_INTERVAL_S
         self._quit.wait(RECONNECT_INTERVAL_S if is_recent else SLOW_RECONNECT_INTERVAL_S)
         if not isinstance(error, NodeError):

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import posixpath
 import re
+import shlex
 from collections.abc import Sequence
 from dataclasses import replace
 from typing import Any
@@ -81,6 +82,11 @@ def rank_command(request: RunRequest, python: str) -> list[str]:
     return [python, f"./{script}" if script.startswith("-") else script, *request.argv]
 
 
+def line_to_start_once(request: RunRequest) -> str:
+    """What to type for a program that starts its own ranks: it is started once, and not by torchrun."""
+    return shlex.join(["gpuops", "run", "--", *rank_command(request, "python")])
+
+
 def _here(node: NodeFacts, parts: Sequence[NodeFacts]) -> dict[str, int]:
     """How much of the run is on this node's machine."""
     beside = [other for other in parts if other.address == node.address]
@@ -123,6 +129,8 @@ def node_specs(
         "outs": list(request.outs),
         "grace_s": request.grace_s,
     }
+    if torchrun and request.join_timeout_s is not None:
+        shared["join_timeout_s"] = request.join_timeout_s
     if request.hold_s is not None:
         shared["hold_s"] = request.hold_s
     if sink := sinks.spec_document(request, run):

@@ -20,16 +20,19 @@ from gpuops.core.errors import Interrupted
 from gpuops.core.format import plural, span
 from gpuops.core.polling import Clock, Poller
 from gpuops.core.reporting import Silent
+from gpuops.core.run_models import RunRequest
 from gpuops.core.signals import HandOver
 from gpuops.ledger.store import RunRow
 from gpuops.nodes.session import ClusterSession
+from gpuops.runs import taken_over
 from gpuops.runs.follow import Follower, make_follower
 from gpuops.runs.graceful_stop import show_stopping, stop_nodes
-from gpuops.runs.launch_spec import request_of
+from gpuops.runs.launch_spec import line_to_start_once, request_of
 from gpuops.runs.logs.home_tail import Filter, HomeTail
 from gpuops.runs.logs.lines import STREAM
 from gpuops.runs.results.collect import fetch_now
 from gpuops.runs.results.url_renewal import UrlRenewal
+from gpuops.runs.taken_over import TakenOver
 from gpuops.sync.run_folder import RunHome
 
 LIVE_FETCH_INTERVAL_S = 10.0
@@ -50,6 +53,8 @@ NOTICE_EFFECTS = {
 """What a provider's notice does to the run, by the notice's kind."""
 SAME_END_WINDOW_S = 60.0
 """Announcements of the end by several nodes within this time are one: the nodes' clocks differ."""
+REST_MAX_BYTES = 8 << 20
+"""How much of a run's output is shown after its end: machines bill meanwhile, and a terminal takes few MB a second."""
 POLL_INTERVAL_S = 0.2
 HURRIED_STOP_TIMEOUT_S = 30.0
 """How long after a second signal unreachable nodes are still waited for."""
@@ -91,7 +96,8 @@ class LiveFetch:
 class Remarks:
     """Remarks about one run that is followed.
 
-    Any thread may call `handle_log_bytes`, only one the other methods. `inspect_command` shows what node0 does.
+    Any thread may call `handle_log_bytes`, only one the other methods. `inspect_command` shows what node0 does;
+    `unjoined` is what is said once where no rank joins the others.
     """
 
     def __init__(
@@ -101,8 +107,12 @@ class Remarks:
         folder: Path,
         inspect_command: str,
         clock: Clock,
+        unjoined: str = "",
     ) -> None:
         self._say = say
+        self._unjoined = unjoined
+        self._joining: set[str] = set()
+        """`unjoined`, `joined`: which of these events any node has had. Both may come at once, hours later."""
         self._home = home
         self._folder = folder
         self._inspect_command = inspect_command
@@ -123,6 +133,7 @@ class Remarks:
         """Take bytes of a stream from the Follower (a `follow.OnBytes`)."""
         if stream == NODE_EVENTS:
             *lines, self._partial_lines[node] = (self._partial_lines.get(node, b"") + data).split(b"\n")
+            self._joining |= {"unjoined", "joined"} & set(map(event_kind, lines))
             self._notices += filter(None, map(self._describe_new_notice, lines))
         if STREAM.fullmatch(stream):
             with self._lock:
@@ -136,10 +147,16 @@ class Remarks:
             self._announced_ends += [at] if at is not None else []
         return say
 
-    def poll(self) -> None:
-        """Make the remarks that are due."""
+    def poll(self, *, cut_off: bool = False) -> None:
+        """Make the remarks that are due. `cut_off`: a node cannot be heard now, which is another thing than silence."""
         self.say_notices()
+        if self._joining == {"unjoined"} and self._unjoined:
+            say, self._unjoined = self._unjoined, ""
+            self._say(say)
         now = self._clock.monotonic()
+        if cut_off:
+            with self._lock:
+                self._last_output_at = now
         self._remark_on_silence(now)
         if now - self._last_board_search >= BOARD_POLL_INTERVAL_S and not self._has_announced_board:
             self._last_board_search = now
@@ -162,6 +179,27 @@ class Remarks:
         """Say what the nodes have announced since the last call. Also called after the end of the run."""
         while self._notices:
             self._say(self._notices.pop(0))
+
+
+def event_kind(line: bytes) -> str:
+    """What a line of a node's events tells of; empty for one that was cut off."""
+    from gpuops.transport import validation
+
+    event = validation.parse_event(line)
+    return event.event if event else ""
+
+
+def describe_unjoined(request: RunRequest) -> str:
+    """What is said where no rank joins the others; empty for our own programs, which do."""
+    if request.kind != "torchrun" or request.workload:
+        return ""
+    ends = ""
+    if request.join_timeout_s is not None:
+        ends = f"; after {request.join_timeout_s / 60:g} min without a line and without work it ends (--join-timeout)"
+    return (
+        "no rank has joined the others yet: the program still imports or prepares, or it starts its own processes, "
+        f"and then is for {line_to_start_once(request)}{ends}"
+    )
 
 
 def describe_notice(line: bytes) -> tuple[str, float | None]:
@@ -202,27 +240,36 @@ def tensorboard_command(home: RunHome, folder: Path, *, live: bool = False) -> s
 
 
 def show_run(ctx: Context, session: ClusterSession, row: RunRow, tail: HomeTail) -> Follower:
-    """Show a run until it has ended everywhere. A first signal stops it gracefully, a second at once."""
+    """Show a run until it has ended everywhere. A first signal stops it gracefully, a second at once. Raises HandOver,
+    TakenOver."""
 
     def show(lines: Iterator[str]) -> None:
         for line in lines:
             ctx.out.line(line)
 
     follower, remarks = follow_with_remarks(ctx, session, row)
+
+    def has_ended() -> bool:
+        return follower.has_ended
+
     try:
         live_fetch, renewal = LiveFetch(session, row, ctx.clock), UrlRenewal(ctx, session, row)
         with show_waiting(ctx, row) as until_first_line:
             while not follower.watch(POLL_INTERVAL_S):
-                show(close_at_first_line(until_first_line, tail.new()))
+                show(close_at_first_line(until_first_line, tail.new(until=has_ended)))
                 live_fetch.poll()
                 renewal.poll()
-                remarks.poll()
-    except HandOver:
+                remarks.poll(cut_off=follower.is_cut_off)
+                taken_over.check_run(ctx, row)
+    except (HandOver, TakenOver):
         follower.quit()
         raise
     except Interrupted:
         with show_stopping(ctx.progress, row):
-            _stop_run(ctx, session, row, follower, lambda: show(tail.new()))
+            _stop_run(ctx, session, row, follower, lambda: show(tail.new(until=has_ended)))
+    if count := tail.skip(REST_MAX_BYTES):
+        is_, them = ("is", "it") if count == 1 else ("are", "them")
+        ctx.out.say(f"note: {plural(count, 'line')} {is_} not shown: `gpuops logs {row.name}` has {them}")
     show(tail.rest())
     remarks.say_notices()
     return follower
@@ -272,7 +319,9 @@ def close_at_first_line(until_first_line: ExitStack, lines: Iterator[str]) -> It
 def follow_with_remarks(ctx: Context, session: ClusterSession, row: RunRow) -> tuple[Follower, Remarks]:
     """Start to follow a run to its end, with remarks about it."""
     command = busy_command(session.row.name, gpus=any(session.gpus()))
-    remarks = Remarks(ctx.out.say, RunHome(row.home), ctx.folder, command, ctx.clock)
+    remarks = Remarks(
+        ctx.out.say, RunHome(row.home), ctx.folder, command, ctx.clock, describe_unjoined(request_of(row))
+    )
     follower = make_follower(ctx, session, row, remarks.handle_log_bytes, ctx.out.say)
     follower.start()
     return follower, remarks

@@ -7,6 +7,7 @@
 from __future__ import annotations
 
 import dataclasses
+import shlex
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -29,7 +30,10 @@ from gpuops.nodes.network import find_rendezvous
 from gpuops.nodes.python import prepare_pythons, run_setup, run_versions, setup_command
 from gpuops.nodes.session import ClusterSession, explain_connection_loss, readmit_this_computer
 from gpuops.offers.billing_account import refuse_tracked
+from gpuops.runs import earlier_files
 from gpuops.runs.follow import SLOW_RECONNECT_INTERVAL_S, UNREACHABLE_TIMEOUT_S
+from gpuops.runs.launch_spec import request_of
+from gpuops.runs.script_check import check_script
 from gpuops.sync import upload, workloads_and_data
 from gpuops.sync.download import DEFAULT_OUTS
 from gpuops.sync.push_record import PushRecord
@@ -51,6 +55,8 @@ class Sending:
     overwrite: bool = False
     send_anyway: Sequence[str] = ()
     queue: bool = False
+    fresh: bool = False
+    """What earlier runs made is taken off the nodes first."""
 
 
 @dataclass
@@ -98,7 +104,8 @@ def check_request(ctx: Context, request: RunRequest, sending: Sending) -> None:
     secret_values(request.secrets, ctx.folder, ctx.env)
     refuse_tracked(ctx.folder, [name for name in request.secrets if not ctx.env.get(name)])
     _, folder = choose_tree(request, ctx.folder)
-    _check_script(request, workloads_and_data.scan_project(ctx, folder, _send_anyway(request, sending)))
+    allow = _send_anyway(request, sending)
+    check_script(request, workloads_and_data.scan_project(ctx, folder, allow), allow)
 
 
 def describe_secrets(ctx: Context, request: RunRequest) -> str:
@@ -119,7 +126,7 @@ def prepare(
     request = dataclasses.replace(request, outs=output_patterns(request.outs))
     values = secret_values(request.secrets, ctx.folder, ctx.env)
     if not sending.queue:
-        _refuse_second_run(ctx, session, None)
+        _refuse_second_run(ctx, session, None, request)
     add_virtual_nodes(ctx, session, request)
     row = ctx.ledger.add_run(
         stem=run_name_stem(request),
@@ -133,9 +140,11 @@ def prepare(
             "cluster": session.row.name,
             "per_hour": sum(machine.per_hour for machine in session.machines),
             "skews": session.skews,
+            "hosts": _name_hosts(session),
         },
         owner_process=ctx.me,
         now=ctx.clock.now(),
+        claim=lambda home: RunHome(home).claim(),
     )
     try:
         ctx.ensure_guard(session.row)
@@ -146,6 +155,12 @@ def prepare(
         raise
 
 
+def _name_hosts(session: ClusterSession) -> list[str]:
+    """The hosts of a cluster by the user's own names for them, where these say more than the provider's."""
+    hosts = dict.fromkeys(machine.region for machine in session.machines if not machine.bills)
+    return list(hosts) if session.row.provider == "ssh" else []
+
+
 def record_not_started(ctx: Context, row: RunRow, error: BaseException) -> None:
     """Note a run that never started, and why; the folder that was to hold its results goes."""
     if isinstance(error, Interrupted):
@@ -154,11 +169,7 @@ def record_not_started(ctx: Context, row: RunRow, error: BaseException) -> None:
         say = error.message if isinstance(error, GpuopsError) else type(error).__name__
         verdict = Verdict(VerdictOutcome.FAILED, getattr(error, "exit_code", BUG), f"not started: {say}")
     ctx.ledger.set_run(row.id, state=RunState.HOME, owner_process=None, ended=ctx.clock.now(), verdict=verdict)
-    for folder in (RunHome(row.home).out, row.home):
-        try:
-            folder.rmdir()
-        except OSError:
-            return  # something lies in it, or it was never made
+    RunHome(row.home).remove_unused()
 
 
 def _prepare_nodes(
@@ -182,6 +193,13 @@ def _prepare_nodes(
     is_alone = shared or not (request.kind == "torchrun" or request.all_nodes)
     with progress.during(f"trying the network between {request.nodes} nodes"):
         meeting = find_rendezvous(ctx, session, request.nodes, alone=is_alone)
+    start = earlier_files.Launch(
+        clients[:1] if request.kind == "command" and not request.all_nodes else clients,
+        name, row, request.outs, is_training=request.kind == "torchrun", resumes=request.resume or "",
+    )  # fmt: skip
+    afresh = sending.fresh and not request.resume  # both: a retry, which goes on from the attempt before
+    if afresh:  # before the push, which writes again what a run had changed of it
+        earlier_files.clear_start(ctx, start, progress)
     started = ctx.clock.monotonic()
     with progress.during("comparing the project with what the nodes have"):
         record = PushRecord(ctx.home, session.row.token, name)
@@ -195,6 +213,8 @@ def _prepare_nodes(
         with progress.during(f"putting back what {request.resume} made"):
             count = restore_files(clients, name, find_run(ctx, request.resume))
         ctx.out.say(f"{plural(count, 'file')} of {request.resume} put back on every node")
+    if not afresh:
+        earlier_files.prepare_start(ctx, start, progress)
     with progress.during("looking for a Python with torch" if request.kind == "torchrun" else "looking for a Python"):
         nodes = prepare_pythons(ctx, settings, session, request, folder, meeting.endpoints, progress)
     rented = is_rented(ctx.provisioner(session.row.provider))
@@ -206,6 +226,7 @@ def _prepare_nodes(
     origin = {"commit": None, "dirty": False} if request.workload else {"commit": tree.commit, "dirty": tree.dirty}
     held = [one.path for one in tree.held]
     facts = {**row.facts, **origin, "held": held, "nodes": request.nodes, "world": size, **run_versions(session, nodes)}
+    facts["folder_id"] = home.folder_id()
     ctx.ledger.set_run(row.id, facts=facts)
     parts = [dataclasses.replace(node.facts, data=places.get(node.facts.index)) for node in nodes]
     return Prepared(ctx.ledger.run(row.id), home, request, parts, meeting.ports, values)
@@ -217,7 +238,7 @@ def _scan_tree(ctx: Context, request: RunRequest, sending: Sending, folder: Path
     first, *more = upload.summary(tree)
     for sentence in (f"code: {first}", *more):
         ctx.out.say(sentence)
-    _check_script(request, tree)
+    check_script(request, tree, sending.send_anyway)
     if request.data and not request.workload:
         tree = workloads_and_data.link_data(tree, ctx.folder, Path(request.data), shared=shared)
     return tree
@@ -229,7 +250,7 @@ def wait_for_turn(ctx: Context, session: ClusterSession, sending: Sending, row: 
     The ledger says who came first, so that of two that wait only one goes on. What is billed counts from the turn.
     """
     if not sending.queue:
-        _refuse_second_run(ctx, session, row)
+        _refuse_second_run(ctx, session, row, request_of(row))
         return row
     announced = ""
     unreachable_since: float | None = None
@@ -265,11 +286,13 @@ def _check_worth_waiting(ctx: Context, session: ClusterSession, error: Connectio
         raise explained from error.__cause__
 
 
-def _refuse_second_run(ctx: Context, session: ClusterSession, row: RunRow | None) -> None:
+def _refuse_second_run(ctx: Context, session: ClusterSession, row: RunRow | None, request: RunRequest) -> None:
     if busy := _find_earlier_run(ctx, session, row):
-        raise UsageError(
-            f"{busy} is running on {session.row.name}", f"wait for it with --queue, or end it: gpuops stop {busy}"
-        )
+        name, hint = session.row.name, f"wait for it with --queue, or end it: gpuops stop {busy}"
+        if request.kind == "command":
+            nodes = ["--all-nodes"] if request.all_nodes else []
+            hint += f"; beside it: {shlex.join(['gpuops', 'ssh', name, *nodes, '--', *request.argv])}"
+        raise UsageError(f"{busy} is running on {name}", hint)
 
 
 def _find_earlier_run(ctx: Context, session: ClusterSession, row: RunRow | None) -> str:
@@ -294,20 +317,6 @@ def _ask_node(session: ClusterSession, index: int) -> NodeHello | None:
     except ConnectionLost:
         hello = session.reconnect(index).call("hello")
     return hello
-
-
-def _check_script(request: RunRequest, tree: upload.Tree) -> None:
-    """Refuse a script that will not be on the nodes, before torchrun misses it on each. Raises UsageError."""
-    if request.kind != "torchrun" or request.script is None or request.workload:
-        return
-    if any(entry.path == request.script for entry in tree.files):
-        return
-    held = [held for held in tree.held if held.path == request.script]
-    if held:
-        raise UsageError(f"{request.script} is not sent: {held[0].why}", f"send it: --send-anyway {request.script}")
-    raise UsageError(
-        f"{request.script} is not sent, since git or .gpuopsignore ignores it", "take it out of the ignore file"
-    )
 
 
 def _report_kept_edits(ctx: Context, reports: Sequence[upload.PushReport]) -> None:

@@ -6,11 +6,13 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
 
-from gpuops.core.format import money, plural, span
+from gpuops.core.format import first_few, money, plural, span
 from gpuops.core.run_models import VerdictOutcome
 from gpuops.sync.run_record import RunRecord
 
 SHORT_HASH_CHARS = 10
+MAX_HOSTS = 4
+"""How many hosts a receipt names."""
 
 
 @dataclass(frozen=True)
@@ -45,8 +47,8 @@ class RetryLoss:
         )
 
 
-def format_receipt(record: RunRecord) -> list[str]:
-    """Lines for people."""
+def format_receipt(record: RunRecord, bill: str = "") -> list[str]:
+    """Lines for people. `bill`: what a cluster that stays up costs."""
     rows = [
         ("run", record.run),
         ("code", _format_code(record)),
@@ -55,6 +57,7 @@ def format_receipt(record: RunRecord) -> list[str]:
         ("time", _format_duration(record)),
         ("lost", _format_lost_steps(record)),
         ("cost", _format_cost(record)),
+        ("bills", bill),
         ("results", record.home),
         ("kept", record.kept),
         ("not home", record.missing or ""),
@@ -88,8 +91,10 @@ def _format_code(record: RunRecord) -> str:
 
 
 def _format_place(record: RunRecord) -> str:
+    """`2 nodes on runpod`; of hosts with names of their own, these."""
     count = plural(record.facts.nodes, "node") if record.facts.nodes else ""
-    return " on ".join(filter(None, (count, record.facts.text("provider"))))
+    where = first_few(record.facts.hosts, MAX_HOSTS) or record.facts.text("provider")
+    return " on ".join(filter(None, (count, where)))
 
 
 def _format_versions(record: RunRecord) -> str:

@@ -1,4 +1,5 @@
-"""`--retries`: a job whose machines were preempted goes on with others, within the limits of the whole job.
+"""`--retries`: a job whose machines were preempted goes on with others, within the limits of the whole job; one that
+failed on machines that stay is started again there (`find_own_failure`).
 
 `find_ended_machine` tells a machine that ended before its run from what a user did wrong; `find_preemption` reads from
 a run's outcome what was lost; `run_with_retries` makes the next attempt. `RetryState` is what the attempts share.
@@ -25,6 +26,7 @@ from gpuops.offers.price_approval import PriceApproval
 from gpuops.runs import receipt
 from gpuops.runs.finish import RunOutcome
 from gpuops.runs.launch_spec import request_of
+from gpuops.runs.outcome.failure_cause import final_words
 from gpuops.sync.restore_snapshots import list_outputs
 from gpuops.sync.run_folder import RunHome
 
@@ -189,6 +191,32 @@ def find_preemption(row: RunRow, cluster: ClusterRow, end: RunOutcome) -> Preemp
     )
 
 
+@dataclass(frozen=True)
+class OwnFailure:
+    """A run that failed by itself, on machines that are still there, with all its results home."""
+
+    run: str
+    say: str
+    """Its verdict."""
+    resumable: bool
+    """Whether it left something to resume from."""
+    why: str = ""
+    """What the program said of it, on a line; its other last words are in its log."""
+
+    def announce(self, restart: int, restarts: int, cluster: str) -> str:
+        how = f"from what {self.run} left" if self.resumable else "from the beginning: it left nothing to resume from"
+        said = f": {self.why}" if self.why else ""
+        return f"{self.say}{said}; retry {restart} of {restarts} on {cluster}, {how}"
+
+
+def find_own_failure(row: RunRow, end: RunOutcome) -> OwnFailure | None:
+    """The failure that ended a run by itself; None where anything else did, and while some of its results are not
+    home: a retry would start without them."""
+    if end.verdict.outcome is not VerdictOutcome.FAILED or not end.may_destroy or end.left_in_bucket:
+        return None
+    return OwnFailure(row.name, end.verdict.say, bool(list_outputs(end.home)), final_words(end.verdict.tail))
+
+
 def preemption_before_run(cluster: ClusterRow, error: MachineGone, now: float) -> Preemption:
     """The preemption of machines that ended before there was a run. `now`: when that was noticed (UTC seconds)."""
     return Preemption(
@@ -253,6 +281,12 @@ class JobOutcome:
     """What that cluster has cost, in $."""
     error: MachineGone | None = None
     """Where they ended before there was a run."""
+    finished: int | None = None
+    """The run's number in the ledger, where its machines hold nothing of it any more."""
+    record_again: Callable[[], None] | None = None
+    """As in `RunOutcome`."""
+    failure: OwnFailure | None = None
+    """The run failed by itself, and may be started again where it ran."""
 
 
 Attempt = Callable[[LeaseLimits, str | None], JobOutcome]

@@ -14,6 +14,7 @@ download               fetches and verifies results
 download_plan          which file of which node travels, and in which order
 merged_outputs         `out/`: all nodes' files merged into one tree, never over a person's work
 merged_outputs_record  what `out/` holds, from which node
+merged_outputs_journal the file of that record
 unmatched_files        files on a node that no pattern names
 sinks                  where results are kept besides this computer (`--sink`)
 object_store           S3 requests of this computer: credentials, client, errors

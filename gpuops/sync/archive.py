@@ -18,7 +18,8 @@ from gpuops.core.context import Context
 from gpuops.core.errors import GpuopsError, LocalDisk, NodeError
 from gpuops.core.format import amount, first_few, plural
 from gpuops.core.reporting import Progress
-from gpuops.core.safe_folder import DISK_RESERVE_BYTES, Readable, SafeFolder, local_errors, may_come
+from gpuops.core.safe_folder import DISK_RESERVE_BYTES, Readable, SafeFolder, local_errors
+from gpuops.core.safe_paths import may_come
 from gpuops.core.sink import BucketSink, find_bucket
 from gpuops.ledger.store import RunRow
 from gpuops.sync import bucket

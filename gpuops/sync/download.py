@@ -16,7 +16,8 @@ from typing import TYPE_CHECKING, TypeVar
 from gpuops.core.errors import LocalDisk, MalformedAnswer, NodeError
 from gpuops.core.format import amount, first_few, plural
 from gpuops.core.parallel import on_each
-from gpuops.core.safe_folder import SafeFolder, local_errors, may_come
+from gpuops.core.safe_folder import SafeFolder, local_errors
+from gpuops.core.safe_paths import may_come
 from gpuops.sync.download_plan import (
     Listing,
     Sums,
@@ -38,6 +39,18 @@ from gpuops.transport.rpc import AgentClient
 if TYPE_CHECKING:
     from gpuops.core.reporting import Progress
     from gpuops.transport.schemas import Checksum, OutputListing
+
+
+class UnreadableFiles(NodeError):
+    """Files that their nodes list and cannot read: another try brings them only once they can be. `files`: (node,
+    path)."""
+
+    def __init__(self, files: Sequence[tuple[int, str]]) -> None:
+        first = first_few([f"{printable_path(path[:MAX_SHOWN_CHARS])} (node{node})" for node, path in files], 3)
+        super().__init__(
+            f"{_count_files(files)} cannot be read on the nodes: {first}", "make them readable there, then: gpuops pull"
+        )
+        self.files = files
 
 
 Received = dict[tuple[int, str], Arrival]
@@ -138,13 +151,17 @@ def fetch(
 
 
 def _verify(fetching: _Fetch, listing: Listing) -> None:
-    """Compare checksums of everything; fetch what differs once more. Raises NodeError for what differs then."""
+    """Compare checksums of everything; fetch what differs once more. Raises NodeError for what differs then, and
+    UnreadableFiles where that is all that nodes cannot read."""
     wrong = fetching.find_unverified(listing)
     if wrong:
-        fetching.progress.say(f"{_count_files(wrong)} changed on the way home: fetching again")
+        if changed := wrong - fetching.without_sum:
+            fetching.progress.say(f"{_count_files(changed)} changed on the way home: fetching again")
         fetching.out.forget(wrong)
         listing = fetching.fetch_round(live=False, only=wrong)
         wrong = fetching.find_unverified(listing, only=wrong)
+    if wrong and wrong <= fetching.without_sum:
+        raise UnreadableFiles(sorted(wrong))
     if wrong and all(isinstance(error, MalformedAnswer) for error in fetching.errors.values()):
         names = ", ".join(f"{path} (node{node})" for node, path in sorted(wrong)[:3])
         raise NodeError(
@@ -197,6 +214,8 @@ class _Fetch:
         self.conflicts: list[str] = []
         self.too_big: dict[tuple[int, str], int] = {}
         """Sizes of the files that this disk has no room for, by node and path."""
+        self.without_sum: set[tuple[int, str]] = set()
+        """Files that their nodes listed, and of which the last checksums had none: the node cannot read them."""
         self._listing: Listing = {}
         self._disk = shutil.disk_usage(home.path).total
         """Size of this disk in bytes: bounds the sizes that a node announces."""
@@ -237,6 +256,12 @@ class _Fetch:
         if any(checked.values()):
             self.progress.phase("comparing checksums")
         node_sums = self._request_checksums(checked)
+        self.without_sum = {
+            (node, path)
+            for node, paths in checked.items()
+            for path in paths
+            if node not in self.errors and (node, path) not in node_sums
+        }
         memory = self.out.memory()
         home_sums: dict[str, str | None] = {}
         wrong = set()

@@ -1,10 +1,10 @@
 """`runs/<run>/out/`: all nodes' outputs merged into one tree, without overwriting a person's work.
 
 The same path with the same bytes on several nodes is one file. With other bytes, the lowest node's file has the path
-and the others lie under `node<i>/`. `out/.gpuops.json` records each written file (size and time); a file with
-another size or time belongs to a person, and a download for its path is put beside it as `<name>.new`.
+and the others lie under `node<i>/`. A journal (`merged_outputs_journal`) records each written file (size and time); a
+file with another size or time belongs to a person, and a download for its path is put beside it as `<name>.new`.
 
-The record is written before the files are renamed into place, so a process killed between any two renames leaves no
+It is written before the files are renamed into place, so a process killed between any two renames leaves no
 file that the next one takes for a person's. Several processes may publish at once (a terminal and the guard): each
 publication holds a lock, and nothing slow is done under it.
 """
@@ -12,7 +12,6 @@ publication holds a lock, and nothing slow is done under it.
 from __future__ import annotations
 
 import io
-import json
 import os
 import secrets
 import stat
@@ -22,7 +21,9 @@ from pathlib import PurePosixPath
 
 from gpuops.core.errors import NodeError
 from gpuops.core.platform import HERE, System
-from gpuops.core.safe_folder import SafeFolder, is_inside, local_errors, may_come
+from gpuops.core.safe_folder import SafeFolder, local_errors
+from gpuops.core.safe_paths import may_come
+from gpuops.sync.merged_outputs_journal import DOCUMENT_FILE, JOURNAL_FILE, Journal
 from gpuops.sync.merged_outputs_record import (
     Arrival,
     Held,
@@ -36,8 +37,8 @@ from gpuops.sync.merged_outputs_record import (
 )
 from gpuops.sync.run_folder import RunHome
 
-MEMORY_FILE = ".gpuops.json"
-MEMORY_DRAFT = ".publish.tmp"
+OWN_FILES = (JOURNAL_FILE, DOCUMENT_FILE)
+"""Names in `out/` that no file of a run may have."""
 LOCK_FILE = ".lock"
 LOCK_TIMEOUT_S = 120.0
 """How long another process may take to publish."""
@@ -55,6 +56,7 @@ class OutFolder:
         self._system = system
         self._home = home.folder
         self._incoming = home.folder.below("incoming")
+        self._journal = Journal(home.folder, system.key)
         # One lock for all runs of a folder: its file stays, and would be litter in each run's folder.
         self._runs = SafeFolder(home.path.parent)
         from filelock import FileLock  # it brings asyncio, which most commands do without
@@ -63,14 +65,7 @@ class OutFolder:
 
     def memory(self) -> Memory:
         """The record; empty where its file is damaged, and then every file counts as a person's."""
-        try:
-            with self.folder.reading(MEMORY_FILE) as file:
-                memory = Memory.parse(json.load(file), self._system.key)
-        except (OSError, ValueError, TypeError, AttributeError, RecursionError):
-            return Memory(key=self._system.key)
-        places = {held.place for nodes in memory.held.values() for held in nodes.values()} | memory.written.keys()
-        is_valid = all(isinstance(place, str) and is_inside(place) for place in places)
-        return memory if is_valid else Memory(key=self._system.key)
+        return self._journal.read()
 
     @contextmanager
     def staging(self) -> Iterator[SafeFolder]:
@@ -115,6 +110,7 @@ class OutFolder:
             return []
         with local_errors(self.root), self._locked():
             memory = self.memory()
+            memory.settle()
             moves: list[Move] = []
             by_path: dict[str, list[Arrival]] = {}
             for arrival in arrivals:
@@ -123,11 +119,12 @@ class OutFolder:
                 path_moves = self._plan_moves(memory, path, by_path[path], staging)
                 record_moves(memory, path_moves, staging)
                 moves += path_moves
-            self._write_memory(memory)
+            self._journal.append(by_path)
             for move in moves:
                 self.folder.move(staging, move.temp, move.place)
-            self._drop_unused(memory, set(by_path))
-            self._record_moved(memory, moves)
+            dropped = self._drop_unused(memory, by_path)
+            record_moved(memory, moves)
+            self._journal.append(sorted({*dropped, *(move.path for move in moves)}))
         return [sentence for move in moves if (sentence := self._explain_name(memory, move))]
 
     def _explain_name(self, memory: Memory, move: Move) -> str:
@@ -153,8 +150,8 @@ class OutFolder:
                 held = memory.held.get(path, {}).pop(node, None)
                 written = memory.written.get(held.place) if held else None
                 if held and written:
-                    memory.written[held.place] = Written(written.path, "", written.stamps)
-            self._write_memory(memory)
+                    memory.record(held.place, Written(written.path, "", written.stamps))
+            self._journal.append(sorted({path for _, path in wrong}))
 
     def is_home(self, memory: Memory, node: int, path: str, stamp: Stamp) -> bool:
         """Whether this version is home, and no crash came between the record and its file."""
@@ -185,7 +182,7 @@ class OutFolder:
                 self._runs.create(LOCK_FILE, io.BytesIO(), 0)
         self._runs.reading(LOCK_FILE).close()  # raises for a link, which a repository may contain
         try:
-            with self._lock:
+            with self._lock, self._forgetting_failures():
                 yield
         except Timeout as error:
             raise NodeError(
@@ -193,9 +190,13 @@ class OutFolder:
                 "end it (perhaps it is suspended in a terminal), then run `gpuops pull`",
             ) from error
 
-    def _write_memory(self, memory: Memory) -> None:
-        # One name is enough under the lock, and what a crash leaves there is overwritten.
-        self._home.write_json(f"out/{MEMORY_FILE}", memory.dump(), draft=MEMORY_DRAFT)
+    @contextmanager
+    def _forgetting_failures(self) -> Iterator[None]:
+        try:
+            yield
+        except BaseException:
+            self._journal.reset()  # the record in memory is ahead of the disk
+            raise
 
     def _plan_moves(self, memory: Memory, path: str, arrivals: Sequence[Arrival], staging: SafeFolder) -> list[Move]:
         """Update the record for one path. Returns which files move where."""
@@ -252,7 +253,7 @@ class OutFolder:
     def _is_blocked(self, memory: Memory, place: str) -> bool:
         """Whether a folder has this place, or a file has, or is about to have, the place of one of its folders."""
         above = [parent.as_posix() for parent in PurePosixPath(place).parents][:-1]
-        if self._system.key(MEMORY_FILE) in map(self._system.key, [place, *above]):
+        if not {*map(self._system.key, OWN_FILES)}.isdisjoint(map(self._system.key, [place, *above])):
             return True
         files = (memory.owner(parent) or self._read_stamp(parent) for parent in above)
         return self._is_folder(place) or memory.becomes_folder(place) or any(files)
@@ -275,23 +276,21 @@ class OutFolder:
             return written.sha256 == sha256
         return self.sha256(place) == sha256
 
-    def _drop_unused(self, memory: Memory, paths: set[str]) -> None:
-        """Remove written files that no node's version needs any more, unless a person changed them."""
-        used = {held.place for path in paths for held in memory.held.get(path, {}).values()}
-        for place, written in list(memory.written.items()):
-            if written.path not in paths or place in used:
-                continue
-            if self._read_stamp(place) in written.stamps:
-                self.folder.remove(place)
-                self.folder.remove_empty(place.rpartition("/")[0])
-            del memory.written[place]
-
-    def _record_moved(self, memory: Memory, moves: Sequence[Move]) -> None:
-        """Record that files are in their places: of their stamps only the new one counts now."""
-        for move in moves:
-            written = memory.written[move.place]
-            memory.written[move.place] = Written(written.path, written.sha256, written.stamps[-1:])
-        self._write_memory(memory)
+    def _drop_unused(self, memory: Memory, paths: Iterable[str]) -> set[str]:
+        """Remove written files that no node's version needs any more, unless a person changed them. Returns their
+        paths."""
+        dropped = set()
+        for path in paths:
+            used = {held.place for held in memory.held.get(path, {}).values()}
+            for place in memory.places_of(path):
+                if place in used:
+                    continue
+                if self._read_stamp(place) in memory.written[place].stamps:
+                    self.folder.remove(place)
+                    self.folder.remove_empty(place.rpartition("/")[0])
+                memory.drop(place)
+                dropped.add(path)
+        return dropped
 
 
 def record_moves(memory: Memory, moves: Sequence[Move], staging: SafeFolder) -> None:
@@ -300,6 +299,13 @@ def record_moves(memory: Memory, moves: Sequence[Move], staging: SafeFolder) -> 
         old, new = memory.written.get(move.place), read_stamp(staging, move.temp)
         stamps = (*(old.stamps if old else ()), *((new,) if new else ()))
         memory.announce(move.place, Written(move.path, move.sha256, stamps))
+
+
+def record_moved(memory: Memory, moves: Sequence[Move]) -> None:
+    """Record that files are in their places: of their stamps only the new one counts now."""
+    for move in moves:
+        written = memory.written[move.place]
+        memory.record(move.place, Written(written.path, written.sha256, written.stamps[-1:]))
 
 
 def read_stamp(folder: SafeFolder, path: str) -> Stamp | None:

@@ -72,7 +72,7 @@ def _session(ctx: Context, sink: BucketSink) -> tuple[Any, str]:
         raise NotSetUp("--sink s3://… needs the package boto3", "pip install 'gpuops[aws]'") from error
     env, profile = ctx.env, sink.profile
     if sink.dotenv is not DotenvPolicy.IGNORED:
-        env = with_keys(ctx.env, ctx.dotenv, insist=sink.dotenv is DotenvPolicy.REQUIRED)
+        env = with_keys(ctx.env, ctx.dotenv, (KEY_ID, SECRET, TOKEN), insist=sink.dotenv is DotenvPolicy.REQUIRED)
 
     session: Any = None
 

@@ -9,19 +9,20 @@ from __future__ import annotations
 
 import errno
 from collections.abc import Iterator, Mapping, Sequence
+from contextlib import suppress
 from dataclasses import dataclass
 from itertools import chain, count
 from pathlib import Path
 from typing import TYPE_CHECKING
 
 from gpuops.core.context import Context
-from gpuops.core.errors import GpuopsError, NodeError, NodeRefused, RefusalKind
+from gpuops.core.errors import ConnectionLost, GpuopsError, NodeError, NodeRefused, ProviderError, RefusalKind
 from gpuops.core.models import Resource
 from gpuops.core.reporting import Progress
 from gpuops.core.safe_folder import SafeFolder, local_errors
 from gpuops.ledger.store import ClusterRow
 from gpuops.nodes.session import nodes_of, open_programs, rented_machine_ended
-from gpuops.sync.merged_outputs import MEMORY_FILE, OutFolder
+from gpuops.sync.merged_outputs import OutFolder
 from gpuops.sync.merged_outputs_record import Held
 from gpuops.sync.project_files import FileEntry, printable_path, read_entry
 from gpuops.sync.push_record import PushRecord
@@ -43,6 +44,8 @@ if TYPE_CHECKING:
 
 EDITS_TIMEOUT_S = 600.0
 """How long a node may take to look for edits in a large tree."""
+NO_AGENT_FILE = "can't open file"
+"""What Python says of an agent's file that somebody has removed."""
 PLAIN_MODE = 0o644
 """Permission bits of a file that was pushed as a link."""
 OWNER_MODE = 0o600
@@ -51,6 +54,8 @@ OWNER_MODE = 0o600
 PushedFiles = Mapping[str, Sequence[FileEntry]]
 """The versions of each path that this computer pushed to a node."""
 PROJECT_TREE = "project"
+CLUSTER_FILE = ".gpuops.json"
+"""Says whose a folder of saved edits is."""
 
 
 @dataclass(frozen=True)
@@ -177,7 +182,7 @@ def save_cluster_edits(ctx: Context, row: ClusterRow, progress: Progress) -> Ite
     nodes = nodes_of(ctx, row)
     for index, machine in enumerate(nodes):
         try:
-            sentence = save_node_edits(ctx, row, machine, index, progress)
+            sentence = _save_with_new_agent(ctx, row, machine, index, progress)
         except GpuopsError as error:
             if isinstance(error, NodeError) and rented_machine_ended(ctx, row, machine):
                 ended[index] = error
@@ -194,6 +199,19 @@ def save_cluster_edits(ctx: Context, row: ClusterRow, progress: Progress) -> Ite
         yield f"node{index} has ended: what was edited or made there outside of runs is gone with it"
 
 
+def _save_with_new_agent(ctx: Context, row: ClusterRow, machine: Resource, index: int, progress: Progress) -> str:
+    """`save_node_edits`, once more where somebody had removed the node's agent: a provider that is asked for the node
+    brings another. Raises NodeError, LocalDisk."""
+    try:
+        return save_node_edits(ctx, row, machine, index, progress)
+    except ConnectionLost as error:
+        if NO_AGENT_FILE not in error.message:
+            raise
+        with suppress(ProviderError):
+            ctx.provisioner_of(row).describe(machine)
+        return save_node_edits(ctx, row, machine, index, progress)
+
+
 def save_node_edits(ctx: Context, row: ClusterRow, machine: Resource, index: int, progress: Progress) -> str:
     """Save one node's files. Returns a sentence, empty where it had none. Raises NodeError, LocalDisk."""
     programs = open_programs(row, machine, index)
@@ -205,9 +223,12 @@ def save_node_edits(ctx: Context, row: ClusterRow, machine: Resource, index: int
             files = [file for file in files if file not in home]
         if not files:
             return ""
-        target = _cluster_folder(row).below(f"node{index}")
+        folder = _cluster_folder(row)
+        target = folder.below(f"node{index}")
         with progress.during(f"saving what was edited or made on node{index}: {describe_unmatched_files(files)}"):
             saved = save_unmatched_files(programs, PROJECT_TREE, files, target)
+            with local_errors(folder.path):
+                folder.flush()
         if saved.missing:
             raise NodeError(
                 f"node{index} does not give {describe_unmatched_files(saved.missing)}; "
@@ -226,12 +247,12 @@ def _cluster_folder(row: ClusterRow) -> SafeFolder:
     with local_errors(first):
         more = (first.with_name(f"{first.name}-{number}") for number in count(2))
         folder = make_ignored_folder(next(path for path in chain([first], more) if _belongs_to(path, row)))
-        folder.write_json(MEMORY_FILE, {"schema": 1, "cluster": row.token})
+        folder.write_json(CLUSTER_FILE, {"schema": 1, "cluster": row.token})
     return folder
 
 
 def _belongs_to(path: Path, row: ClusterRow) -> bool:
-    return read_json(path / MEMORY_FILE).get("cluster") == row.token or not any(path.glob("[!.]*"))
+    return read_json(path / CLUSTER_FILE).get("cluster") == row.token or not any(path.glob("[!.]*"))
 
 
 def _find_unsaved(ctx: Context, row: ClusterRow, index: int, programs: Programs) -> list[UnmatchedFile]:

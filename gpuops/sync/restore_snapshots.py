@@ -7,7 +7,7 @@ gets every file: its own version where nodes had different ones.
 from __future__ import annotations
 
 import os
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from functools import partial
 
 from gpuops.core.errors import UsageError
@@ -29,6 +29,11 @@ def list_outputs(home: RunHome) -> list[str]:
 def check_resumable(row: RunRow, tree: str) -> None:
     """Raises UsageError where a run in `tree` cannot resume this one: no files, another kind of run, a file is gone."""
     home = RunHome(row.home)
+    if not home.path.is_dir():
+        raise UsageError(
+            f"the results of {row.name} are gone: there is no {row.home}",
+            "put that folder back, or leave --resume out to start from the beginning",
+        )
     memory = OutFolder(home).memory()
     if not memory.written:
         raise UsageError(f"{row.name} left no snapshots to resume from", f"look into {row.home}")
@@ -46,10 +51,17 @@ def check_resumable(row: RunRow, tree: str) -> None:
 def restore_files(clients: Sequence[AgentClient], tree: str, row: RunRow) -> int:
     """Restore a run's files on every node; returns how many. Raises UsageError as `check_resumable` does."""
     check_resumable(row, tree)
-    home = RunHome(row.home)
-    memory = OutFolder(home).memory()
-    on_each(partial(_send_files, tree, OutFolder(home).folder, memory), list(enumerate(clients)))
+    memory = OutFolder(RunHome(row.home)).memory()
+    put_files(tree, row, [(client, select_places(memory, node)) for node, client in enumerate(clients)])
     return len(memory.held)
+
+
+def put_files(tree: str, row: RunRow, chosen: Sequence[tuple[AgentClient, Mapping[str, str]]]) -> None:
+    """Put files of a run on nodes, over what is there. `chosen`: for each node path -> place in `out/`.
+
+    Raises NodeRefused, ConnectionLost, and UsageError where a file cannot be read.
+    """
+    on_each(partial(_send_files, tree, row.name, OutFolder(RunHome(row.home)).folder), list(chosen))
 
 
 def select_places(memory: Memory, node: int) -> dict[str, str]:
@@ -61,11 +73,11 @@ def select_places(memory: Memory, node: int) -> dict[str, str]:
     }
 
 
-def _send_files(tree: str, out: SafeFolder, memory: Memory, numbered: tuple[int, AgentClient]) -> None:
-    node, client = numbered
-    with transfer(client.bulk("restore", "--tree", tree), client.label) as channel:
+def _send_files(tree: str, run: str, out: SafeFolder, chosen: tuple[AgentClient, Mapping[str, str]]) -> None:
+    client, places = chosen
+    with transfer(client.bulk("restore", "--tree", tree, "--of", run), client.label) as channel:
         sending = Sending(channel)
-        for path, place in select_places(memory, node).items():
+        for path, place in places.items():
             try:
                 with out.reading(place) as file:
                     sending.add(path, os.fstat(file.fileno()).st_size, file)

@@ -12,6 +12,7 @@ from __future__ import annotations
 
 import io
 import json
+import os
 import re
 import stat
 from pathlib import Path
@@ -40,11 +41,41 @@ class RunHome:
         self.incoming = path / "incoming"
         self.folder = SafeFolder(path.parent).below(path.name)
 
+    def claim(self) -> bool:
+        """As `create`, of several at once by one alone. Returns whether it was not there yet. Raises LocalDisk,
+        UsageError."""
+        with local_errors(self.path):
+            try:
+                make_ignored_folder(self.path, new=True)
+            except FileExistsError:
+                if not os.path.lexists(self.path):  # what is in the way is above it
+                    raise
+                return False
+            self.folder.below("out").make()
+        return True
+
+    def folder_id(self) -> int:
+        """The number that the disk knows the folder by, which another in its place has not; 0 where that is unknown."""
+        try:
+            return os.stat(self.path).st_ino
+        except OSError:
+            return 0
+
     def create(self) -> None:
         """Make the folder, ignored by git. Raises LocalDisk, UsageError."""
         with local_errors(self.path):
             make_ignored_folder(self.path)
             self.folder.below("out").make()
+
+    def remove_unused(self) -> None:
+        """Remove the folder while nothing but what `create` made lies in it; otherwise it stays."""
+        try:
+            self.out.rmdir()
+            if os.listdir(self.path) == [".gitignore"]:
+                (self.path / ".gitignore").unlink()
+            self.path.rmdir()
+        except OSError:
+            pass  # a result lies in it, or it was never made
 
     def write_record(self, record: RunRecord) -> None:
         """Replace `run.json`. Raises LocalDisk."""
@@ -55,6 +86,15 @@ class RunHome:
         """The record of the run; None where there is none that can be read."""
         document = read_json(self.path / RECORD)
         return RunRecord.parse(document) if document else None
+
+    def flush(self) -> None:
+        """Wait until the disk has all of it: the nodes that have it, too, may be destroyed next. Raises LocalDisk.
+
+        Files in `out/` were flushed when they were received; logs grow, and are flushed here.
+        """
+        with local_errors(self.path):
+            self.folder.below("logs").flush(files=True)
+            self.folder.flush()
 
     def log(self, node: int, stream: str) -> Path:
         """The path of a stream, to be read. Raises NodeError for a name that no genuine agent uses."""
@@ -82,18 +122,22 @@ def _logs(node: int) -> str:
     return f"logs/node{node}"
 
 
-def make_ignored_folder(path: Path) -> SafeFolder:
+def make_ignored_folder(path: Path, *, new: bool = False) -> SafeFolder:
     """Make a folder under `runs/` that git ignores: all of `runs/` where gpuops made it, else just this folder, since
     TensorBoard writes into `runs/`, too. A `.gitignore` of the user's stays.
 
-    Raises OSError, and UsageError where `runs/` is a link that git tracks: it may lead anywhere.
+    `new`: it must not be there yet. Raises OSError, and UsageError where `runs/` is a link that git tracks: it may lead
+    anywhere.
     """
     project = path.parent.parent
     status = SafeFolder(project).look(path.parent.name)
     if status and stat.S_ISLNK(status.st_mode) and git(project, "ls-files", "-z", "--", path.parent.name):
         raise UsageError(f"{path.parent} is a link that git tracks: results may not follow it", "remove the link")
     runs = SafeFolder(path.parent)
-    runs.below(path.name).make()
+    if new:
+        runs.make_new(path.name)
+    else:
+        runs.below(path.name).make()
     if runs.look(".gitignore") is None:
         name = ".gitignore" if status is None else f"{path.name}/.gitignore"
         runs.write(name, io.BytesIO(b"*\n"), 0)

@@ -15,7 +15,8 @@ from typing import TYPE_CHECKING
 from gpuops.core.format import amount, first_few
 from gpuops.core.parallel import on_each
 from gpuops.core.platform import HERE, System
-from gpuops.core.safe_folder import Readable, SafeFolder, local_errors, may_come
+from gpuops.core.safe_folder import Readable, SafeFolder, local_errors
+from gpuops.core.safe_paths import may_come
 from gpuops.sync.project_files import printable_path
 from gpuops.transport.bulk_transfer import exchange, finish, read_files, transfer
 from gpuops.transport.rpc import Programs

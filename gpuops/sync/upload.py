@@ -154,12 +154,12 @@ def scan(folder: Path, cache: Path, allow: Sequence[str] = ()) -> Tree:
         listing = project_files(folder)
         paths = [path for path in listing.paths if not (home_prefix and path.startswith(home_prefix))]
         files = [file for path in paths if (file := read_entry(folder, path))]
-        keys = find_keys(folder, [file for file in files if not _is_allowed(file.path, allow)], cache)
+        keys = find_keys(folder, [file for file in files if not is_allowed(file.path, allow)], cache)
     except OSError as error:
         raise UsageError(f"{error.filename} cannot be read: {error.strerror}", f"list it in {IGNORE_FILE}") from error
     _refuse_tracked_keys([path for path in keys if path in listing.tracked], keys)
     copies = {
-        path: why for path, why in _find_edited_copies(paths, listing.tracked).items() if not _is_allowed(path, allow)
+        path: why for path, why in _find_edited_copies(paths, listing.tracked).items() if not is_allowed(path, allow)
     }
     reasons = {**copies, **keys}
     held = [HeldBack(path, why) for path, why in reasons.items()]
@@ -182,7 +182,7 @@ def scan_data(data: Path, cache: Path, allow: Sequence[str] = (), project: Path 
     try:
         is_folder = data.is_dir()
         files = list_files(data, places) if is_folder else [file_entry(data)]
-        searched = [file for file in files if not _is_allowed(file.path, allow)]
+        searched = [file for file in files if not is_allowed(file.path, allow)]
         keys = find_keys(data if is_folder else data.parent, searched, cache)
     except OSError as error:
         raise UsageError(f"{error.filename} cannot be read: {error.strerror}", "move it out of the data") from error
@@ -227,7 +227,8 @@ def _refuse_non_project(folder: Path, home: Path) -> None:
         )
 
 
-def _is_allowed(path: str, allow: Sequence[str]) -> bool:
+def is_allowed(path: str, allow: Sequence[str]) -> bool:
+    """Whether a path is among the paths and globs that `--send-anyway` names."""
     return any(fnmatchcase(path, item) or path.startswith(item.rstrip("/") + "/") for item in allow)
 
 

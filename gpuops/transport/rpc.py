@@ -23,7 +23,7 @@ from math import inf
 from typing import Any
 
 from gpuops.agent.wire_format import MAGIC, Whole
-from gpuops.core.errors import ConnectionLost, MalformedAnswer, NodeError, NodeRefused
+from gpuops.core.errors import ConnectionLost, MalformedAnswer, NoAnswer, NodeError, NodeRefused
 from gpuops.core.format import one_line, span
 from gpuops.core.models import Resource
 from gpuops.transport.connection import WORDS_S, Channel, Connection
@@ -252,9 +252,10 @@ class AgentClient(Programs):
                 return line
             if self._lost:
                 raise self._connection_ended()
-        raise ConnectionLost(
+        raise NoAnswer(
             f"{self.label} has not answered '{verb}' for {span(limit_s)}",
             "check the node and the network; `gpuops status` looks again",
+            limit_s,
         )
 
     def _write(self) -> None:

@@ -336,6 +336,18 @@ class OutputListing(Struct, frozen=True):
     files: Annotated[list[FileRow], FileCount]
 
 
+class MadeFiles(Struct, frozen=True):
+    """Verb `made`: path, size, time, the run that made the file, and whether it was put back from that run."""
+
+    files: Annotated[list[tuple[Name, Count, Nanoseconds, Name, bool]], FileCount]
+
+
+class DiscardedFiles(Struct, frozen=True):
+    """Verb `discard`."""
+
+    removed: Count
+
+
 class Checksum(Struct, frozen=True):
     """An item of verb `sums`."""
 
@@ -374,6 +386,8 @@ VERB_SHAPES = {
     "tail": VerbShapes(LogEnd, LogPiece),
     "outs": VerbShapes(OutputListing),
     "sums": VerbShapes(Acknowledgement, Checksum),
+    "made": VerbShapes(MadeFiles),
+    "discard": VerbShapes(DiscardedFiles),
     "lease": VerbShapes(Acknowledgement),
 }
 

@@ -23,6 +23,7 @@ from gpuops.core.polling import Clock
 from provisioners.aws import credentials, errors
 from provisioners.aws.api import PROFILE, ask, join_region, split_region
 from provisioners.base import NOTHING
+from provisioners.server_clock import ServerClock
 
 E = TypeVar("E", bound=Exception)
 REGION = re.compile(r"[a-z]{2,4}(-[a-z]+)+-\d+")
@@ -74,6 +75,7 @@ class Account:
         self.env = env
         self.home = home
         self.clock = clock or Clock()
+        self.server_clock = ServerClock(self.clock)
         self._dotenv = dotenv
         self._lock = threading.RLock()
         self._sessions: dict[str, tuple[Any, str]] = {}
@@ -240,8 +242,13 @@ class Account:
                     config=settings,
                 )
                 setattr(client, PROFILE, profile)
+                client.meta.events.register("after-call", self._note_time)
                 self._clients[key] = client
             return self._clients[key]
+
+    def _note_time(self, http_response: Any, **_: Any) -> None:
+        """After each answer, whatever it says (botocore's `after-call`)."""
+        self.server_clock.note(http_response.headers.get("date"))
 
     def _session(self, profile: str) -> tuple[Any, str]:
         """A session with the credentials of a profile or of the environment, and their source. Raises NotSetUp,

@@ -13,6 +13,7 @@ from contextlib import suppress
 from functools import partial
 from typing import Any
 
+from gpuops.core.account_variables import OURS
 from gpuops.core.errors import AuthFailed, ProviderError, QuotaExceeded, Rejected, Unknown
 from gpuops.core.models import Intent, Journal, Offer, Option, Payer, Problem, Request, Resource, ResourceState
 from gpuops.core.quota import Quota, QuotaIncrease, QuotaReport
@@ -56,6 +57,8 @@ class AwsProvisioner:
         "shares_disk": "a machine has its own disk",
     }
     options: Sequence[Option] = options.OPTIONS
+    credentials: Sequence[str] = OURS["aws"].credentials
+    surroundings: Sequence[str] = OURS["aws"].surroundings
     settle_s = 60.0
     gone_s = 1800.0  # shutting down took 19 minutes (field report, packer-plugin-amazon #682)
 
@@ -94,6 +97,9 @@ class AwsProvisioner:
     def offers(self, request: Request) -> Sequence[Offer]:
         """Types and zones where all nodes may be had; each is tried until one is."""
         return offers.find_offers(self._account, options.wishes(request), self._account.regions(request))
+
+    def provider_time(self) -> float | None:
+        return self._account.server_clock.now()
 
     # Making.
 
@@ -218,6 +224,9 @@ class AwsProvisioner:
 
     def list_owned(self, owner: str, regions: Sequence[str]) -> Sequence[Resource]:
         return lifecycle.list_owned(self._account, self.context.home, owner, regions)
+
+    def list_every_owner(self) -> Sequence[Resource]:
+        return lifecycle.list_owned(self._account, self.context.home, tags.ANY_OWNER, [])
 
     def describe(self, resource: Resource) -> Resource:
         described = lifecycle.describe_resource(self._account, self.context.home, resource)

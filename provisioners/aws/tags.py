@@ -14,6 +14,8 @@ from provisioners.aws.api import Document
 
 MANAGED = "gpuops:managed"
 OWNER = "gpuops:owner"
+ANY_OWNER = "*"
+"""Every owner, in a filter."""
 CLUSTER = "gpuops:cluster"
 TOKEN = "gpuops:token"
 HOST_KEY = "gpuops:host-key"

@@ -10,6 +10,7 @@ import sys
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 
+from gpuops.core.account_variables import OURS
 from gpuops.core.files import write_atomic
 from gpuops.core.format import plural
 from gpuops.core.models import MACHINE, Intent, Journal, Offer, Option, Problem, Request, Resource, ResourceState
@@ -36,6 +37,8 @@ class LocalProvisioner:
         "shares_disk": True,
     }
     options: Sequence[Option] = ()
+    credentials: Sequence[str] = OURS["local"].credentials
+    surroundings: Sequence[str] = OURS["local"].surroundings
     settle_s = 0.0
     gone_s = 60.0
 

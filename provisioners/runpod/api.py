@@ -57,6 +57,10 @@ class Api:
     def base(self) -> str:
         return credentials.address(self._env)
 
+    def server_time(self) -> float | None:
+        """RunPod's time now (UTC seconds), as its last answer told it."""
+        return self._http.server_clock.now()
+
     # Reading.
 
     def get(self, path: str, doing: str, **query: Any) -> Any:

@@ -16,6 +16,7 @@ from urllib.parse import urlsplit
 
 from gpuops.core.errors import UsageError
 from gpuops.core.polling import Clock
+from provisioners.server_clock import ServerClock
 
 if TYPE_CHECKING:
     import urllib3
@@ -72,6 +73,7 @@ class HttpClient:
         self._lock = threading.Lock()
         self._kept_pools: dict[str, urllib3.PoolManager] = {}
         """By proxy."""
+        self.server_clock = ServerClock(clock)
 
     def send(self, request: Request) -> Answer:
         """Send one request. Raises NoAnswer, or UsageError for a proxy that cannot be one."""
@@ -97,6 +99,7 @@ class HttpClient:
         except BaseException:
             response.close()
             raise
+        self.server_clock.note(response.headers.get("Date"))
         response.release_conn() if is_complete else response.close()  # a half-read one is of no use to the next
         if not is_complete and not (request.is_stream and response.status < 300):
             raise NoAnswer("its answer was not at its end in time")

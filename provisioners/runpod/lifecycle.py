@@ -41,9 +41,9 @@ class Lifecycle:
 
     # Finding.
 
-    def list_owned(self, owner: str) -> list[Resource]:
-        """Every pod and cluster with the owner's mark. A pod's cluster tells its mark where its own name does not."""
-        prefix, account = f"gpuops-{owner}-", self._account.data()
+    def list_marked(self, prefix: str) -> list[Resource]:
+        """Every pod and cluster whose mark begins so. A pod's cluster tells its mark where its own name does not."""
+        account = self._account.data()
         listed = self._api.pages("/pods", "pods", "list pods", includeClusterPods=True)
         pods = [parse_pod(document) for document in listed]
         has_members = any(pod.cluster and machines.resource_name(pod, {}).startswith(prefix) for pod in pods)

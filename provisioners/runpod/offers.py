@@ -71,7 +71,7 @@ def _offer(gpu: Gpu, wishes: Wishes, centers: Sequence[str], volume: Volume | No
     machines = f"{nodes} pods in one cluster, each {count}" if nodes > 1 else f"1 pod, {count}"
     stock = f"stock {gpu.level.lower()}" if gpu.level else ""
     at = [place.id for place in gpu.places] if centers else []  # else RunPod puts it where it likes
-    where = at[0] + (f" +{len(at) - 1}" if len(at) > 1 else "") if at else ""
+    where = at[0] + (f" or {len(at) - 1} more" if len(at) > 1 else "") if at else ""
     prices = (
         Price(f"{wishes.gpus * nodes} x {gpu.name}", round(gpu.price * wishes.gpus * nodes, 6)),
         Price(f"{wishes.disk * nodes} GB disk", disk_price(wishes.disk * nodes)),

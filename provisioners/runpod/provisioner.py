@@ -10,6 +10,7 @@ import dataclasses
 from collections.abc import Mapping, Sequence
 from typing import Any
 
+from gpuops.core.account_variables import OURS
 from gpuops.core.errors import AuthFailed, NoCapacity, Rejected, UsageError
 from gpuops.core.models import Intent, Journal, Offer, Option, Payer, Problem, Request, Resource
 from provisioners import keys
@@ -38,6 +39,8 @@ class RunpodProvisioner:
         "shares_disk": "a pod has its own disk",
     }
     options: Sequence[Option] = options.OPTIONS
+    credentials: Sequence[str] = OURS["runpod"].credentials
+    surroundings: Sequence[str] = OURS["runpod"].surroundings
     settle_s = 45.0
     gone_s = 120.0
 
@@ -142,7 +145,10 @@ class RunpodProvisioner:
     # Finding and ending.
 
     def list_owned(self, owner: str, regions: Sequence[str]) -> Sequence[Resource]:
-        return [] if regions and REGION not in regions else self._lifecycle.list_owned(owner)
+        return [] if regions and REGION not in regions else self._lifecycle.list_marked(f"gpuops-{owner}-")
+
+    def list_every_owner(self) -> Sequence[Resource]:
+        return self._lifecycle.list_marked("gpuops-")
 
     def describe(self, resource: Resource) -> Resource:
         return self._lifecycle.describe(resource)
@@ -155,6 +161,9 @@ class RunpodProvisioner:
         return [python, "-I", "-c", SOURCE, self._api.base, *([resource.parent] if resource.parent else [])]
 
     # What else can be asked.
+
+    def provider_time(self) -> float | None:
+        return self._api.server_time()
 
     def last_words(self, resource: Resource) -> str:
         return self._lifecycle.last_words(resource)

@@ -93,8 +93,11 @@ class HostBook:
             raise self._unreadable("it is no list of hosts")
         return book
 
-    def _unreadable(self, why: str) -> Unknown:
-        return Unknown(f"{self.path} cannot be read: {why}", "restore it: it tells where something of ours may be")
+    def _unreadable(self, why: str) -> Rejected:
+        return Rejected(
+            f"{self.path} cannot be read: {why}",
+            f"restore it: it tells where something of ours may be; or begin it anew: mv {self.path} {self.path}.old",
+        )
 
     @contextmanager
     def _locked_book(self) -> Iterator[dict[str, Any]]:

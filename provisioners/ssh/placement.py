@@ -14,6 +14,7 @@ from gpuops.core.format import plural
 from gpuops.core.models import Problem, Request
 from gpuops.core.typed_paths import typed_path
 from gpuops.nodes.gpu_shares import divide
+from provisioners.ssh.accepted_keys import AcceptedKeys
 from provisioners.ssh.hosts import HostBook
 
 if TYPE_CHECKING:
@@ -55,9 +56,10 @@ class UnconfirmedKey(NodeError):
 class Logins:
     """Each host of this command, logged in to once. `folder`: for names and sockets, beside the ledger."""
 
-    def __init__(self, folder: Path, book: HostBook) -> None:
+    def __init__(self, folder: Path, book: HostBook, accepted: AcceptedKeys) -> None:
         self.folder = folder
         self._book = book
+        self._accepted = accepted
         self._logged_in: dict[str, Host] = {}
         self._shown_keys: dict[str, tuple[str, ...]] = {}
         """Keys that the user was shown: the host must show the same when they are accepted."""
@@ -98,11 +100,12 @@ class Logins:
 
     def _trusted(self, name: str, target: Target, request: Request) -> tuple[str, ...]:
         """The host's own keys, as far as they are trusted: by the user's known_hosts, by the first login of a cluster
-        that is still there, or by the user now. Raises NodeError, UnconfirmedKey."""
+        that is still there, or because the user accepts them now or has before. Raises NodeError, UnconfirmedKey."""
         from gpuops.transport import ssh
 
         known_host = self._book.get(name)
-        known = target.host_keys or (known_host.target.host_keys if known_host else ())
+        met = known_host.target.host_keys if known_host else ()
+        known = target.host_keys or met or self._accepted.of(target)
         shown = ssh.scan_host_key(target, prefer=known)
         agreed = tuple(key for key in shown if key in known)
         if agreed:
@@ -110,7 +113,9 @@ class Logins:
         fingerprint_shown = ssh.fingerprint(shown[0])
         if known:
             command = (
-                f"ssh-keygen -R '{_known_hosts_name(target)}'" if target.host_keys else f"gpuops reap --forget {name}"
+                f"ssh-keygen -R '{ssh.known_hosts_name(target.host, target.port)}'"
+                if target.host_keys
+                else f"gpuops reap --forget {name}"
             )
             raise NodeError(
                 f"the host key of {name} is not the one that is known: it shows {fingerprint_shown}, expected is "
@@ -120,6 +125,7 @@ class Logins:
         if shown[0] in ssh.revoked_keys(target.host, target.port):
             raise NodeError(f"the key that {name} shows, {fingerprint_shown}, was revoked", "do not log in there")
         if request.options.get("accept-new") and (not self._shown_keys or self._shown_keys.get(name) == shown):
+            self._accepted.add(target, shown)
             return shown
         self._shown_keys[name] = shown
         raise UnconfirmedKey(
@@ -157,10 +163,6 @@ def host_name(target: Target) -> str:
     """What a host is called in the ledger and in messages: `root@10.0.0.5`, with the port unless it is 22."""
     host = f"[{target.host}]" if ":" in target.host else target.host
     return f"{target.user}@{host}" + (f":{target.port}" if target.port != 22 else "")
-
-
-def _known_hosts_name(target: Target) -> str:
-    return f"[{target.host}]:{target.port}" if target.port != 22 else target.host
 
 
 def typed_hosts(request: Request) -> list[str]:

@@ -8,17 +8,15 @@ computer (`ssh/hosts.json`) while something of ours may be there.
 from __future__ import annotations
 
 import dataclasses
-import json
 import threading
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
+from contextlib import suppress
 from functools import partial
-from pathlib import Path
-from typing import Any, TypeVar
+from typing import TypeVar
 
+from gpuops.core.account_variables import OURS
 from gpuops.core.errors import (
     ConnectionLost,
-    GpuopsError,
     NodeError,
     NodeRefused,
     Partial,
@@ -31,6 +29,8 @@ from gpuops.core.format import plural
 from gpuops.core.models import MACHINE, Intent, Journal, Offer, Option, Problem, Request, Resource, ResourceState
 from gpuops.core.parallel import on_each
 from provisioners.base import CONTRACT, Context
+from provisioners.ssh.accepted_keys import AcceptedKeys
+from provisioners.ssh.host_agent import HostAgent, NodeRecord
 from provisioners.ssh.hosts import HostBook, KnownHost
 from provisioners.ssh.placement import (
     Host,
@@ -50,53 +50,6 @@ DESTROY_WAIT_S = 0.5
 """How long `destroy` waits for its threads; the core then lists again."""
 ABANDONED_S = 900.0
 """A host without nodes is tidied and forgotten after this long: until then, a command may still create one there."""
-NEWEST_AGENT = 'agent=$(ls -t "$2"/*.pyz 2>/dev/null | head -n 1); '
-ORPHANS_ERROR = json.dumps({
-    "error": {
-        "kind": "no-agent",
-        "say": "somebody has removed the agent there, and nodes of ours are still there",
-        "hint": "end their processes and remove ~/.gpuops-* there by hand",
-    }
-})  # fmt: skip
-LIST_SCRIPT = (
-    NEWEST_AGENT
-    + f"""if [ -z "$agent" ]; then
-for node in "$3"/*/n*/node.json; do [ -e "$node" ] && {{ printf '%s\\n' '{ORPHANS_ERROR}' >&2; exit 1; }}; done
-printf '{{"nodes": []}}'; exit 0; fi
-exec "$1" -I "$agent" nodes --root "$3" --host "$4" """
-)
-"""Lists nodes with the newest agent there, which understands the files of every earlier one. No agent: no node."""
-END_SCRIPT = (
-    NEWEST_AGENT
-    + """if [ -z "$agent" ] || [ ! -d "$3" ]; then printf '{"ended": 0, "left": 0}'; exit 0; fi
-exec "$1" -I "$agent" end --node "$3" --remove --root """
-)
-
-
-@dataclass(frozen=True)
-class NodeRecord:
-    """A node as the agent on its host lists it."""
-
-    mark: str
-    """Its name: `gpuops-<owner>-<cluster>-<index>`."""
-    folder: str
-    state: ResourceState
-    gpus: Sequence[str] | None = None
-    """None: all of its host."""
-    cores_share: float | None = None
-    artefact: str | None = None
-    token: str | None = None
-    on: int | None = None
-    """Of a virtual node, the index of the node whose machine it shares."""
-
-
-def parse_record(document: Mapping[str, Any]) -> NodeRecord | None:
-    """A node of an agent's list; None for an entry that is none of ours."""
-    mark, folder, state = (document.get(name) for name in ("mark", "folder", "state"))
-    if not (isinstance(mark, str) and isinstance(folder, str) and isinstance(state, str)):
-        return None
-    more = {name: document.get(name) for name in ("gpus", "cores_share", "artefact", "token", "on")}
-    return NodeRecord(mark, folder, ResourceState.parse(state), **more)
 
 
 class SshProvisioner:
@@ -116,10 +69,12 @@ class SshProvisioner:
         Option(
             "host", "A host: user@address:port, or a name from your ~/.ssh/config. Repeatable.", "list", counts=True
         ),
-        Option("hosts", "A file with a host a line.", "lines", counts=True),
+        Option("hosts", "A file with a host a line, such as $PBS_NODEFILE or a hostfile of MPI.", "lines", counts=True),
         Option("identity", "The private key to log in with.", "path"),
         Option("accept-new", "Trust the key of a host that was never met before.", "bool", default=False),
     )
+    credentials: Sequence[str] = OURS["ssh"].credentials
+    surroundings: Sequence[str] = OURS["ssh"].surroundings
     settle_s = 0.0
     gone_s = 60.0
 
@@ -127,7 +82,8 @@ class SshProvisioner:
         self.context = context
         folder = context.home / "ssh"
         self._book = HostBook(folder / "hosts.json", context.clock)
-        self._logins = Logins(folder, self._book)
+        self._accepted = AcceptedKeys(folder / "known_hosts")
+        self._logins = Logins(folder, self._book, self._accepted)
         self._ending: dict[str, _Ending] = {}
 
     # Before anything is made.
@@ -173,8 +129,11 @@ class SshProvisioner:
         for place in places:
             self._book.record(place.host, KnownHost(place.target, self._root(place.home), place.python))
         hosts = list(dict.fromkeys(place.host for place in places))
-        installed = on_each(lambda name: _as_provider_errors(lambda: self._install_agent(name, intent.agent)), hosts)
-        agents = dict(zip(hosts, installed, strict=True))
+
+        def install(name: str) -> str:
+            return _as_provider_errors(lambda: self._agent(name, self._book.require(name)).install(intent.agent))
+
+        agents = dict(zip(hosts, on_each(install, hosts), strict=True))
 
         def create_node(index: int) -> Resource:
             place = places[index]
@@ -188,15 +147,11 @@ class SshProvisioner:
     def _root(self, home: str) -> str:
         return f"{home}/.gpuops-{self.context.owner}"
 
-    def _install_agent(self, name: str, agent: Path) -> str:
-        from gpuops.nodes import bootstrap
-
-        known_host = self._book.require(name)
-        return bootstrap.install_agent(self._logins.connection(name, known_host.target), known_host.root, agent)
+    def _agent(self, name: str, known_host: KnownHost) -> HostAgent:
+        connection = self._logins.connection(name, known_host.target)
+        return HostAgent(connection, known_host, self.context.home / "cache")
 
     def _create_node(self, index: int, place: NodePlace, agent: str, intent: Intent) -> Resource:
-        from gpuops.nodes import bootstrap
-
         known_host = self._book.require(place.host)
         folder = f"{known_host.root}/{intent.cluster}/n{index}"
         node = {
@@ -212,8 +167,8 @@ class SshProvisioner:
             "host": place.host,
         }
         lease = {"boot_in": max(MIN_BOOT_LEASE_S, intent.boot_deadline - self.context.clock.now())}
-        connection = self._logins.connection(place.host, known_host.target)
-        bootstrap.init(connection, known_host.python, agent, folder, {"node": node, "lease": lease})
+        document = {"node": node, "lease": lease}
+        self._agent(place.host, known_host).create_node(agent, intent.agent, folder, document)
         record = NodeRecord(
             intent.mark(index),
             folder,
@@ -234,7 +189,8 @@ class SshProvisioner:
         if failed and len(names) == 1:
             raise failed[0]
         if failed:
-            raise Partial("; ".join(error.message for error in failed), failed[0].hint, found)
+            hints = dict.fromkeys(error.hint for error in failed if error.hint)
+            raise Partial("; ".join(error.message for error in failed), "; ".join(hints), found)
         return found
 
     def _list_or_error(self, name: str) -> list[Resource] | ProviderError:
@@ -247,7 +203,8 @@ class SshProvisioner:
         known_host = self._book.get(name)
         nodes = [] if known_host is None else self._list_nodes(name, known_host)
         if known_host is not None and not nodes and self.context.clock.now() - known_host.written_at > ABANDONED_S:
-            self._tidy(name, known_host)
+            with suppress(ProviderError):  # it stays in the file, and the next list tries again
+                self._tidy(name, known_host)
         return nodes
 
     def _tidy(self, name: str, known_host: KnownHost) -> None:
@@ -257,26 +214,17 @@ class SshProvisioner:
         _as_provider_errors(
             lambda: bootstrap.remove_agent(self._logins.connection(name, known_host.target), known_host.root)
         )
-        self._book.remove_unchanged(name, known_host)
+        self._forget_unused(name, known_host)
 
     def _list_nodes(self, name: str, known_host: KnownHost) -> list[Resource]:
         """The nodes under one root of a host. Raises ProviderError."""
-        from gpuops.nodes import bootstrap
-
-        argv = ["sh", "-c", LIST_SCRIPT, "sh", known_host.python, f"{known_host.root}/agent", known_host.root, name]
         try:
-            answer = bootstrap.call_agent_mode(self._logins.connection(name, known_host.target), argv)
+            records = self._agent(name, known_host).list_nodes(name)
         except NodeRefused as error:
             raise Rejected(error.message, error.hint) from error
         except NodeError as error:
-            say = f"{error.message} (gone for good? gpuops reap --forget {name})"
-            raise Unknown(say, error.hint) from error
-        documents = answer.nodes
-        if documents is None:
-            raise Rejected(
-                f"what answers on {name} is no agent of gpuops", f"look at what {known_host.python} is there"
-            )
-        records = [record for document in documents if (record := parse_record(document)) is not None]
+            hint = f"{error.hint or 'see what is wrong there'}; gone for good? gpuops reap --forget {name}"
+            raise Unknown(error.message, hint) from error
         return [self._resource(name, known_host, record) for record in records]
 
     def _resource(self, name: str, known_host: KnownHost, node: NodeRecord) -> Resource:
@@ -326,18 +274,22 @@ class SshProvisioner:
                 raise ending.error
 
     def _end(self, resource: Resource) -> None:
-        from gpuops.nodes import bootstrap
-
         name, known_host, entry = resource.region, _known_host(resource), self._book.get(resource.region)
-        folder = str(resource.data["folder"])
-        argv = ["sh", "-c", END_SCRIPT, "sh", known_host.python, f"{known_host.root}/agent", folder]
-        _as_provider_errors(lambda: bootstrap.call_agent_mode(self._logins.connection(name, known_host.target), argv))
+        _as_provider_errors(lambda: self._agent(name, known_host).end_node(str(resource.data["folder"])))
         if entry is not None and not self._list_nodes(name, known_host):
-            self._book.remove_unchanged(name, entry)
+            self._forget_unused(name, entry)
+
+    def _forget_unused(self, name: str, known_host: KnownHost) -> None:
+        """Forget a host where nothing of ours is left: another machine may have its address next."""
+        self._book.remove_unchanged(name, known_host)
+        with suppress(OSError):
+            self._accepted.forget(name)
 
     def forget(self, region: str) -> bool:
-        """Remove a host that no longer exists from the file of hosts. Returns whether it was in it."""
-        return self._book.remove(region)
+        """Remove a host that no longer exists, or was set up anew, from the file of hosts and from the accepted keys.
+        Returns whether it was in either."""
+        was_accepted = self._accepted.forget(region)
+        return self._book.remove(region) or was_accepted
 
     def self_destruct(self, resource: Resource) -> Sequence[str] | None:
         return None
@@ -347,12 +299,12 @@ class _Ending(threading.Thread):
     def __init__(self, work: Callable[[], None]) -> None:
         super().__init__(daemon=True, name="end of a node")
         self._work = work
-        self.error: GpuopsError | None = None
+        self.error: Exception | None = None
 
     def run(self) -> None:
         try:
             self._work()
-        except GpuopsError as error:
+        except Exception as error:  # whoever asks for this end again hears of it
             self.error = error
 
 

@@ -42,6 +42,8 @@ class Landlord:
         "shares_disk": "a house has its own disk",
     }
     options: Sequence[Option] = ()
+    credentials: Sequence[str] = ()
+    surroundings: Sequence[str] = ()
     settle_s = 0.0
     gone_s = 60.0
 

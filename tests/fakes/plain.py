@@ -36,6 +36,8 @@ class Plain:
         "shares_disk": "it has no disk",
     }
     options: Sequence[Option] = (Option("tier", "How good."),)
+    credentials: Sequence[str] = ()
+    surroundings: Sequence[str] = ()
     settle_s = 5.0
     gone_s = 30.0
 

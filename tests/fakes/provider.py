@@ -76,6 +76,9 @@ class FakeClock(Clock):
     def monotonic(self) -> float:
         return self.time
 
+    def since_boot(self) -> float:
+        return self.time
+
     def sleep(self, seconds: float) -> None:
         assert seconds >= 0
         assert len(self.slept) < 20_000, "this waits for ever"
@@ -89,6 +92,8 @@ class Scripted:
     contract = CONTRACT
     name = NAME
     options: Sequence[Option] = (Option("tier", "How good.", "str"),)
+    credentials: Sequence[str] = ("SCRIPTED_KEY",)
+    surroundings: Sequence[str] = ("SCRIPTED_URL",)
 
     def __init__(self, context: contract.Context) -> None:
         self.folder = Path(context.env["SCRIPTED"])
@@ -192,6 +197,9 @@ class Scripted:
         self._raise(fault)
         strangers = [dataclasses.replace(one, id="theirs", name="production-db") for one in listed[:1]]
         return [*listed, *strangers] * (1 + fault.twice)
+
+    def list_every_owner(self) -> Sequence[Resource]:
+        return list(self._machines().values())
 
     def describe(self, resource: Resource) -> Resource:
         fault = self._fault("describe")

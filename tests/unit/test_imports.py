@@ -14,7 +14,19 @@ ROOT = Path(__file__).parents[2]
 HEAVY = {"boto3", "botocore", "runpod", "paramiko", "torch", "numpy", "kingfisher_sdk"}
 GROUND = {
     f"gpuops.core.{name}"
-    for name in ("models", "quota", "run_models", "sink", "errors", "files", "platform", "polling", "provider", "git")
+    for name in (
+        "account_variables",
+        "models",
+        "quota",
+        "run_models",
+        "sink",
+        "errors",
+        "files",
+        "platform",
+        "polling",
+        "provider",
+        "git",
+    )
 }
 SSH = {"gpuops.transport.ssh", "gpuops.nodes.bootstrap", "gpuops.core.parallel", "gpuops.transport.connection"}
 """What an SDK is to other provisioners, the SSH layer is to that of plain hosts."""

@@ -11,6 +11,7 @@ import os
 import shutil
 import signal
 import time
+from contextlib import suppress
 from typing import Any, Sequence
 
 from gpuops.agent import processes
@@ -22,6 +23,8 @@ from gpuops.agent.run_files import run_markers
 
 SHARED = {"agent", "env", "data"}
 """Folders of a root that all its nodes use."""
+GONE = ".gone-"
+"""Behind the name of a root that is being deleted, and before the number of the process that does it."""
 WATCHDOG_END_LIMIT_S = 20.0
 """Time that the watchdog may take to end everything by itself."""
 WATCHDOG_POLL_INTERVAL_S = 0.05
@@ -104,7 +107,8 @@ def remove_node(node: Node) -> None:
             if os.path.isdir(path) and not os.path.islink(path):
                 shutil.rmtree(path, ignore_errors=True)
             else:
-                os.unlink(path)
+                with suppress(OSError):
+                    os.unlink(path)
         remains = [name for name in os.listdir(node.dir) if name != "node.json"]
         if remains:
             raise Refusal("remains", f"{node.path(remains[0])} cannot be removed", "remove it by hand, then try again")
@@ -119,16 +123,32 @@ def remove_node(node: Node) -> None:
 def remove_root(root: str) -> None:
     """Remove the shared folders (this program, environments, data sets) once no node of this root is left.
 
+    They are deleted under another name, beside the root: that takes minutes, and what is created here meanwhile has a
+    root of its own. What an earlier removal left is deleted, too.
+    """
+    removed = f"{root}{GONE}{os.getpid()}"
+    try:
+        if _holds_no_node(root):
+            os.rename(root, removed)
+            if not _holds_no_node(removed):
+                os.rename(removed, root)  # a node was created in this moment
+    except OSError:
+        pass  # removed already
+    for folder in glob.glob(f"{glob.escape(root)}{GONE}*"):
+        if _holds_no_node(folder):
+            shutil.rmtree(folder, ignore_errors=True)
+
+
+def _holds_no_node(root: str) -> bool:
+    """Whether nothing but shared folders is in a root, and nothing mounted. False where there is no such folder.
+
     A cluster may have the name of a shared folder: its nodes then lie in that folder.
     """
     nodes = glob.glob(os.path.join(glob.escape(root), "*", "n*", "node.json"))
     try:
-        if set(os.listdir(root)) <= SHARED and not nodes and not mounts_below(root):
-            for name in SHARED:
-                shutil.rmtree(os.path.join(root, name), ignore_errors=True)
-            os.rmdir(root)
+        return not mounts_below(root) and not nodes and set(os.listdir(root)) <= SHARED
     except OSError:
-        pass  # removed already, or somebody's files are in it
+        return False
 
 
 def print_nodes(arguments: Sequence[str]) -> int:

@@ -11,11 +11,13 @@ from typing import Any, Sequence
 
 from gpuops.agent import lease_clock
 from gpuops.agent.files import local_disk
-from gpuops.agent.node import Node, Refusal, open_append, parse_node, program_argv, write_json
+from gpuops.agent.node import Node, Refusal, open_append, parse_node, program_argv, remove_file, write_json
 from gpuops.agent.rpc.connect import ask, is_watched, refuse_ended
 
 AGENT_START_LIMIT_S = 45.0
 """Time that a new agent may take to answer."""
+REMAINS = ("ended.json", "lease.json", "live.json", "over.json")
+"""What tells of a node's life: without node.json it is of an earlier one, whose removal was cut short."""
 PING_LIMIT_S = 5.0
 PING_INTERVAL_S = 0.02
 
@@ -53,9 +55,12 @@ def prepare_node(node: Node, settings: dict[str, Any], lease_request: dict[str, 
 
     Raises Refusal(`ended`, `foreign`).
     """
+    has_remains = os.path.isdir(node.dir) and not os.path.exists(node.path("node.json"))
     os.makedirs(node.path("runs"), mode=0o700, exist_ok=True)
     os.chmod(node.dir, 0o700)
     os.chdir(node.dir)
+    for name in REMAINS if has_remains else ():  # in a new folder, `ended.json` is of an end that has just come
+        remove_file(node.path(name))
     refuse_ended(node)
     refuse_foreign(node.settings_document(), settings)
     if not os.path.exists(node.path("node.json")):

@@ -1,7 +1,8 @@
 """Mode `watchdog`: the node's outermost process. It keeps the lease, restarts a dead agent, and ends the machine.
 
 It needs no network, no client and no agent: deadlines come from files and two clocks, and node.json names the command
-that ends the machine. Ending takes three steps: the agent is asked to stop its run and to store its results, then
+that ends the machine. What it has read there it keeps: a script may remove the folder, and the machine would bill on.
+Ending takes three steps: the agent is asked to stop its run and to store its results, then
 every process is ended, then the machine.
 """
 
@@ -16,7 +17,7 @@ import time
 from typing import Any, Iterable, Sequence
 
 from gpuops.agent import client_activity, lease_clock, processes
-from gpuops.agent.node import Node, log, open_append, parse_node, program_argv, write_json
+from gpuops.agent.node import Node, NodeSettings, log, open_append, parse_node, program_argv, write_json
 from gpuops.agent.processes import find_process
 from gpuops.agent.result_storage import end_after_upload
 from gpuops.agent.result_storage.wait_for_download import HeldRuns
@@ -94,6 +95,9 @@ class Watchdog:
 
     def __init__(self, node: Node) -> None:
         self._node = node
+        self._settings = node.settings()
+        self._lease = lease_clock.read_lease(node)
+        """The newest that could be read."""
         self._wake = Wake([signal.SIGCHLD, signal.SIGTERM, signal.SIGINT, signal.SIGHUP])
         self._idle_timer = lease_clock.IdleTimer()
         self._held_runs: dict[str, HeldRuns] = {}
@@ -104,7 +108,8 @@ class Watchdog:
         self._restart_pause_s = 0.0
 
     def watch(self) -> None:
-        """Run until an end of the lease, SIGTERM, or `ended.json` (written by `end`)."""
+        """Run until an end of the lease, SIGTERM, or `ended.json` (written by `end`); or until the folder is removed:
+        who ends a node sends SIGTERM first, so that a script must have done it, and the machine is ended."""
         self._end_all()
         wait_s = 0.0
         while True:
@@ -118,13 +123,16 @@ class Watchdog:
                 self._end_processes("end", "the node whose machine this one shares has ended", "now")
                 self._note_end("the node whose machine it shared has ended")
                 return
+            if self._is_removed():
+                self._end_node("its folder was removed")
+                return
             if end is not None and end.left_s <= 0:
                 self._end_node(end.why)
                 return
             wait_s = min(LEASE_CHECK_INTERVAL_S, end.left_s if end is not None else LEASE_CHECK_INTERVAL_S)
 
     def _next_end(self) -> lease_clock.End | None:
-        now, lease = lease_clock.read_clocks(), lease_clock.read_lease(self._node)
+        now, lease = lease_clock.read_clocks(), self._read_lease()
         # Without an agent no run is on, whatever live.json says: its processes were ended with it.
         has_live_run = self._agent is not None and lease_clock.is_run_live()
         hold_s = self._hold_s()
@@ -146,9 +154,31 @@ class Watchdog:
         durations = [runs.hold_s() for runs in self._held_runs.values()]
         return max([hold_s for hold_s in durations if hold_s is not None], default=None)
 
+    def _read_lease(self) -> lease_clock.Lease:
+        """The lease in force: what was read last, where its file is gone."""
+        if document := lease_clock.read_document(self._node):
+            self._lease = lease_clock.parse_lease(document)
+        return self._lease
+
+    def _read_settings(self) -> NodeSettings:
+        """The settings as they are; what was read last, where their file is gone."""
+        if self._node.settings_document():
+            self._settings = self._node.settings()
+        return self._settings
+
     def _has_ended(self) -> bool:
-        """Whether the node was ended: `ended.json` exists, or its folder was removed."""
-        return os.path.exists("ended.json") or not os.path.exists("node.json")
+        """Whether the node was ended."""
+        return os.path.exists("ended.json")
+
+    def _is_removed(self) -> bool:
+        """Whether the node's folder was removed. A disk that does not answer is no proof of that."""
+        try:
+            os.stat("node.json")
+        except FileNotFoundError:
+            return True
+        except OSError:
+            return False
+        return False
 
     def _has_host_ended(self) -> bool:
         """Whether this is a virtual node, and the node whose machine it shares has ended."""
@@ -169,7 +199,7 @@ class Watchdog:
             log(f"{left} processes could not be ended; a new agent in {self._restart_pause_s:.1f} s")
             self._agent_started = time.monotonic()
         may_start = time.monotonic() >= self._agent_started + self._restart_pause_s
-        if self._agent is None and may_start and not self._has_ended():
+        if self._agent is None and may_start and not (self._has_ended() or self._is_removed()):
             try:
                 self._start_agent()
             except OSError as error:
@@ -211,8 +241,9 @@ class Watchdog:
         self._end_all(term_grace_s)
 
     def _note_end(self, why: str) -> None:
+        """In this node's own folder, never in one that was made in its place."""
         try:
-            write_json(self._node.path("ended.json"), {"at": time.time(), "why": why})
+            write_json("ended.json", {"at": time.time(), "why": why})
         except OSError as error:
             log(f"ended.json cannot be written: {error}")  # a full disk must not keep a machine alive
 
@@ -220,7 +251,7 @@ class Watchdog:
         log(f"ending this node: {why}")
         self._end_processes("lease", why, "graceful", FAREWELL_LIMIT_S)
         self._note_end(why)
-        argv = self._node.settings().end
+        argv = self._read_settings().end
         if argv:
             self._move_boot_end()
         while argv and not run_end_command(argv):
@@ -229,8 +260,8 @@ class Watchdog:
 
     def _move_boot_end(self) -> None:
         """Let the watchdog that came with the machine end it, should we fail or its container restart."""
-        now, hard_wall = time.time(), lease_clock.read_lease(self._node).hard_wall
-        lease_clock.move_boot_end(self._node.settings().boot_watch, now if hard_wall is None else min(now, hard_wall))
+        now, hard_wall = time.time(), self._read_lease().hard_wall
+        lease_clock.move_boot_end(self._read_settings().boot_watch, now if hard_wall is None else min(now, hard_wall))
 
     def _terminated_within(self, seconds: float) -> bool:
         deadline = time.monotonic() + seconds
@@ -243,9 +274,9 @@ class Watchdog:
 def run_end_command(argv: Sequence[str]) -> bool:
     """Run the command that ends this machine for good. Returns whether it succeeded."""
     try:
-        code = subprocess.run(argv, stdin=subprocess.DEVNULL, timeout=END_COMMAND_LIMIT_S, check=False).returncode
+        done = subprocess.run(argv, stdin=subprocess.DEVNULL, cwd="/", timeout=END_COMMAND_LIMIT_S, check=False)
     except (OSError, subprocess.TimeoutExpired) as error:
         log(f"cannot end this machine: {error}")
         return False
-    log(f"{argv[0]} ended with exit code {code}")
-    return code == 0
+    log(f"{argv[0]} ended with exit code {done.returncode}")
+    return done.returncode == 0

@@ -24,6 +24,7 @@ from gpuops.agent.files.folder import (
     path_text,
     stat_entry,
 )
+from gpuops.agent.files.inventory import inventory_document, read_inventory
 from gpuops.agent.files.push_comparison import load_record
 from gpuops.agent.files.push_decision import matching_record
 from gpuops.agent.node import Emit, Node, Refusal, read_json
@@ -44,9 +45,9 @@ def outs(node: Node, args: dict[str, Any], emit: Emit) -> dict[str, Any]:  # noq
     spec = run_files.read_spec(node, args["run"])
     if not spec:
         raise run_files.unknown_run(args["run"])
-    before = read_json(os.path.join(node.run(args["run"]), "inventory.json")) or {}
+    before = read_inventory(node.run(args["run"]))
     now = list_outputs(node, spec.tree, args["patterns"])
-    return {"files": [[path, *stamp] for path, stamp in sorted(now.items()) if before.get(path) != stamp]}
+    return {"files": [[path, *stamp[:2]] for path, stamp in sorted(now.items()) if not before.has(path, stamp)]}
 
 
 def sums(node: Node, args: dict[str, Any], emit: Emit) -> dict[str, Any]:
@@ -60,8 +61,20 @@ def sums(node: Node, args: dict[str, Any], emit: Emit) -> dict[str, Any]:
 
 
 def list_outputs(node: Node, tree: str, patterns: Sequence[str]) -> dict[str, list[int]]:
-    """Matching files of a tree: path (with `/`) -> [size, mtime_ns]. Raises Refusal(`bad-pattern`)."""
-    return dict(walk_matching(os.fsencode(node.tree(tree)), compile_patterns(patterns)))
+    """Matching files of a tree: path (with `/`) -> [size, mtime_ns, ctime_ns]. Raises Refusal(`bad-pattern`)."""
+    matches = compile_patterns(patterns)
+    return dict(walk_matching(os.fsencode(node.tree(tree)), matches, follows=matches))
+
+
+def take_inventory(node: Node, tree: str, patterns: Sequence[str]) -> dict[str, Any]:
+    """The document of all files of a tree that `outs` or `list_unnamed` may be asked about after a run.
+
+    On other disks, which `list_unnamed` leaves out, those that match the patterns. Raises Refusal(`bad-pattern`).
+    """
+    folder, named = os.fsencode(node.tree(tree)), compile_patterns(patterns)
+    is_mounted = _mounted_below(folder)
+    files = walk_matching(folder, lambda path: not is_mounted(path) or named(path), follows=named)
+    return inventory_document(dict(files))
 
 
 def compile_patterns(patterns: Sequence[str]) -> Callable[[str], bool]:
@@ -126,8 +139,11 @@ def _translate_set(inner: str) -> str:
     return expression
 
 
-def walk_matching(root: bytes, matches: Callable[[str], bool]) -> Iterator[tuple[str, list[int]]]:
-    """Matching files below a folder: path (with `/`) and [size, mtime_ns]."""
+def walk_matching(
+    root: bytes, matches: Callable[[str], bool], follows: Callable[[str], bool]
+) -> Iterator[tuple[str, list[int]]]:
+    """Matching files below a folder: path (with `/`) and [size, mtime_ns, ctime_ns]. `follows`: whether a linked
+    folder is entered."""
     entered = {os.path.realpath(root)}
     folders = [b""]
     while folders:
@@ -140,7 +156,7 @@ def walk_matching(root: bytes, matches: Callable[[str], bool]) -> Iterator[tuple
             if entry.name in SKIPPED:  # a submodule's `.git` is a file
                 continue
             if _is_folder(entry):
-                if not entry.is_symlink() or _should_follow_link(root, path, matches, entered):
+                if not entry.is_symlink() or _should_follow_link(root, path, follows, entered):
                     folders.append(path + b"/")
             elif matches(path_text(path)):
                 stamp = _stamp(entry)
@@ -163,7 +179,7 @@ def _is_folder(entry: os.DirEntry[bytes]) -> bool:
         return False  # a circular link
 
 
-def _should_follow_link(root: bytes, path: bytes, matches: Callable[[str], bool], entered: set[bytes]) -> bool:
+def _should_follow_link(root: bytes, path: bytes, follows: Callable[[str], bool], entered: set[bytes]) -> bool:
     """Whether to enter a linked folder: `outputs` may be on a larger disk.
 
     Only if a pattern matches the folder itself (a linked data set is not searched), if its files do not match under
@@ -171,21 +187,21 @@ def _should_follow_link(root: bytes, path: bytes, matches: Callable[[str], bool]
     """
     real = os.path.realpath(os.path.join(root, path))
     own_name = path_text(os.path.relpath(real, os.path.realpath(root)))
-    if not matches(path_text(path)) or real in entered or (is_inside(own_name) and matches(own_name)):
+    if not follows(path_text(path)) or real in entered or (is_inside(own_name) and follows(own_name)):
         return False
     entered.add(real)
     return True
 
 
 def _stamp(entry: os.DirEntry[bytes]) -> list[int] | None:
-    """[size, mtime_ns] of a regular file; None for anything else."""
+    """[size, mtime_ns, ctime_ns] of a regular file; None for anything else."""
     try:
         if not entry.is_file():
             return None  # a socket, a pipe, a broken link
         status = entry.stat()
     except OSError:
         return None
-    return [status.st_size, status.st_mtime_ns]
+    return [status.st_size, status.st_mtime_ns, status.st_ctime_ns]
 
 
 def _hash_file(path: bytes, emit: Emit) -> tuple[str, int] | None:
@@ -214,28 +230,41 @@ def left(node: Node, arguments: Sequence[str], stdin: BinaryIO, stdout: BinaryIO
 def list_unnamed(node: Node, args: dict[str, Any]) -> dict[str, Any]:
     """Files that no pattern names and no push wrote as they are: `{files: [[path, size, mtime_ns, edited]]}`.
 
-    `edited`: pushed, and changed since. With `run`, only files of its tree that changed since that run started; else
-    all of `tree`. Files on other disks, which are not lost with the node, are left out.
+    `edited`: pushed, and changed since. With `run`, only files of its tree that the run made; else all of `tree`. Files
+    on other disks, which are not lost with the node, are left out.
     """
-    tree, since = args.get("tree"), 0
-    if args.get("run"):
-        spec = os.path.join(node.run(args["run"]), "spec.json")
-        tree, since = (read_json(spec) or {}).get("tree", tree), os.stat(spec).st_mtime_ns
+    tree = args.get("tree")
+    tree, is_made = _made_by_run(node.run(args["run"]), tree) if args.get("run") else (tree, _anything)
     folder = TreeFolder(node.tree(str(tree)))
     record, named = load_record(node, str(tree)), compile_mentions(args["patterns"])
-    root = os.fsencode(folder.folder)
-
-    mounted = [path_text(os.fsencode(point))[len(os.path.realpath(folder.folder)) + 1 :] + "/"
-               for point in mounts_below(os.fsdecode(folder.folder))]  # fmt: skip
-
-    def candidate(path: str) -> bool:
-        if any(path.startswith(point) for point in mounted):
-            return False
-        return not named(path) and not (os.path.islink(folder.at(path)) and os.path.isdir(folder.at(path)))
-
+    is_mounted = _mounted_below(folder.folder)
     files = []
-    for path, (size, mtime_ns) in walk_matching(root, candidate):
+    candidates = walk_matching(
+        folder.folder, lambda path: not is_mounted(path) and not named(path), follows=lambda _path: False
+    )
+    for path, stamp in candidates:
         pushed, pending = record.files.get(path), record.pending.get(path)
-        if mtime_ns >= since and not matching_record(stat_entry(os.path.join(root, path_bytes(path))), pushed, pending):
-            files.append([path, size, mtime_ns, pushed is not None])
+        if is_made(path, stamp) and not matching_record(stat_entry(folder.at(path)), pushed, pending):
+            files.append([path, *stamp[:2], pushed is not None])
     return {"files": sorted(files)}
+
+
+def _anything(_path: str, _stamp: Sequence[int]) -> bool:
+    return True
+
+
+def _made_by_run(folder: str, tree: str | None) -> tuple[str | None, Callable[[str, Sequence[int]], bool]]:
+    """The tree of the run in `folder`, and whether that run made a file of it (path and stamp)."""
+    spec = os.path.join(folder, "spec.json")
+    since, before = os.stat(spec).st_mtime_ns, read_inventory(folder)
+    tree = (read_json(spec) or {}).get("tree", tree)
+    if not before.is_whole:  # of an older agent
+        return tree, lambda _path, stamp: stamp[1] >= since
+    return tree, lambda path, stamp: not before.has(path, stamp)
+
+
+def _mounted_below(folder: bytes) -> Callable[[str], bool]:
+    """Whether a path of a tree lies on another disk that is mounted in it."""
+    start = len(os.path.realpath(folder)) + 1
+    points = tuple(path_text(os.fsencode(point)[start:]) + "/" for point in mounts_below(os.fsdecode(folder)))
+    return lambda path: path.startswith(points)

@@ -11,6 +11,7 @@ import tarfile
 from typing import BinaryIO, cast
 
 from gpuops.agent import wire_format
+from gpuops.agent.files.earlier_outputs import note_restored
 from gpuops.agent.files.folder import TreeFolder, checked_path, stat_entry
 from gpuops.agent.files.push_decision import LINK
 from gpuops.agent.node import Node, parse_options
@@ -77,19 +78,26 @@ class Padded:
 
 
 def restore(node: Node, arguments: list[str], stdin: BinaryIO, stdout: BinaryIO) -> int:  # noqa: ARG001
-    """Mode, `--tree T`: a stream of files on stdin, named by their path, put into the tree over existing files.
+    """Mode, `--tree T --of RUN`: a stream of a run's files on stdin, named by their path, put into the tree over
+    existing files.
 
     Raises Refusal(`bad-path`, `torn`, `outside`, `in-the-way`).
     """
-    tree = parse_options(arguments)["tree"]
+    options = parse_options(arguments)
+    tree = options["tree"]
     folder = TreeFolder(node.tree(tree))
     incoming = node.path("incoming")
     os.makedirs(incoming, exist_ok=True)
     staged = os.path.join(incoming, f"restore.{os.getpid()}").encode()
-    for name, _size, blocks in wire_format.members(stdin):
-        path = checked_path(name)
-        with open(staged, "wb") as file:
-            for block in blocks:
-                file.write(block)
-        folder.place(path, staged)
+    placed = []
+    try:
+        for name, _size, blocks in wire_format.members(stdin):
+            path = checked_path(name)
+            with open(staged, "wb") as file:
+                for block in blocks:
+                    file.write(block)
+            folder.place(path, staged)
+            placed.append(path)
+    finally:  # what lies there of a stream that was cut is no later run's work either
+        note_restored(node, tree, options.get("of", ""), placed)
     return 0

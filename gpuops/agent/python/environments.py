@@ -42,6 +42,10 @@ REDIRECTING_VARIABLES = {
     "PIP_CONSTRAINT",
 }
 """Variables that would lead pip to other folders, or to another torch."""
+DEFAULT_VARIABLES = {"PIP_RETRIES": "2"}
+"""For pip, unless the machine says otherwise: its usual five take minutes on a host without internet."""
+RETRY_LINE = re.compile(r"WARNING: Retrying \(Retry\(")
+NO_INDEX = "no package index answers"
 EXTRA_INDEX_VARIABLES = {"PIP_EXTRA_INDEX_URL", "UV_EXTRA_INDEX_URL", "UV_INDEX"}
 MAX_KEPT_LINES = 20
 MAX_LINE_CHARACTERS = 300
@@ -216,12 +220,8 @@ def _create_environment(
     uv = uv_command(known, os.environ)
     base = choose_base(known, bool(uv))
     for argv in torch_commands(uv, base.path, env, plan):
-        _run_step(
-            argv,
-            emit,
-            spawn,
-            REDIRECTING_VARIABLES | EXTRA_INDEX_VARIABLES if plan.index_url else REDIRECTING_VARIABLES,
-        )
+        without = REDIRECTING_VARIABLES | EXTRA_INDEX_VARIABLES if plan.index_url else REDIRECTING_VARIABLES
+        _run_step(argv, emit, spawn, without, plan.index_url)
     made = probe_interpreter(environment_python(env), spawn)
     if made is None or made.torch is None:
         raise Refusal(
@@ -299,13 +299,13 @@ def choose_base(known: Sequence[Interpreter], have_uv: bool) -> Interpreter:
     return next((python for python in able if python.version >= MIN_TORCH_PYTHON), able[0])
 
 
-def _run_step(argv: Sequence[str], emit: Emit, spawn: Spawn, without: Collection[str]) -> None:
+def _run_step(argv: Sequence[str], emit: Emit, spawn: Spawn, without: Collection[str], index_url: str = "") -> None:
     """Run one command in an environment `without` some variables, and pass its lines on as `say`.
 
-    Raises Refusal(`make-failed`) with its last lines.
+    `index_url`: the one index that it asks; "": the usual ones. Raises Refusal(`make-failed`) with its last lines.
     """
     lines = LineReporter(emit)
-    environment = {name: value for name, value in os.environ.items() if name not in without}
+    environment = {**DEFAULT_VARIABLES, **{name: value for name, value in os.environ.items() if name not in without}}
     try:
         code = run_streaming(
             argv, lines.feed, lambda: emit({"beat": time.time()}), spawn, STEP_TIMEOUT_S, env=environment
@@ -319,16 +319,25 @@ def _run_step(argv: Sequence[str], emit: Emit, spawn: Spawn, without: Collection
     raise Refusal(
         "make-failed",
         f"an environment with torch could not be made: {what}",
-        "check that the node reaches the package index, or name a Python that has torch with --python",
+        f"check that the node reaches {_without_login(index_url) or 'the package index'}, name another index (export "
+        "GPUOPS_TORCH_INDEX=URL), or a Python that has torch with --python",
         tail=lines.last,
     )
 
 
+def _without_login(url: str) -> str:
+    return re.sub(r"//[^/]*@", "//", url)
+
+
 class LineReporter:
-    """Emits output line by line, and keeps the last MAX_KEPT_LINES lines for an error message."""
+    """Emits output line by line, and keeps the last MAX_KEPT_LINES lines for an error message.
+
+    pip's lines about another try are one sentence, said once.
+    """
 
     def __init__(self, emit: Emit) -> None:
         self.last: list[str] = []
+        self.has_retried = False
         self._emit = emit
         self._part = b""
 
@@ -336,13 +345,21 @@ class LineReporter:
         *whole, self._part = re.split(rb"[\r\n]+", self._part + chunk)
         for line in whole:
             text = line.decode("utf-8", "replace").strip()[:MAX_LINE_CHARACTERS]
-            if text:
+            if RETRY_LINE.match(text):
+                self._report_retry()
+            elif text:
                 self.last = [*self.last[1 - MAX_KEPT_LINES :], text]
                 self._emit({"say": text})
+
+    def _report_retry(self) -> None:
+        if not self.has_retried:
+            self.has_retried = True
+            self._emit({"say": f"{NO_INDEX}; trying on (this host has no internet? --python PATH)"})
 
     def error_line(self) -> str:
         """The line that explains a failure best: the last that begins with `error`, else the last."""
         if self._part:
             self.feed(b"\n")
         errors = [line for line in self.last if re.match(r"(?i)error\b", line)]
-        return (errors or self.last or ["no reason was given"])[-1]
+        line = (errors or self.last or ["no reason was given"])[-1]
+        return f"{NO_INDEX}: {line}" if self.has_retried and "No matching distribution" in line else line

@@ -46,10 +46,12 @@ VERBS = {
     "tail": "run.log_tail:tail",
     "outs": "files.output_files:outs",
     "sums": "files.output_files:sums",
+    "made": "files.earlier_outputs:made",
+    "discard": "run.run_verbs:discard",
     "lease": "lease_clock:lease",
 }
 """Module and function of each verb, imported with its first request."""
-ACTIVITY = frozenset({"python", "setup", "plan", "commit", "start", "home"})
+ACTIVITY = frozenset({"python", "setup", "plan", "commit", "discard", "start", "home"})
 """Verbs that are a sign of use, at their start and with every item."""
 MAX_WAITING_CONNECTIONS = 64
 """Connections that may wait to be accepted."""

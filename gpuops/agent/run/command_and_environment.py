@@ -8,10 +8,21 @@ from __future__ import annotations
 
 import os
 import re
+import shlex
 import shutil
 from typing import Callable, Mapping, Sequence
 
 from gpuops.agent.run_documents import LaunchSpec, RunKind
+
+PRELUDE_FAILED = "gpuops: the prelude line `{}` failed with exit code"
+_PRELUDE_FAILED = re.compile(r"gpuops: (the prelude line `.*` failed with exit code [0-9]+)")
+PRELUDE_HINT = "correct it, or go on in spite of it: --prelude 'LINE || true'"
+PRELUDE_FAILED_CODE = 126
+"""As a shell's own for a command that cannot be executed."""
+IN_BASH = '[ -z "${BASH_VERSION-}" ] ||'
+"""Before what another shell does not know: there, a line that fails is passed over."""
+END_OF_LINE = "\n:"
+"""Behind a line: its last test that is false is no failure. One that cannot be parsed stays one."""
 
 
 def build_command(spec: LaunchSpec, tokens: Mapping[str, str]) -> list[str]:
@@ -30,7 +41,31 @@ def with_prelude(
     if not lines:
         return list(argv)
     shell = which("bash") or "/bin/sh"
-    return [shell, "-c", "\n".join([*lines, 'exec "$@"']), shell, *argv]
+    return [shell, "-c", prelude_script(lines), shell, *argv]
+
+
+def prelude_script(lines: Sequence[str]) -> str:
+    """A shell script that runs each line, then its arguments in its own place. A command that fails ends it: what
+    follows would run without what the line was to prepare.
+
+    What counts as a failure is what `set -e` takes for one: the test in `[ -e x ] && . x` is none. Unlike `set -e`, a
+    file that a line reads, and a function, fail as a whole only: `/etc/profile` may hold commands that fail.
+    """
+    guarded = (part for line in lines for part in (_trap_failure(line), f"eval {shlex.quote(line + END_OF_LINE)}"))
+    return "\n".join([*guarded, f"{IN_BASH} trap - ERR", 'exec "$@"'])
+
+
+def _trap_failure(line: str) -> str:
+    words = shlex.quote(PRELUDE_FAILED.format(" ".join(line.split())))
+    say = f"printf '%s %s\\n' {words} $? >&2"
+    end = f"case ${{#BASH_SOURCE[@]}} in 0) {say}; exit {PRELUDE_FAILED_CODE};; esac"
+    return f"{IN_BASH} trap {shlex.quote(end)} ERR"
+
+
+def find_prelude_failure(text: str) -> str:
+    """What a prelude line that failed left in a program's stderr, as a clause; empty where none did."""
+    found = _PRELUDE_FAILED.findall(text)
+    return found[-1] if found else ""
 
 
 def build_environment(

@@ -9,7 +9,7 @@ import time
 from typing import Any
 
 from gpuops.agent import client_activity, run_files
-from gpuops.agent.files import output_files
+from gpuops.agent.files import earlier_outputs, inventory, output_files
 from gpuops.agent.node import Emit, Node, Refusal, remove_file, write_json
 from gpuops.agent.peers import link, result_handover
 from gpuops.agent.result_storage import sink
@@ -117,8 +117,7 @@ def _prepare_folder(node: Node, spec: LaunchSpec, document: dict[str, Any], urls
     try:
         sink.wait_until_stored()
         sink.claim_place(node, spec, urls)
-        inventory = output_files.list_outputs(node, spec.tree, spec.outs)
-        write_json(os.path.join(folder, "inventory.json"), inventory)
+        write_json(os.path.join(folder, inventory.FILE), output_files.take_inventory(node, spec.tree, spec.outs))
         # Last: a folder without it holds a run that never began.
         write_json(os.path.join(folder, "spec.json"), document)
     except BaseException:
@@ -166,6 +165,12 @@ def run(node: Node, args: dict[str, Any], _emit: Emit) -> dict[str, Any]:
         "sink": stored.document() if stored else None,
         "handed": handed,
     }
+
+
+def discard(node: Node, args: dict[str, Any], _emit: Emit) -> dict[str, Any]:
+    """Verb: remove `files` ([path, size, mtime_ns]) of a tree that the client has, unless they have changed."""
+    sink.wait_until_stored()  # it may be reading them
+    return {"removed": earlier_outputs.remove_unchanged(node, args["tree"], args["files"])}
 
 
 def stop(node: Node, args: dict[str, Any], _emit: Emit) -> dict[str, Any]:

@@ -24,6 +24,7 @@ from gpuops.agent.peers import link, result_handover
 from gpuops.agent.peers.events import RunEnded, SnapshotRequested, StopRequested, parse_event
 from gpuops.agent.result_storage import end_after_upload, sink
 from gpuops.agent.run import command_and_environment, preemption_notices, snapshot_request
+from gpuops.agent.run.join_watch import JoinAction, JoinWatch
 from gpuops.agent.run.joined_ranks import Sampler
 from gpuops.agent.run.result import RunEnd, decide_outcome, first_failure, result_document
 from gpuops.agent.run.stopping import StopAction, StopPlan, StopRequest
@@ -60,6 +61,9 @@ class Supervisor:
         self._process: subprocess.Popen[bytes] | None = None
         share = spec.here or MachineShare(spec.nodes, spec.world)
         self._sampler = Sampler(spec.master.port, share.nodes, share.ranks) if spec.master else None
+        # Of the head only: where its ranks have not joined, no world can form.
+        has_head = self._sampler is not None and spec.node == 0 and spec.world > 1
+        self._join_watch = JoinWatch(spec.join_timeout_s) if has_head else None
         self._wake = threading.Event()
         self._stop_plan = StopPlan(spec.grace_s)
         self._has_failed_rank = False
@@ -176,6 +180,7 @@ class Supervisor:
         records = run_files.read_records(self.folder)
         self._check_joined(records.values())
         self._check_failure(records.values(), now)
+        self._check_unjoined(records.values(), now)
         reason = self._snapshots.due()
         if reason is not None:
             self._request_snapshot(reason)
@@ -188,6 +193,28 @@ class Supervisor:
         for rank in sorted(joined - self._joined_ranks):
             self._record_event("joined", rank=rank)
         self._joined_ranks = joined
+
+    def _check_unjoined(self, records: Collection[RankRecord], now: float) -> None:
+        """Remark on a run in which no rank joins the others, and end it where it stands idle for too long."""
+        if self._join_watch is None or self._sampler is None or not self._join_watch.is_due(now):
+            return
+        if self._joined_ranks:
+            self._join_watch = None
+            return
+        living = [record.rank for record in records if record.pid and not record.ended]
+        if not living or any(self._sampler.joined(rank) is not False for rank in living):
+            return  # not known
+        pids = processes.run_processes([self._marker])
+        action = self._join_watch.check(
+            now, self._output_times.total_bytes, processes.cpu_seconds(pids), processes.file_bytes(pids)
+        )
+        if action == JoinAction.REMARK:
+            self._record_event("unjoined")
+        elif action == JoinAction.END:
+            self._join_watch = None
+            minutes = (self._spec.join_timeout_s or 0.0) / 60
+            say = f"no rank had joined the others, and nothing was printed or worked on for {minutes:g} min"
+            self.stop_everywhere(StopMode.GRACEFUL, Reason("unjoined", say))
 
     def _check_failure(self, records: Collection[RankRecord], now: float) -> None:
         """Tell the other nodes of a failed rank at once; torchrun gets TORCHRUN_EXIT_LIMIT_S to exit by itself."""

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import math
 import os
 import sys
 import threading
@@ -14,6 +15,7 @@ from gpuops.core.format import COLOURS, SCHEMA, calm, tame
 
 ERASE = "\r\x1b[2K"
 """Clears the line of the cursor."""
+ERASE_AND_GO_UP = ERASE + "\x1b[1A"
 
 
 class Output:
@@ -37,6 +39,12 @@ class Output:
     def interactive(self) -> bool:
         """Whether a question can be asked: stdin and stderr are terminals."""
         return sys.stdin.isatty() and self.err.isatty()
+
+    @property
+    def is_closed(self) -> bool:
+        """Whether nobody reads stdout any more."""
+        number = may_block(self.out)
+        return number is not None and WRITER.is_closed(number)
 
     @staticmethod
     def columns(stream: TextIO) -> int | None:
@@ -83,8 +91,13 @@ class Output:
             if text and self._below and WRITER.behind:
                 return  # the reader has stopped
             if text or self._below:
-                send(self.err, ERASE + text)
+                send(self.err, self._erase() + text)
             self._below = text
+
+    def _erase(self) -> str:
+        """What clears the live line: all rows of it, where a terminal that has become narrower has wrapped it."""
+        rows = math.ceil(len(self._below) / (self.columns(self.err) or math.inf))
+        return ERASE_AND_GO_UP * (rows - 1) + ERASE
 
     def result(self, kind: str, document: Mapping[str, Any], lines: list[str]) -> None:
         """Print the result of a command: one JSON document with --json, otherwise lines."""
@@ -96,7 +109,7 @@ class Output:
         with self._lock:
             below = self._below if _is_terminal(stream) else ""
             if below:
-                send(self.err, ERASE)
+                send(self.err, self._erase())
             if self._unread and not WRITER.behind:
                 unread, self._unread = self._unread, 0
                 send(

@@ -73,6 +73,10 @@ class Writer:
         """Whether bytes wait for their reader."""
         return bool(self._queue)
 
+    def is_closed(self, number: int) -> bool:
+        """Whether nobody reads a file descriptor any more: a write failed, or its reader has left in silence."""
+        return number in self._closed or _has_hung_up(number)
+
     def drain(self) -> None:
         """Wait until everything is written or its reader is gone. Ctrl-C ends the wait."""
         limit = math.inf if self.patient else DRAIN_TIMEOUT_S
@@ -125,6 +129,15 @@ class Writer:
             except OSError:
                 self._closed.add(number)  # the reader is gone; the run and its teardown go on
                 return
+
+
+def _has_hung_up(number: int) -> bool:
+    """Whether the other end of a pipe, a socket or a terminal is closed."""
+    if not hasattr(select, "poll"):
+        return False
+    poller = select.poll()
+    poller.register(number, 0)
+    return any(event & (select.POLLERR | select.POLLHUP | select.POLLNVAL) for _, event in poller.poll(0))
 
 
 WRITER = Writer()

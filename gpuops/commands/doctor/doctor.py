@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 import json
 import sys
 from collections.abc import Sequence
@@ -13,17 +14,20 @@ from gpuops.commands.doctor.checks_computer import computer_findings
 from gpuops.commands.doctor.examine import Place, examine_places, locate
 from gpuops.commands.doctor.report import SETUP, Finding, Report, error, note, warning
 from gpuops.core.context import Context
-from gpuops.core.errors import NodeError, ProviderError, UsageError
+from gpuops.core.errors import NodeError, NodeRefused, ProviderError, RefusalKind, UsageError
 from gpuops.core.format import money
 from gpuops.core.models import Problem, Request, Resource
+from gpuops.core.parallel import on_each
 from gpuops.core.platform import HERE
 from gpuops.core.provider import has_capability, is_rented
 from gpuops.ledger.store import ClusterRow
+from gpuops.nodes.gpu_shares import is_virtual
 from gpuops.nodes.python import own_pythons
-from gpuops.nodes.session import nodes_of, open_programs
-from gpuops.offers.billing_account import KEY_ORDER, find_payer, refuse_tracked
+from gpuops.nodes.session import ENDED_KINDS, nodes_of, open_programs, suggest_giving_up
+from gpuops.offers.billing_account import KEY_ORDER, find_payer, refuse_dotenv
 from gpuops.transport.connect import connect
 from gpuops.transport.connection import ProcessConnection
+from gpuops.transport.rpc import AgentClient
 from provisioners import registry
 
 COMPUTER = "this computer"
@@ -82,7 +86,7 @@ def _payer_findings(ctx: Context, request: Request, *, named: bool) -> list[Find
     notes = [note("account", f"what is rented here: {paid}", f"keys are looked for in this order: {KEY_ORDER}")]
     found = notes if paid else []
     try:
-        refuse_tracked(ctx.folder)
+        refuse_dotenv(ctx, request.provider)
     except UsageError as refused:
         found.append(error(SETUP, refused.message, refused.hint))
     return found
@@ -131,7 +135,36 @@ def check_cluster(ctx: Context, row: ClusterRow, python: str) -> Report:
                 str(first.data.get("artefact", "")),
             )
         )
-    return Report(examine_places(ctx, places))
+    findings = examine_places(ctx, places)
+    if all(finding.what != "unreached" for finding in findings):
+        return Report([*findings, *_check_agents(row, machines)])
+    return Report([_suggest_giving_up(row, machines[0], finding) for finding in findings])
+
+
+def _check_agents(row: ClusterRow, machines: Sequence[Resource]) -> list[Finding]:
+    """The nodes whose agent does not answer, and is not started again by the command that needs it: no run can start
+    there, whatever their machines have."""
+
+    def check(index: int) -> list[Finding]:
+        programs = open_programs(row, machines[index], index)
+        try:
+            AgentClient(programs.connection, programs.paths).close()
+        except NodeError as silent:
+            kind = silent.kind if isinstance(silent, NodeRefused) else ""
+            comes_back = kind == RefusalKind.NO_AGENT and machines[index].data.get("revives")
+            if not (comes_back or (kind in ENDED_KINDS and is_virtual(machines[index]))):
+                return locate(f"node{index}", [error("agent", silent.message, f"end it: gpuops down {row.name}")])
+        finally:
+            programs.connection.close()
+        return []
+
+    return [finding for found in on_each(check, range(len(machines))) for finding in found]
+
+
+def _suggest_giving_up(row: ClusterRow, machine: Resource, finding: Finding) -> Finding:
+    if finding.what != "unreached":
+        return finding
+    return dataclasses.replace(finding, hint=suggest_giving_up(row, machine, finding.hint))
 
 
 def _group_by_machine(machines: Sequence[Resource]) -> list[list[int]]:

@@ -3,14 +3,16 @@ the nodes."""
 
 from __future__ import annotations
 
+import dataclasses
 import re
 
 from gpuops.clusters.teardown import select_by_tag
-from gpuops.commands.prove.fault_injection import Announcement, ContractBroken, NotRunnable
+from gpuops.commands.prove.fault_injection import Announcement, ContractBroken, NotRunnable, RecordingJournal
 from gpuops.commands.prove.sandbox import Sandbox, check_answer
 from gpuops.commands.prove.shared_clusters import CreatedCluster, made
 from gpuops.core.format import span
-from gpuops.core.models import Resource, ResourceState
+from gpuops.core.models import COSTLESS, Resource, ResourceState
+from gpuops.ledger.store import LedgerJournal
 
 TOKEN = re.compile(r"[A-Za-z0-9-]{1,48}")
 
@@ -33,8 +35,18 @@ def create(sandbox: Sandbox) -> str:
             f"a machine says bills={not sandbox.rented}, and its provider is {'' if sandbox.rented else 'not '}rented"
         )
     _check_journal(cluster)
+    if sandbox.core.launches_apart_s > 0:
+        _check_goes_on(sandbox, cluster)
     willed = sum(isinstance(line, Announcement) for line in cluster.spy.lines)
     return f"{len(machines)} in node order; {willed} intended before, {len(cluster.spy.lines) - willed} told after"
+
+
+def _check_goes_on(sandbox: Sandbox, cluster: CreatedCluster) -> None:
+    """Raises ContractBroken where a `create` that is told of everything as made already makes anything."""
+    journal = RecordingJournal(LedgerJournal(sandbox.ctx.ledger, cluster.row.id))
+    again = sandbox.create(cluster.offer, dataclasses.replace(cluster.intent, made=tuple(cluster.resources)), journal)
+    if journal.lines or {one.id for one in again} != {one.id for one in cluster.resources}:
+        raise ContractBroken("launches_apart_s is declared, and create makes again what Intent.made names")
 
 
 def _check_journal(cluster: CreatedCluster) -> None:
@@ -83,6 +95,10 @@ def listing(sandbox: Sandbox) -> str:
     if strange := [item.name for item in listed if not item.name.startswith(f"gpuops-{sandbox.ctx.owner}-")]:
         raise ContractBroken(f"list_owned shows what does not carry our mark: '{strange[0]}'")
     for resource in select_by_tag(listed, sandbox.ctx.owner, cluster.row.name):
+        if resource.is_machine and not resource.data.get("token"):
+            raise ContractBroken(
+                f"{_part(resource.name)} is listed without data['token']: gpuops could take an earlier one for it"
+            )
         if not str(resource.data.get("token") or cluster.row.token).startswith(cluster.row.token):
             raise ContractBroken(
                 f"data['token'] of {_part(resource.name)} is not its journal.will's: gpuops takes it for another's"
@@ -132,14 +148,34 @@ def describe(sandbox: Sandbox) -> str:
 
 
 def destroy(sandbox: Sandbox) -> str:
-    """`destroy` may be called for what is already gone."""
+    """`destroy` asks for the end of all that it is given, and may be called for what is already gone."""
     cluster = made(sandbox)
+    _end_at_one_asking(sandbox, cluster)
     if not sandbox.destroy_until_gone(cluster.row):
         left = _parts([resource.name for resource in sandbox.list_cluster_resources(cluster.row)])
         raise ContractBroken(f"destroy was asked for, and {span(sandbox.core.gone_s)} later {left} is still listed")
     for _ in range(2):
         sandbox.ask("destroy", cluster.resources)
     return "asked again and again, also for what was gone; nothing is listed"
+
+
+def _end_at_one_asking(sandbox: Sandbox, cluster: CreatedCluster) -> None:
+    """Raises ContractBroken where one `destroy` ends some of the machines that it is given, and not the others."""
+    given = sandbox.list_cluster_resources(cluster.row)
+    sandbox.ask("destroy", given)
+    left: list[str] = []
+
+    def is_over() -> bool:
+        listed = sandbox.list_cluster_resources(cluster.row)
+        left[:] = [resource.name for resource in listed if resource.is_machine and resource.state not in COSTLESS]
+        return not left
+
+    count = sum(resource.is_machine for resource in given)
+    if not sandbox.poll_until(sandbox.core.gone_s, is_over) and len(left) < count:
+        raise ContractBroken(
+            f"destroy was given {count} machines, and {span(sandbox.core.gone_s)} later {_parts(left)} still runs: "
+            "each is asked for in one call"
+        )
 
 
 def gone(sandbox: Sandbox) -> str:

@@ -10,7 +10,7 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
-from gpuops.core.errors import Unknown
+from gpuops.core.errors import RateLimited, Unknown
 from gpuops.core.models import Intent, Journal, Offer, Resource
 from gpuops.core.provider import Provisioner
 
@@ -97,21 +97,25 @@ class KillingJournal:
 
 
 class AnswerLosingProvisioner:
-    """A provisioner whose first `create` works and then raises Unknown instead of answering."""
+    """A provisioner whose first `create` that works raises Unknown instead of answering."""
 
     def __init__(self, inner: Provisioner) -> None:
         self.inner = inner
         self.lost: list[Resource] = []
-        self.calls = 0
+        self.has_lost = False
 
     def __getattr__(self, name: str) -> Any:
         return getattr(self.inner, name)
 
     def create(self, offer: Offer, intent: Intent, journal: Journal) -> Sequence[Resource]:
-        self.calls += 1
-        if self.calls > 1:
+        if self.has_lost:
             return self.inner.create(offer, intent, journal)
         losing = AnswerLosingJournal(journal)
-        made = self.inner.create(offer, intent, losing)
-        self.lost = [*made]
+        try:
+            self.lost = [*self.inner.create(offer, intent, losing)]
+        except RateLimited:  # an answer, and it is called again
+            for resource in losing.lost:
+                journal.got(resource)
+            raise
+        self.has_lost = True
         raise Unknown("the answer of create was lost, on purpose", "it is looked up by its mark")

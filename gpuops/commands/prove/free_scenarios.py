@@ -8,7 +8,7 @@ import re
 from collections.abc import Sequence
 from typing import Any
 
-from gpuops.clusters.creation import find_offers
+from gpuops.clusters.available_offers import find_offers
 from gpuops.commands.prove.fault_injection import ContractBroken
 from gpuops.commands.prove.sandbox import Sandbox, check_answer
 from gpuops.core.errors import GpuopsError, Interrupted, ProviderError, UsageError
@@ -17,6 +17,8 @@ from gpuops.core.models import Option, Payer, Request
 from gpuops.core.provider import CONTRACT, has_capability
 from gpuops.ledger.store import LedgerJournal
 from gpuops.offers.billing_account import PAYER_WAIT_S
+from provisioners import registry
+from provisioners.checked_provisioner import declared_variables
 from provisioners.registry import REQUIRED_MEMBERS
 
 CAPABILITIES = ("multinode", "spot", "self_destruct", "host_keys", "rented", "shares_disk")
@@ -24,11 +26,12 @@ TYPES = ("str", "int", "float", "bool", "path", "list", "lines")
 COMMON_OPTIONS = frozenset({
     "nodes", "gpus", "gpu", "gpu-type", "gpu-mem", "spot", "region", "image", "max-price", "max-hours", "max-cost",
     "idle", "timeout", "name", "yes", "json", "dry-run", "help", "on", "cluster", "data", "out", "env", "secret",
-    "prelude", "python", "setup", "resume", "queue", "keep", "detach", "grace", "sink",
+    "prelude", "python", "setup", "resume", "fresh", "queue", "keep", "detach", "grace", "sink", "join-timeout",
     "overwrite", "send-anyway", "spend", "wait", "retries",
     "record",
 })  # fmt: skip
 """Options that every command has: a provider's option of the same name would never reach it."""
+VARIABLE = re.compile(r"(?!GPUOPS_)[A-Za-z_][A-Za-z0-9_]*")
 IMPOSSIBLE_REQUESTS: tuple[tuple[str, dict[str, Any]], ...] = (
     ("--gpu-type no-such-gpu", {"gpu_type": "no-such-gpu"}),
     ("--gpu-mem 99999", {"gpu_mem": 99999}),
@@ -61,8 +64,21 @@ def declares(sandbox: Sandbox) -> str:
             raise ContractBroken(
                 f"the option --{option.name} is everybody's, and never reaches the provisioner: rename it"
             )
+    _check_account_variables(sandbox)
     not_able = [name for name in CAPABILITIES if raw.capabilities[name] is not True]
     return f"contract {CONTRACT}; it says why not of: {', '.join(not_able) or 'nothing'}"
+
+
+def _check_account_variables(sandbox: Sandbox) -> None:
+    """Raises ContractBroken for a variable that `.env` and the guard could not serve."""
+    raw: Any = sandbox.raw
+    for name in ("credentials", "surroundings"):
+        variables = getattr(raw, name)
+        if isinstance(variables, str) or not all(isinstance(one, str) and VARIABLE.fullmatch(one) for one in variables):
+            raise ContractBroken(f"{name} is {variables!r}: names of variables are promised, none begins with GPUOPS_")
+    declared = declared_variables(raw)
+    if sandbox.found_by_name and registry.account_variables(raw.name) != declared:
+        raise ContractBroken("credentials and surroundings are to be attributes of the class or factory too")
 
 
 def preflight(sandbox: Sandbox) -> str:

@@ -6,7 +6,7 @@ import dataclasses
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 
-from gpuops.clusters.creation import find_offers
+from gpuops.clusters.available_offers import find_offers
 from gpuops.commands.prove.proof_record import BalanceRecord, ProofRecord, make_record
 from gpuops.commands.prove.sandbox import Sandbox, dollars
 from gpuops.commands.prove.scenarios import SCENARIOS, Outcome, Result, Scenario, run_scenario

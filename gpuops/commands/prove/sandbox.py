@@ -103,7 +103,7 @@ class Sandbox:
         poller = Poller.every(self.ctx.clock, POLL_SLOW_S)
         for attempt, _ in enumerate(poller, 1):
             try:
-                return call_with_timeout(lambda: self._ask_once(call, arguments), limit_s, f"{call} under proof")
+                return call_with_timeout(lambda: self.ask_once(call, *arguments), limit_s, f"{call} under proof")
             except CallTimeout:
                 raise ContractBroken(
                     f"{call} has not returned within {limit_s:g} s: it must ask once and never wait"
@@ -114,7 +114,8 @@ class Sandbox:
                 poller.retry_after(error.retry_after if isinstance(error, RateLimited) else None)
         raise AssertionError("the last attempt returns or raises")
 
-    def _ask_once(self, call: str, arguments: Sequence[Any]) -> Any:
+    def ask_once(self, call: str, *arguments: Any) -> Any:
+        """As `ask`, without its limit of time and its further attempts."""
         answer = _call_under_contract(call, lambda: getattr(self.raw, call)(*arguments))
         if call in ANSWER_TYPES:
             answer = _call_under_contract(call, lambda: list(answer))

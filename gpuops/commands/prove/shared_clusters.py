@@ -11,9 +11,15 @@ from typing import Generic, TypeVar, cast
 
 from gpuops.clusters.creation import bring_up
 from gpuops.clusters.teardown import destroy_cluster
-from gpuops.commands.prove.fault_injection import AnswerLosingProvisioner, ContractBroken, NotRunnable, RecordingJournal
+from gpuops.commands.prove.fault_injection import (
+    Announcement,
+    AnswerLosingProvisioner,
+    ContractBroken,
+    NotRunnable,
+    RecordingJournal,
+)
 from gpuops.commands.prove.sandbox import Closeable, Sandbox
-from gpuops.core.errors import NoCapacity, Unknown
+from gpuops.core.errors import NoCapacity, RateLimited, Unknown
 from gpuops.core.models import Intent, Offer, Resource
 from gpuops.core.provider import Provisioner
 from gpuops.ledger.store import ClusterRow, LedgerJournal
@@ -105,7 +111,7 @@ def _make(sandbox: Sandbox, part: str, boot_s: float | None = None) -> CreatedCl
         spy = RecordingJournal(LedgerJournal(sandbox.ctx.ledger, row.id))
         sandbox.start_bill(row.name, offer.per_hour)
         try:
-            made = sandbox.create(offer, intent, spy)
+            made = _create_all(sandbox, row, offer, intent, spy)
         except NoCapacity as error:
             full = error
             sandbox.ctx.ledger.mark_refused(row.id)
@@ -114,6 +120,27 @@ def _make(sandbox: Sandbox, part: str, boot_s: float | None = None) -> CreatedCl
             continue
         return CreatedCluster(row, offer, intent, spy, made)
     raise full
+
+
+def _create_all(
+    sandbox: Sandbox, row: ClusterRow, offer: Offer, intent: Intent, spy: RecordingJournal
+) -> list[Resource]:
+    """What `create` makes; it is called again where machines are made one at a time and it was too soon for the next.
+    Raises RateLimited where that makes nothing more."""
+    clock, wait_s = sandbox.ctx.clock, sandbox.core.launches_apart_s
+    made: list[Resource] = []
+    while True:
+        try:
+            return sandbox.create(offer, dataclasses.replace(intent, made=tuple(made)), spy)
+        except RateLimited:
+            told = [line for line in spy.lines if isinstance(line, Resource)]
+            if wait_s <= 0 or len(told) == len(made):
+                raise
+            made = told
+            if isinstance(spy.lines[-1], Announcement):  # of what was refused
+                spy.lines.pop()
+            sandbox.ctx.ledger.mark_refused(row.id)
+            clock.pause(wait_s, clock.monotonic() + wait_s)
 
 
 def _adopt(sandbox: Sandbox) -> AdoptedCluster:

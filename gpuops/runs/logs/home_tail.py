@@ -12,7 +12,7 @@ import json
 import re
 from bisect import bisect_left, bisect_right
 from collections import deque
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from datetime import datetime
 from pathlib import Path
@@ -156,15 +156,16 @@ class HomeTail:
         self._since = since
         self._read: dict[Path, int] = {}
 
-    def new(self) -> Iterator[str]:
-        """Lines that have come home since the last call."""
+    def new(self, until: Callable[[], bool] = lambda: False) -> Iterator[str]:
+        """Lines that have come home since the last call; no more of a stream's bytes are read once `until()` holds."""
         if self._times is not None:
             times, self._times = self._times, None
             yield from self._in_order(times)
         if self._veil and not self._veil.failed:
             self._veil.failed = any(FAILED_EVENT in chunk for path in self._events() for chunk in self._chunks(path))
         for node, path in self._streams():
-            lines = (line for data in self._chunks(path) for line in self._merger.feed(node, path.name, data))
+            chunks = self._chunks(path, until=until)
+            lines = (line for data in chunks for line in self._merger.feed(node, path.name, data))
             yield from self._veil.over(path, lines) if self._veil else lines
         yield from self._merger.idle()
         if self._veil:
@@ -176,6 +177,22 @@ class HomeTail:
         yield from self._merger.flush()
         if self._veil:
             yield from self._veil.lifted()
+
+    def skip(self, limit: int) -> int:
+        """Pass over what is too much to be shown: about `limit` bytes are left, the last ones of each stream.
+
+        Returns how many lines that were; a line without an end counts.
+        """
+        shown = [(node, path) for node, path in self._streams() if self._merger.shows(node, path.name)]
+        unread = {path: path.stat().st_size - self._read.get(path, 0) for _, path in shown}
+        keep = choose_shares(unread, limit)
+        lines = 0
+        for node, path in shown:
+            start = find_line_start(path, path.stat().st_size - keep[path])
+            if start > self._read.get(path, 0):
+                lines += max(1, sum(data.count(b"\n") for data in self._chunks(path, start)))
+                self._merger.drop_unfinished(node, path.name)
+        return lines
 
     def _events(self) -> list[Path]:
         return sorted(self._logs.glob(f"node*/{EVENTS_FILE}"))
@@ -200,15 +217,15 @@ class HomeTail:
             for data in self._chunks(path, end):
                 yield from self._merger.feed(node, path.name, data)
 
-    def _chunks(self, path: Path, end: int | None = None) -> Iterator[bytes]:
-        """What was added to a file since the last call, up to `end`."""
+    def _chunks(self, path: Path, end: int | None = None, until: Callable[[], bool] = lambda: False) -> Iterator[bytes]:
+        """What was added to a file since the last call, up to `end`, or until `until()` holds."""
         offset = self._read.get(path, 0)
         end = path.stat().st_size if end is None else end
         if end <= offset:
             return
         with path.open("rb") as file:
             file.seek(offset)
-            while data := file.read(min(CHUNK_BYTES, end - offset)):
+            while not until() and (data := file.read(min(CHUNK_BYTES, end - offset))):
                 offset += len(data)
                 self._read[path] = offset
                 yield data
@@ -253,6 +270,14 @@ class TracebackFilter:
         """All held lines of a run that ended without a failed rank."""
         while self._held and not self.failed:
             yield self._held.popleft()[1]
+
+
+def choose_shares(sizes: Mapping[Path, int], limit: int) -> dict[Path, int]:
+    """How much of each is kept where all may have `limit` together: the small ones whole, of the others equal parts."""
+    shares: dict[Path, int] = {}
+    for count, path in enumerate(sorted(sizes, key=lambda path: sizes[path])):
+        shares[path] = min(sizes[path], (limit - sum(shares.values())) // (len(sizes) - count))
+    return shares
 
 
 def last_output_time(home: Path) -> float | None:

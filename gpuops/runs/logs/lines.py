@@ -90,6 +90,14 @@ class LineMerger:
             lines += self._lines(state, _finish_line(state, text)) if text else []
         return lines
 
+    def shows(self, node: int, stream: str) -> bool:
+        """Whether lines of this stream are shown at all."""
+        return self._stream(node, stream) is not None
+
+    def drop_unfinished(self, node: int, stream: str) -> None:
+        """The stream goes on at the beginning of a later line."""
+        self._streams.pop((node, stream), None)
+
     def _lines(self, state: _Unfinished, texts: list[str]) -> list[str]:
         """The texts that pass the filter, each with its prefix."""
         grep = self.grep

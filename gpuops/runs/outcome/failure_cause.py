@@ -9,9 +9,11 @@ torch 2.13 with gloo on two nodes; NCCL's are those of its source.
 from __future__ import annotations
 
 import re
+import textwrap
 from collections.abc import Iterable, Iterator
 from dataclasses import dataclass, replace
 
+from gpuops.agent.run.command_and_environment import PRELUDE_FAILED_CODE, PRELUDE_HINT, find_prelude_failure
 from gpuops.agent.run_documents import Outcome
 from gpuops.runs.outcome import suggested_fixes
 from gpuops.runs.outcome.node_report import NodeReport, RankReport, ReasonKind
@@ -45,6 +47,7 @@ _AT_EXIT = re.compile(r"terminate called without an active exception")
 
 _RANK_PREFIX = re.compile(r"^\[rank\d+\]: ?", re.MULTILINE)
 _CPP_LOG = re.compile(r"^\[[IWE]\d{4} .*\n?", re.MULTILINE)
+_FIRST_CPP_LOG = re.compile(r"\A(?:(?:\[rank\d+\]: ?)?\[[IW]\d{4} .*(?:\n|\Z))+")
 _TRACEBACK = "Traceback (most recent call last):"
 _CHAINED = re.compile(
     r"(?:During handling of the above exception, another exception occurred"
@@ -56,6 +59,8 @@ FULL_DISK_BYTES = 1 << 20
 """A disk with fewer free bytes keeps no last words: what wrote them into a file has lost them."""
 SHOWN_LINES = 40
 """How many of a program's last lines are shown."""
+FINAL_WORDS_CHARACTERS = 120
+"""The longest that is said of them in passing."""
 _ROOT_CAUSE = re.compile(r"Root Cause.*?rank\s+: (\d+) \(.*?exitcode\s+: (-?\d+)", re.DOTALL)
 
 
@@ -79,6 +84,11 @@ class Death:
     said: str = ""
     """What the agent says happened, where no process can say it."""
 
+    @property
+    def explains(self) -> bool:
+        """Whether something tells why it died, more than an exit code does."""
+        return bool(self.tail or self.said or self.signal or self.oom or self.full)
+
 
 def find_deaths(kind: str, report: NodeReport, several: bool) -> list[Death]:
     """Every death on one node, in the order of its ranks. `several`: the run has other nodes."""
@@ -90,21 +100,27 @@ def find_deaths(kind: str, report: NodeReport, several: bool) -> list[Death]:
     return deaths
 
 
-def find_culprit(deaths: Iterable[Death]) -> Death | None:
+def find_culprit(deaths: Iterable[Death], first_node: int | None = None) -> Death | None:
     """The death that explains the others: the first by time that has a cause of its own.
 
-    One that comes more than `CULPRIT_WINDOW_S` after the first death did not cause it.
+    One that comes more than `CULPRIT_WINDOW_S` after the first death did not cause it. Of several within that time one
+    that says why it died comes first. `first_node`: where the nodes' clocks cannot tell, the node that the others heard
+    of first.
     """
-    ordered = sorted(deaths, key=lambda death: (death.weight, _end_time(death)))
-    peers = [death for death in ordered if death.weight == PEER]
-    if (
-        ordered
-        and peers
-        and ordered[0].weight == OWN
-        and _end_time(ordered[0]) > _end_time(peers[0]) + CULPRIT_WINDOW_S
-    ):
+    ordered = sorted(
+        deaths,
+        key=lambda death: (death.weight, first_node is not None and death.node != first_node, _end_time(death)),
+    )
+    if not ordered or ordered[0].weight != OWN:
+        return ordered[0] if ordered else None
+    first = ordered[0]
+    peers = [death for death in ordered if death.weight == PEER and death.ended is not None]
+    if peers and _end_time(first) > _end_time(peers[0]) + CULPRIT_WINDOW_S:
         return peers[0]
-    return ordered[0] if ordered else None
+    together = (
+        death for death in ordered if death.weight == OWN and _end_time(death) <= _end_time(first) + CULPRIT_WINDOW_S
+    )
+    return next((death for death in together if death.explains), first)
 
 
 def describe_death(death: Death) -> str:
@@ -119,6 +135,8 @@ def describe_death(death: Death) -> str:
         return f"{death.who} was ended by {_SIGNALS.get(death.signal, f'signal {death.signal}')}"
     if death.code is None:
         return f"{death.who} ended without saying how"
+    if death.code == PRELUDE_FAILED_CODE and (failed := find_prelude_failure(death.tail)):
+        return f"{death.who} never began: {failed}"
     final = extract_exception(death.tail)
     if suggested_fixes.is_gpu_memory(final):
         return f"{death.who} ran out of GPU memory and failed with exit code {death.code}"
@@ -129,7 +147,10 @@ def describe_death(death: Death) -> str:
 
 def suggest_fix(death: Death, run: str = "") -> str:
     """One thing to do. `run`: the run's name; without, commands mean the latest."""
-    everything = f"`{_logs_command_of(death, run)}` shows everything it said"
+    if death.rank is not None and not death.tail:
+        everything = f"it said nothing; `{logs_command(run)}` shows all that was said"
+    else:
+        everything = f"`{_logs_command_of(death, run)}` shows everything it said"
     return next(_find_hints(death, run), f"its last words are above; {everything}" if death.tail else everything)
 
 
@@ -151,9 +172,23 @@ def extract_exception(tail: str) -> str:
     return "\n".join(lines)
 
 
+def final_words(tail: str) -> str:
+    """What ended a program, on one line: its exception's first, or the last that it said; empty where it was silent."""
+    lines = [line.strip() for line in extract_exception(tail).splitlines() if line.strip()]
+    if not lines:
+        return ""
+    return textwrap.shorten(lines[0] if _TRACEBACK in tail else lines[-1], FINAL_WORDS_CHARACTERS, placeholder=" …")
+
+
 def last_output(rank: RankReport) -> str:
     """The last lines of a rank's stderr, or the message that `@record` kept, or what it printed last."""
     return rank.tail.rstrip() or rank.traceback or rank.out.rstrip()
+
+
+def drop_first_warnings(tail: str) -> str:
+    """Without the log lines of C++ that last words begin with (`[W… socket.cpp …`), where other words remain."""
+    rest = _FIRST_CPP_LOG.sub("", tail)
+    return rest if rest.strip() else tail
 
 
 def drop_repeated_tracebacks(text: str) -> str:
@@ -283,6 +318,8 @@ def logs_command(run: str) -> str:
 
 
 def _find_hints(death: Death, run: str) -> Iterator[str]:
+    if death.code == PRELUDE_FAILED_CODE and find_prelude_failure(death.tail):
+        yield PRELUDE_HINT
     final = extract_exception(death.tail)
     if death.oom:
         yield "use a smaller batch or fewer data-loader workers, or a machine with more memory"

@@ -27,6 +27,8 @@ class ReasonKind(StrEnum):
     LEASE = "lease"
     PREEMPTED = "reclaim"
     """The provider announced that it takes a machine back."""
+    UNJOINED = "unjoined"
+    """No rank had joined the others, and the run stood idle."""
     END = "end"
     """The node was ended under the run."""
     AGENT = "agent"
@@ -129,11 +131,12 @@ class NodeReport:
     def kind(self) -> ReasonKind:
         return self.reason.kind
 
-    def shifted(self, seconds: float) -> Self:
-        """The same with `seconds` added to its times: by this computer's clock."""
+    def shifted(self, seconds: float | None) -> Self:
+        """The same with `seconds` added to its times: by this computer's clock. None: without times, since the node's
+        clock cannot be compared with others."""
 
         def by_our_clock(at: float | None) -> float | None:
-            return None if at is None else at + seconds
+            return None if at is None or seconds is None else at + seconds
 
         ranks = tuple(
             replace(rank, started=by_our_clock(rank.started), ended=by_our_clock(rank.ended)) for rank in self.ranks

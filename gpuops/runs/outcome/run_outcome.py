@@ -23,6 +23,8 @@ from gpuops.runs.outcome.verdict import NODE_FAILED, judge, resume_hint
 from gpuops.sync import archive, sinks
 from gpuops.sync.archive import FetchedNode
 
+CLOCK_MOVED_S = 1.0
+"""By how much a node's clock and ours may part during a run before its times are in no order with others'."""
 FOREIGN_ANSWERS = "check that this node is yours; what came home of it is in the run's folder"
 
 
@@ -68,6 +70,8 @@ class FinalFetch:
 
     failed: str = ""
     """Why not all is home that another try may bring."""
+    hint: str = ""
+    """What makes it come, or gives it up, where a plain retry does not."""
     nonsense: str = ""
     """Why not all is home of nodes that answer nonsense: another try does not help."""
     left_behind: str = ""
@@ -99,6 +103,8 @@ class Evidence:
     """By node: the paths that it has from a node that ended, and that node."""
     sink_states: Mapping[int, SinkProgress] = field(default_factory=dict)
     """By node: what its agent says of the results that it keeps elsewhere."""
+    skews: Mapping[int, float] = field(default_factory=dict)
+    """By node: the seconds to add to its clock to get ours, measured after the run; empty where it does not matter."""
     bucket: BucketFetch = BucketFetch()
     is_late: bool = False
     """The run was judged before: its machines ended long ago, and what the bucket does not have now never comes."""
@@ -130,6 +136,8 @@ class Retryable:
     why: str
     missing: str
     """All that is not home, including what no try would bring."""
+    hint: str = ""
+    """As in FinalFetch."""
 
 
 @dataclass(frozen=True)
@@ -215,11 +223,36 @@ def _archive_state(node: FetchedNode) -> SinkProgress:
     return SinkProgress(SinkStatus.FAILED, why=f"{plural(node.missing, 'file')} could not be kept")
 
 
-def weigh_reports(row: RunRow, request: RunRequest, reports: Mapping[int, NodeReport], *, saved: bool) -> Verdict:
+def weigh_reports(
+    row: RunRow,
+    request: RunRequest,
+    reports: Mapping[int, NodeReport],
+    *,
+    saved: bool,
+    skews_after: Mapping[int, float] | None = None,
+) -> Verdict:
     """The verdict by the nodes' reports alone, their clocks corrected to ours."""
-    skews = row.facts.skews or [0.0] * request.nodes
-    by_our_clock = [reports[index].shifted(skews[index]) for index in sorted(reports)]
-    return judge(request, row.facts.world, by_our_clock, resume_hint(row.name, saved), row.name)
+    before, after = dict(enumerate(row.facts.skews)), skews_after or {}
+    moved = find_moved_clocks(before, after)
+    by_our_clock = [
+        report.shifted(None if index in moved else after.get(index, before.get(index, 0.0)))
+        for index, report in sorted(reports.items())
+    ]
+    first = next((one.reason.origin for one in by_our_clock if one.kind is ReasonKind.GANG), None) if moved else None
+    verdict = judge(request, row.facts.world, by_our_clock, resume_hint(row.name, saved), row.name, first)
+    if saved and verdict.outcome is VerdictOutcome.FAILED and "--resume" not in verdict.hint:
+        goes_on = f"what it had made is home: `--resume {row.name}` goes on from that"
+        verdict = dataclasses.replace(verdict, hint=join_sentences(verdict.hint, goes_on))
+    return verdict
+
+
+def find_moved_clocks(before: Mapping[int, float], after: Mapping[int, float]) -> set[int]:
+    """The nodes whose clock was set anew during the run: nothing can be said of the order of what happened there. Where
+    the skews of several have changed alike it was this computer's."""
+    changes = {index: after[index] - before[index] for index in after if index in before}
+    if len(changes) > 1 and max(changes.values()) - min(changes.values()) <= CLOCK_MOVED_S:
+        return set()
+    return {index for index, change in changes.items() if abs(change) > CLOCK_MOVED_S}
 
 
 def bucket_place(row: RunRow) -> str:
@@ -259,7 +292,7 @@ def _judge_results(run: str, evidence: Evidence, nodes: Nodes, *, kept_elsewhere
     if bucket.trouble and evidence.is_answered:  # else the verdict says it
         missing = join_sentences(missing, f"{bucket.trouble}; `gpuops pull {run}` fetches it")
     if retryable and not kept_elsewhere:
-        return Retryable(retryable, missing)
+        return Retryable(retryable, missing, evidence.fetched.hint)
     return Lost(missing) if missing else Complete()
 
 
@@ -277,9 +310,11 @@ def _complete_verdict(
     saved: bool,
 ) -> Verdict:
     """That of the reports, with what stands against it: results that are not home, or are in the bucket alone."""
-    verdict = weigh_reports(row, request, reports, saved=saved)
+    verdict = weigh_reports(row, request, reports, saved=saved, skews_after=evidence.skews)
     if not_sent := held_back(verdict.tail, row.facts.held):
         verdict = dataclasses.replace(verdict, hint=not_sent)
+    if evidence.fetched.hint and not verdict.exit_code:
+        verdict = dataclasses.replace(verdict, hint=evidence.fetched.hint)
     preempted, trouble = verdict.outcome is VerdictOutcome.PREEMPTED, evidence.bucket.trouble
     ended_while_away = not evidence.is_answered and not evidence.is_late and NodeState.ENDED in nodes.values()
     if request.sink and ended_while_away and not preempted:

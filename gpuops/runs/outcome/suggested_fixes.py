@@ -6,7 +6,9 @@ The words are those of torch 2.13, Python and argparse as programs from public r
 
 from __future__ import annotations
 
+import posixpath
 import re
+import shlex
 from collections.abc import Callable, Iterator, Sequence
 
 _PORT_TAKEN = re.compile(r"EADDRINUSE|[Aa]ddress already in use")
@@ -60,8 +62,9 @@ _OWN_PACKAGE = r'File "[^"\n]*/project/({0}/[^"\n]*)\.py"'
 def advice(final: str, everything: str) -> Iterator[str]:
     """What helps, the best first. `final`: the exception that ended the program; `everything`: all its last lines."""
     for pattern, remedy in _REMEDIES:
-        if match := pattern.search(final):
-            yield remedy(match, everything) if callable(remedy) else remedy
+        match = pattern.search(final)
+        if match and (say := remedy(match, everything) if callable(remedy) else remedy):
+            yield say
     if wants_gpus(last_line(final)) or _ASSERTED_GPU.search(everything):
         yield GPUS
 
@@ -125,7 +128,24 @@ def _module(match: re.Match[str], everything: str) -> str:
     return f"`--setup 'pip install {package}'` installs it on every node (or all: `-r requirements.txt`)"
 
 
+def _missing_file(match: re.Match[str], _everything: str) -> str:
+    path = match[1]
+    inside = posixpath.normpath(path)
+    data = "PATH" if inside.startswith(("/", "..")) else shlex.quote(posixpath.dirname(inside) or inside)
+    return f"there is no {path} on the node: what git ignores is not sent, `--data {data}` brings it, once it is here"
+
+
 _NO_MODULE = re.compile(r"No module named '?([\w.]+)")
+WANDB = "--secret WANDB_API_KEY, or --env WANDB_MODE=offline"
+_ASKED = "it asked for input, and nobody can answer there: "
+
+
+def _asked(_match: re.Match[str], everything: str) -> str:
+    if "wandb" in everything:
+        return _ASKED + WANDB
+    return f"{_ASKED}give it behind `--`, with --env or with --secret (for a login of wandb: {WANDB})"
+
+
 _REMEDIES: tuple[tuple[re.Pattern[str], str | Callable[[re.Match[str], str], str]], ...] = (
     (_GPU_MEMORY, "use a smaller batch, or GPUs with more memory (`--gpu-mem`)"),
     (_SHARED_MEMORY, SHARED_MEMORY),
@@ -145,9 +165,23 @@ _REMEDIES: tuple[tuple[re.Pattern[str], str | Callable[[re.Match[str], str], str
     ),
     (
         re.compile(r"FileNotFoundError: \[Errno 2\] No such file or directory: '([^']+)'"),
-        lambda match, _: f"there is no {match[1]} on the node: what git ignores is not sent, `--data PATH` brings it",
+        _missing_file,
     ),
     (_PORT_TAKEN, "run it again: gpuops takes a fresh port each time; one that the script opens itself must be free"),
+    (re.compile(r"EOFError: EOF when reading a line"), _asked),
+    (
+        re.compile(r"wandb[^\n]*(?:[Aa][Pp][Ii][ _]key (?:not )?configured|no-tty|not logged in|wandb login)"),
+        "nobody can log in there: " + WANDB,
+    ),
+    (
+        re.compile(r"invalid literal for int\(\) with base 10: '(gpu|xpu)'"),
+        lambda match, everything: (
+            f"`--nproc_per_node={match[1]}` counts the GPUs of its machine, and it has none: name a number of ranks "
+            "(`--nproc_per_node=2`), or run it where there are GPUs"
+            if "nproc_per_node" in everything
+            else ""
+        ),
+    ),
     (re.compile(r"NCCL built in|NCCL is only supported with GPUs"), NCCL),
     (re.compile(r"invalid device ordinal"), ORDINAL),
     (

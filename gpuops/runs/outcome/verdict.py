@@ -12,6 +12,7 @@ from collections.abc import Iterable, Mapping, Sequence
 
 from gpuops.agent.run_documents import Outcome
 from gpuops.core.run_models import RunRequest, Verdict, VerdictOutcome
+from gpuops.runs.launch_spec import line_to_start_once
 from gpuops.runs.outcome import suggested_fixes
 from gpuops.runs.outcome.failure_cause import (
     CULPRIT_WINDOW_S,
@@ -19,6 +20,7 @@ from gpuops.runs.outcome.failure_cause import (
     PEER,
     Death,
     describe_death,
+    drop_first_warnings,
     extract_exception,
     find_culprit,
     find_deaths,
@@ -35,7 +37,7 @@ NODE_FAILED = 4
 RESUME_HINT = "run it again with `--resume` to continue from the newest snapshot that came home"
 SEPARATE_RANKS_HINT = (
     "check that the script calls `torch.distributed.init_process_group` on this kind of machine; "
-    "one that starts its ranks itself is for `gpuops run -- python SCRIPT`"
+    "one that starts its ranks itself is for `{}`"
 )
 QUOTED_CHARS = 100
 """How much of a program's last line is quoted, in characters."""
@@ -63,17 +65,24 @@ def resume_hint(run: str, saved: bool) -> str:
 
 
 def judge(
-    request: RunRequest, world_size: int, reports: Sequence[NodeReport], again: str = RESUME_HINT, run: str = ""
+    request: RunRequest,
+    world_size: int,
+    reports: Sequence[NodeReport],
+    again: str = RESUME_HINT,
+    run: str = "",
+    first_node: int | None = None,
 ) -> Verdict:
     """The verdict over all nodes' reports; `world_size` is the number of ranks that was asked for.
 
     `again`: the hint for a run that was ended from outside. `run`: its name, for what a hint tells to type.
+    `first_node`: the node whose end the others heard of, where clocks cannot tell which was first.
     """
     if not reports:
         return Verdict(VerdictOutcome.LOST, NODE_FAILED, "no node could say how the run ended", again)
     several = len(reports) > 1
-    blamed = find_culprit(death for report in reports for death in find_deaths(request.kind, report, several))
-    outside = _ended_from_outside(reports, again)
+    deaths = [death for report in reports for death in find_deaths(request.kind, report, several)]
+    blamed = find_culprit(deaths, first_node)
+    outside = _ended_from_outside(reports, again, request, world_size)
     if blamed and blamed.weight == OWN and not (outside and _precedes(outside[0], blamed)):
         return _failed_verdict(blamed, reports, run)
     if outside:
@@ -96,7 +105,9 @@ def is_port_clash(reports: Iterable[NodeReport]) -> bool:
     )
 
 
-def _ended_from_outside(reports: Sequence[NodeReport], again: str) -> tuple[NodeReport, Verdict] | None:
+def _ended_from_outside(
+    reports: Sequence[NodeReport], again: str, request: RunRequest, world_size: int
+) -> tuple[NodeReport, Verdict] | None:
     """What ended the run although no process of it failed: lease, reclaim, loss, stop, in this order."""
     by_end = sorted(reports, key=lambda report: float("inf") if report.ended is None else report.ended)
     for report in by_end:
@@ -116,7 +127,18 @@ def _ended_from_outside(reports: Sequence[NodeReport], again: str) -> tuple[Node
                 VerdictOutcome.LOST, NODE_FAILED, f"node{report.node} was ended under the run", again, node=report.node
             )
     for report in by_end:
+        if report.kind == ReasonKind.UNJOINED:
+            say = f"{report.reason.say}: the run was ended"
+            hint = (
+                f"a script that starts its ranks itself is for `{line_to_start_once(request)}`; one that prepares for "
+                "longer is given the time: --join-timeout MIN"
+            )
+            return report, Verdict(VerdictOutcome.UNFORMED, FAILED, say, hint, node=report.node)
+    for report in by_end:
         if report.outcome is Outcome.STOPPED and report.kind != ReasonKind.GANG:
+            joined = {rank.joined for other in reports for rank in other.ranks} if request.kind == "torchrun" else set()
+            if Joined.NO in joined and Joined.YES not in joined and world_size > 1 and again == START_OVER_HINT:
+                again = f"no rank had joined the others: {SEPARATE_RANKS_HINT.format(line_to_start_once(request))}"
             return report, Verdict(VerdictOutcome.STOPPED, STOPPED, "the run was stopped before its end", again)
     for report in by_end:
         if report.kind == ReasonKind.GANG and all(other.outcome is not Outcome.FAILED for other in reports):
@@ -166,7 +188,15 @@ def _failed_verdict(death: Death, reports: Sequence[NodeReport], run: str) -> Ve
     advice = suggest_fix(death, run)
     if death.weight == PEER:
         advice = _explain_early_exit(death, reports) or advice
-    return Verdict(VerdictOutcome.FAILED, FAILED, describe_death(death), advice, death.rank, death.node, death.tail)
+    return Verdict(
+        VerdictOutcome.FAILED,
+        FAILED,
+        describe_death(death),
+        advice,
+        death.rank,
+        death.node,
+        drop_first_warnings(death.tail),
+    )
 
 
 def _explain_early_exit(death: Death, reports: Sequence[NodeReport]) -> str:
@@ -204,15 +234,16 @@ def _judge_world(request: RunRequest, world_size: int, reports: Sequence[NodeRep
             VerdictOutcome.UNFORMED,
             FAILED,
             f"{say}: {_describe_last_lines(apart)}",
-            suggested_fixes.GPUS if unwilling else SEPARATE_RANKS_HINT,
+            suggested_fixes.GPUS if unwilling else SEPARATE_RANKS_HINT.format(line_to_start_once(request)),
         )
     if together < world_size:
-        say = f"{well}, but too soon: gpuops could not tell whether they formed one world of {world_size}"
+        say = f"{well}; whether they formed one world of {world_size} could not be seen: they were done too soon"
         return Verdict(
             VerdictOutcome.UNCLEAR,
             0,
             say,
-            f"look for the world size in what rank 0 printed (`{logs_command(run)} --rank 0`)",
+            "nothing to do where the script only prints; where it trains, look for the world size in what rank 0 "
+            f"printed: {logs_command(run)} --rank 0",
         )
     return Verdict(VerdictOutcome.DONE, 0, well)
 

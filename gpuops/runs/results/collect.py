@@ -8,13 +8,16 @@ and may vanish, the bucket stays.
 from __future__ import annotations
 
 import dataclasses
+import glob
 import math
+import shlex
 import threading
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
+from gpuops.agent.run_documents import Outcome
 from gpuops.core.context import Context
 from gpuops.core.errors import GpuopsError, Interrupted, MalformedAnswer, NodeError
 from gpuops.core.format import amount
@@ -24,13 +27,13 @@ from gpuops.core.polling import Poller
 from gpuops.core.reporting import Progress
 from gpuops.core.sink import BucketSink, SinkProgress, SinkStatus
 from gpuops.ledger.store import ClusterRow, RunRow
-from gpuops.nodes.session import ClusterSession, absent_session, node_has_ended, nodes_of
+from gpuops.nodes.session import ClusterSession, absent_session, measure_skew, node_has_ended, nodes_of
 from gpuops.runs.launch_spec import request_of
 from gpuops.runs.outcome.node_report import NodeReport, ReasonKind, lost_report, parse_report
 from gpuops.runs.outcome.run_outcome import BucketFetch, Evidence, FinalFetch, classify_nodes, join_sentences
 from gpuops.runs.results.dead_agents import salvage
 from gpuops.sync import archive
-from gpuops.sync.download import fetch
+from gpuops.sync.download import UnreadableFiles, fetch
 from gpuops.sync.run_folder import RunHome
 from gpuops.sync.run_record import RunRecord
 from gpuops.sync.unmatched_files import choose_unasked, describe_unmatched_files, exact_patterns, list_unmatched_files
@@ -81,6 +84,7 @@ class Agents:
             fetched,
             vanished,
             handed=_list_handed_over(self.session, row, asked, absentees) if absentees or preempted else {},
+            skews=_measure_skews(self.session, asked, self.reports),
             sink_states=_sink_states(ctx, self.session, row, progress, asked) if request_of(row).sink else {},
         )
 
@@ -259,8 +263,21 @@ def _run_final_fetch(
     for error in failures:
         if not isinstance(error, GpuopsError):
             raise error
-        return FinalFetch(error.message)
+        return FinalFetch(error.message, _hint_for(session.row, row, error))
     return fetched[0]
+
+
+def _hint_for(cluster: ClusterRow, row: RunRow, error: GpuopsError) -> str:
+    """What brings home what its node cannot read, or leaves it there; empty for any other error."""
+    if not isinstance(error, UnreadableFiles):
+        return ""
+    node, path = error.files[0]
+    name = shlex.quote(path)
+    leave = shlex.quote(f"!./{glob.escape(path)}")  # this file alone, wherever others of its name lie
+    return (
+        f"gpuops ssh {cluster.name} --node {node} -- chmod u+r {name}; then: gpuops pull {row.name}; "
+        f"or leave it there: gpuops down {cluster.name} --out {leave}"
+    )
 
 
 def _fetch_from_nodes(fetch_some: Callable[[list[int]], str], nodes: list[int]) -> FinalFetch:
@@ -313,6 +330,23 @@ def _list_handed_over(
 
     on_each(ask, nodes)
     return handed
+
+
+def _measure_skews(
+    session: ClusterSession, nodes: Sequence[int], reports: Mapping[int, NodeReport]
+) -> dict[int, float]:
+    """By node: the seconds to add to its clock to get ours, where the order of deaths on several nodes matters."""
+    skews: dict[int, float] = {}
+
+    def measure(index: int) -> None:
+        with suppress(GpuopsError):
+            skew = measure_skew(session.clients[index])
+            if skew is not None:
+                skews[index] = skew
+
+    if len(nodes) > 1 and any(report.outcome is Outcome.FAILED for report in reports.values()):
+        on_each(measure, nodes)
+    return skews
 
 
 def _sink_states(

@@ -28,6 +28,7 @@ DEFAULT_GRACE_S = 7200.0
 """The longest wait without `--grace`."""
 DEFAULT_GRACE_DOLLARS = 5.0
 """What a wait without `--grace` may cost, all nodes together."""
+AFTER_RESTART = "after a restart it is once a gpuops command is typed"
 
 
 def default_hold_s(per_hour: float) -> float:
@@ -51,14 +52,15 @@ def resolve_hold_s(
 
 def loss_warning(hold_s: float, lease: Lease, now: float) -> str:
     """When results are lost while this computer is away. The run's end is not known yet, so a clock time is named only
-    where the lease ends first. `now`: UTC seconds."""
-    lost = "results are lost unless this computer is back"
+    where the lease ends first. Nothing starts the guard after a restart but a command. `now`: UTC seconds."""
     if lease.end is None:
-        return f"{lost} within {span(hold_s)} after the run's end"
-    end = clock_time(lease.end, now)
-    if lease.end <= now + hold_s:
-        return f"{lost} by {end} (local time), when the lease ends"
-    return f"{lost} within {span(hold_s)} after the run's end, and before the lease ends at {end} (local time)"
+        when = f"within {span(hold_s)} after the run's end"
+    else:
+        end = clock_time(lease.end, now)
+        when = f"within {span(hold_s)} after the run's end, and before the lease ends at {end} (local time)"
+        if lease.end <= now + hold_s:
+            when = f"by {end} (local time), when the lease ends"
+    return f"results are lost unless this computer is back {when}; {AFTER_RESTART}"
 
 
 def detach_question(per_hour: float, opened: str = "") -> str:

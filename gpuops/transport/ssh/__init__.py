@@ -12,7 +12,8 @@ from gpuops.transport.ssh.config_files import alias, command_line, remove_config
 from gpuops.transport.ssh.connection import connect
 from gpuops.transport.ssh.errors import Denied, HostKeyChanged
 from gpuops.transport.ssh.host_keys import fingerprint
-from gpuops.transport.ssh.host_resolution import resolve_target
+from gpuops.transport.ssh.host_resolution import parse_host_spec, resolve_target
+from gpuops.transport.ssh.known_hosts_files import host_name as known_hosts_name
 from gpuops.transport.ssh.known_hosts_files import known_keys, revoked_keys
 from gpuops.transport.ssh.paramiko_transport import scan_host_key
 from gpuops.transport.ssh.quoting import shell_line
@@ -26,7 +27,9 @@ __all__ = [
     "command_line",
     "connect",
     "fingerprint",
+    "known_hosts_name",
     "known_keys",
+    "parse_host_spec",
     "remove_config",
     "resolve_target",
     "revoked_keys",

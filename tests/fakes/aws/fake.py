@@ -25,7 +25,7 @@ if TYPE_CHECKING:
     from tests.system.lab.hosts import Lab
 
 Callback = Callable[[Request, str], None]
-TICK_S = 0.05
+TICK_S = 0.2
 
 
 class FakeAWS(Knobs, Holdings, Happenings):

@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import zlib
 from collections.abc import Iterator
+from functools import cache
 from typing import Any
 
 from tests.fakes.aws import catalog, filters, pricetable
@@ -70,7 +71,7 @@ def _all(world: World, service: str, wanted: list[tuple[str, str, str]]) -> Iter
         if service == "AmazonEC2":
             for kind in sorted({kind for _, kind in world.offered(region)}):
                 if kind in exact.get("instanceType", [kind]):
-                    yield from _machine(world, region, kind)
+                    yield from _machine(region, kind, world.on_demand[kind, region])
             for family, attributes, unit, price in DISKS:
                 yield _product(family, region, attributes, unit, price * pricetable.factor(region))
         if service == "AmazonVPC":
@@ -81,15 +82,16 @@ def _all(world: World, service: str, wanted: list[tuple[str, str, str]]) -> Iter
                 )  # fmt: skip
 
 
-def _machine(world: World, region: str, kind: str) -> Iterator[dict[str, Any]]:
-    price = world.on_demand[kind, region]
+@cache
+def _machine(region: str, kind: str, price: float) -> list[dict[str, Any]]:
+    """Made once for all fakes of a process: nobody changes them."""
     plain = {
         "instanceType": kind, "operatingSystem": "Linux", "tenancy": "Shared", "preInstalledSw": "NA",
         "capacitystatus": "Used", "marketoption": "OnDemand", "licenseModel": "No License required",
         "currentGeneration": "Yes", "vcpu": str(pricetable.vcpus(kind)), "operation": "RunInstances",
         "usagetype": f"BoxUsage:{kind}",
     }  # fmt: skip
-    for more, times in (
+    rows: tuple[tuple[dict[str, str], float], ...] = (
         ({"capacitystatus": "AllocatedCapacityReservation", "usagetype": f"Reservation:{kind}"}, 0.0),
         ({"capacitystatus": "UnusedCapacityReservation", "usagetype": f"UnusedBox:{kind}"}, 1.0),
         ({}, 1.0),
@@ -98,8 +100,8 @@ def _machine(world: World, region: str, kind: str) -> Iterator[dict[str, Any]]:
         ({"operatingSystem": "RHEL", "operation": "RunInstances:0010"}, 1.2),
         ({"tenancy": "Dedicated", "usagetype": f"DedicatedUsage:{kind}"}, 1.1),
         ({"preInstalledSw": "SQL Std", "operation": "RunInstances:0004"}, 2.0),
-    ):
-        yield _product("Compute Instance", region, plain | more, "Hrs", price * times)
+    )
+    return [_product("Compute Instance", region, plain | more, "Hrs", price * times) for more, times in rows]
 
 
 def _product(family: str, region: str, attributes: dict[str, str], unit: str, price: float) -> dict[str, Any]:

@@ -29,7 +29,7 @@ if TYPE_CHECKING:
 
 FIRST = 1024
 """The first number of a pod on the bridge; hosts of the lab count from 2."""
-TICK_S = 0.05
+TICK_S = 0.2
 
 
 class Landscape:

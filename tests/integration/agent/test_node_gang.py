@@ -30,15 +30,15 @@ dist.init_process_group("gloo")
 total = torch.ones(1)
 dist.all_reduce(total)
 print("ranks", int(total), flush=True)
-until(run + "/events.jsonl", '"event": "joined"', 2)  # that is seen by looking at a rank now and then
+until(run + "/events.jsonl", '"event": "joined"', 1)  # that is seen by looking at a rank now and then
 try:
     for step in range(100000):
-        if int(os.environ["RANK"]) == 3 and step == 10:
+        if int(os.environ["RANK"]) == 1 and step == 10:
             dist.destroy_process_group()  # gloo's threads may abort an interpreter that ends beside them
-            raise SystemError("rank 3 has had enough")
+            raise SystemError("rank 1 has had enough")
         dist.all_reduce(total)
 except RuntimeError:  # it has left; who fails for that ends after it, however slowly it does
-    until(run.replace("/n0/", "/n1/") + "/ranks/3.json", '"code": 1', 1)
+    until(run.replace("/n0/", "/n1/") + "/ranks/1.json", '"code": 1', 1)
     raise
 """
 
@@ -122,7 +122,7 @@ def test_torchrun_on_two_nodes_where_one_rank_raises(pair: tuple[RealNode, RealN
     argvs = tuple(
         [
             *[sys.executable, "-m", "torch.distributed.run", "--nnodes=2", f"--node-rank={index}"],
-            *["--nproc-per-node=2", "--master-addr=127.0.0.1", f"--master-port={port}", "--rdzv-id=r-1-a0"],
+            *["--nproc-per-node=1", "--master-addr=127.0.0.1", f"--master-port={port}", "--rdzv-id=r-1-a0"],
             *["--max-restarts=0", "--log-dir={run}/torchrun", "--no-python"],
             *["{python}", "-I", "{agent}", "rank", "--node-run", "{run}", "--", sys.executable, str(script)],
         ]
@@ -131,16 +131,16 @@ def test_torchrun_on_two_nodes_where_one_rank_raises(pair: tuple[RealNode, RealN
     env = {"PYTHONUNBUFFERED": "1", "GLOO_SOCKET_IFNAME": "lo", "OMP_NUM_THREADS": "1"}
     gang = {"address": "127.0.0.1", "port": pair[0].client().call("port", address="127.0.0.1").port}
     for node, argv in zip(pair, argvs, strict=True):
-        more = {"kind": "torchrun", "nodes": 2, "ranks": 2, "rank_base": 2 * node.index, "world": 4, "env": env}
+        more = {"kind": "torchrun", "nodes": 2, "rank_base": node.index, "world": 2, "env": env}
         master = {"address": "127.0.0.1", "port": port}
         node.start("r-1", argv, secrets={}, secret="secret", master=master, gang=gang, **more)
     first, second = (node.result("r-1") for node in pair)
     assert second["outcome"] == "failed"
-    culprit = second["ranks"][1]
-    assert (culprit["rank"], culprit["local"]) == (3, 1)
+    [culprit] = second["ranks"]
+    assert (culprit["rank"], culprit["local"]) == (1, 0)
     assert culprit["code"] == 1 or culprit["after_stop"]
-    assert culprit["tail"].endswith("SystemError: rank 3 has had enough\n")
+    assert culprit["tail"].endswith("SystemError: rank 1 has had enough\n")
     assert first["outcome"] in ("stopped", "failed")
-    assert [rank["rank"] for rank in first["ranks"]] == [0, 1]
-    assert pair[0].file("r-1", "ranks/0.out").startswith(b"ranks 4\n")
-    assert [rank["joined"] for node in (first, second) for rank in node["ranks"]] == [True] * 4
+    assert [rank["rank"] for rank in first["ranks"]] == [0]
+    assert pair[0].file("r-1", "ranks/0.out").startswith(b"ranks 2\n")
+    assert [rank["joined"] for node in (first, second) for rank in node["ranks"]] == [True] * 2

@@ -15,6 +15,7 @@ from typing import Any
 
 import pytest
 
+from gpuops.agent.processes import PROC
 from gpuops.agent.wire_format import PROTOCOL
 from gpuops.core.errors import NodeRefused
 from gpuops.transport.rpc import AgentClient
@@ -462,6 +463,17 @@ def test_a_failed_rank_ends_the_run_though_its_launcher_waits(node: RealNode) ->
     result = node.result("r-1")
     assert result["reason"] == {"kind": "rank", "rank": 1, "say": "rank 1 failed with exit code 3"}
     assert result["ranks"][0]["after_stop"] is True
+
+
+@pytest.mark.skipif(not PROC, reason="needs /proc")
+def test_ranks_that_never_join_do_not_bill_for_ever(node: RealNode) -> None:
+    """As those of a script that starts its own processes: they wait for each other elsewhere."""
+    more = {"kind": "torchrun", "ranks": 2, "world": 2, "master": {"address": "127.0.0.1", "port": 1}}
+    node.start("r-1", rank_argv("sleep", "600"), join_timeout_s=1.0, **more)
+    result = node.result("r-1")
+    assert result["outcome"] == "stopped"
+    assert result["reason"]["kind"] == "unjoined"
+    assert [rank["after_stop"] for rank in result["ranks"]] == [True, True]
 
 
 def test_a_lease_ends_a_node_with_its_run(node: RealNode) -> None:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+import shlex
 import signal
 import subprocess
 import sys
@@ -15,6 +16,7 @@ import pytest
 
 from gpuops.agent.processes import find_process
 from gpuops.agent.run import rank
+from gpuops.agent.run.command_and_environment import PRELUDE_FAILED_CODE, find_prelude_failure
 from gpuops.nodes import bootstrap
 
 HANG_S = 600.0
@@ -83,6 +85,25 @@ def test_arguments_arrive_byte_for_byte_behind_a_prelude(run: Path) -> None:
     source = "import json, os, sys; print(json.dumps([os.environ['WORD'], *sys.argv[1:]]))"
     start(run, sys.executable, "-c", source, *words).wait(HANG_S)
     assert json.loads((run / "ranks/5.out").read_bytes()) == ["from the prelude", *words]
+
+
+def test_a_prelude_line_that_fails_ends_it_with_its_own_words(run: Path) -> None:
+    (run / "profile").write_text("[ -e none ] && . none\nfalse\ntrue\n")
+    passes = ["if true\nthen echo 'one line'; fi", "[ -e none ] && . none", f". {shlex.quote(str(run / 'profile'))}"]
+    prelude = [*passes, "module load 'cuda 12'", "echo never"]
+    (run / "spec.json").write_text(json.dumps({"prelude": prelude}))
+    assert start(run, "echo", "never").wait(HANG_S) == PRELUDE_FAILED_CODE
+    assert (run / "ranks/5.out").read_text() == "one line\n"
+    said = (run / "ranks/5.err").read_text()
+    assert "module: " in said  # in the shell's own words
+    assert find_prelude_failure(said) == "the prelude line `module load 'cuda 12'` failed with exit code 127"
+
+
+@pytest.mark.parametrize("line", ["cd none; true", "true && false", "echo 'no end"])
+def test_a_prelude_line_fails_with_any_of_its_commands(run: Path, line: str) -> None:
+    (run / "spec.json").write_text(json.dumps({"prelude": [line]}))
+    assert start(run, "echo", "never").wait(HANG_S) == PRELUDE_FAILED_CODE
+    assert f"the prelude line `{line}` failed" in find_prelude_failure((run / "ranks/5.err").read_text())
 
 
 @pytest.mark.parametrize("sign", [signal.SIGTERM, signal.SIGINT])

@@ -83,3 +83,33 @@ def test_who_ends_the_node_ends_that(tmp_path: Path) -> None:
         assert running.wait(HANG_S) == 0
     finally:
         running.kill()
+
+
+REMOVED = """
+import os, shutil, signal, sys
+from gpuops.agent.node import Node
+from gpuops.agent.daemon.watchdog import Watchdog
+os.chdir(sys.argv[1])
+watchdog = Watchdog(Node(sys.argv[1]))
+shutil.rmtree(sys.argv[1])
+os.makedirs(sys.argv[1])
+if sys.argv[2:]:
+    os.kill(os.getpid(), signal.SIGTERM)
+watchdog.watch()
+"""
+"""With a word behind the folder: `end` has told the watchdog, and removed the folder."""
+
+
+@pytest.mark.parametrize("is_told", [False, True], ids=["by a script", "by end"])
+def test_a_machine_whose_folder_was_removed_ends(tmp_path: Path, is_told: bool) -> None:
+    """A script removes what it takes for rubbish, and the machine would bill until its lease ends."""
+    folder, boot = tmp_path / "n0", tmp_path / "boot"
+    for path in (folder, boot):
+        path.mkdir()
+    (folder / "node.json").write_text(json.dumps({"end": ["touch", str(tmp_path / "over")], "boot_watch": str(boot)}))
+    (folder / "lease.json").write_text(json.dumps({"hard_wall": 1000.0}))
+    command = [sys.executable, "-c", REMOVED, folder, *(["told"] if is_told else [])]
+    subprocess.run(command, check=True, timeout=HANG_S)
+    assert (tmp_path / "over").exists() != is_told
+    assert [path.read_text() for path in boot.iterdir()] == ([] if is_told else ["1120\n"]), "by the lease that it had"
+    assert list(folder.iterdir()) == [], "what was made in its place is another's"

@@ -23,6 +23,7 @@ from provisioners.runpod import account, api, lifecycle
 from provisioners.runpod.provisioner import RunpodProvisioner
 from tests.conftest import HANG_S, until
 from tests.fakes.runpod import FakeRunPod, Fault, Life
+from tests.processes import command_line
 
 if TYPE_CHECKING:
     from tests.desk import Desk, Said
@@ -99,8 +100,8 @@ class Renter:
 def guards(folder: Path) -> list[str]:
     """Command lines of processes of ours under this folder."""
     found = []
-    for process in psutil.process_iter(["cmdline"]):
-        line = " ".join(process.info["cmdline"] or [])
+    for pid in psutil.pids():
+        line = " ".join(command_line(pid))
         if str(folder) in line and "gpuops" in line:
             found.append(line)
     return found

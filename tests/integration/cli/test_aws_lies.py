@@ -325,7 +325,7 @@ def test_the_same_on_demand(renter: Renter, monkeypatch: pytest.MonkeyPatch) -> 
 
 def test_it_is_seen_eight_seconds_late(renter: Renter) -> None:
     renter.fake.lag_s = 8.0
-    assert up(renter, "--timeout", "1") == (4, NOT_READY[1].replace("1 s", "1:00 min"), NOT_READY[2])
+    assert up(renter, "--timeout", "1") == (4, NOT_READY[1].replace("1 s", "1 min"), NOT_READY[2])
     assert len(renter.fake.world.instances) == 1
     renter.expect_nothing_left()
 
@@ -339,7 +339,7 @@ def late(renter: Renter, seconds: float) -> None:
 def test_machines_are_made_late(renter: Renter) -> None:
     """They are found by their tags, and there is nothing to be made again."""
     late(renter, 45.0)
-    assert up(renter, "--timeout", "2") == (4, NOT_READY[1].replace("1 s", "2:00 min"), NOT_READY[2])
+    assert up(renter, "--timeout", "2") == (4, NOT_READY[1].replace("1 s", "2 min"), NOT_READY[2])
     assert len(renter.fake.world.instances) == 1
     renter.expect_nothing_left()
 

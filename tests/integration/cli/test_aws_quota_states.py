@@ -136,6 +136,7 @@ def test_what_is_read(tenant: Tenant, state: str, monkeypatch: pytest.MonkeyPatc
         *(f"! {line}" for line in beside),
     ]
     text = re.sub(r"(?<=displayId=)\d+", "1234567890", "\n".join(read))
+    text = re.sub(r"(?<=; until ).*(?= at the latest)", "Mon 12:00", text)
     assert text.replace(tenant.fake.account, "123456789012") == block[0].rstrip()
     tenant.expect_nothing_left(said)
 

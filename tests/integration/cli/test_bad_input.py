@@ -14,6 +14,7 @@ from gpuops.ledger.store import Ledger
 from tests.conftest import HANG_S, Shell, until
 from tests.desk import Desk
 from tests.unit.cli.test_bad_input import KEY, TRAIN, Row, expect, expect_document, expect_row, nothing_left
+from tests.unit.runs.test_script_check import SPAWNS
 
 ROWS = [
     Row("nowhere to push", ("push",), "there is no live cluster", "bring one up: gpuops up local"),
@@ -21,6 +22,13 @@ ROWS = [
         "take it out of the ignore file", files={"a.py": "", ".gpuopsignore": "*.py\n"}),
     Row("a script that holds a key", (*TRAIN, "a.py"), "a.py is not sent: a secret of the kind private-key",
         "send it: --send-anyway a.py", files={"a.py": KEY}),
+    Row("a script with a syntax error", (*TRAIN, "--on", "runpod", "a.py"), "a.py line 2 is no Python: expected ':'",
+        "correct it (or send it as it is, for a newer Python on the nodes: --send-anyway a.py)",
+        files={"a.py": "import torch\nfor step in range(3)\n"}),
+    Row("a script that starts its own ranks", ("train", "multigpu", "multigpu.py", "--", "50", "10"),
+        "multigpu.py starts its own processes, and torchrun would start it once for each rank: they would never meet",
+        "start it once: gpuops run -- python multigpu.py 50 10 (if it can be a rank of torchrun's after all: "
+        "--send-anyway multigpu.py)", files={"multigpu.py": SPAWNS}),
 ]  # fmt: skip
 
 
@@ -60,7 +68,9 @@ def test_a_ledger_that_cannot_be_written_is_said_and_keeps_nobody_from_looking(
     for words in (("runs",), ("status",), ("down",), ("reap",)):
         said = desk.type(*words)
         assert said.code == 0
-        assert said.err.startswith(f"note: the ledger {desk.home / 'ledger.db'} cannot be used: database is locked\n")
+        assert said.err.startswith(
+            f"note: another command holds the ledger {desk.home / 'ledger.db'}: database is locked\n"
+        )
     ledger.db.execute("ROLLBACK")
     ledger.close()
     assert "something happened" in desk.type("runs").err
@@ -77,8 +87,8 @@ def test_a_ledger_that_cannot_be_read_is_a_sentence(
         said = desk.type(*words)
         db.execute("ROLLBACK")
     db.close()
-    assert said.code == 2
-    assert f"error: the ledger {desk.home / 'ledger.db'} cannot be used: database is locked\n" in said.err
+    assert said.code == 4
+    assert f"error: another command holds the ledger {desk.home / 'ledger.db'}: database is locked\n" in said.err
     assert not list(desk.home.glob("bug-*"))
 
 
@@ -168,7 +178,8 @@ def test_what_only_a_live_cluster_can_say(shell: Shell) -> None:
     log = shell.folder / "runs/sh-1/logs/node0/launcher.out"
     until(lambda: log.exists() and log.read_text() == "on\n", "sh-1 running")
     assert failed(shell, "run", "--", "true") == (
-        2, ["error: sh-1 is running on lab", "hint: wait for it with --queue, or end it: gpuops stop sh-1"],
+        2, ["error: sh-1 is running on lab",
+            "hint: wait for it with --queue, or end it: gpuops stop sh-1; beside it: gpuops ssh lab -- true"],
     )  # fmt: skip
     assert shell.run("stop", "sh-1").returncode == 0
     first.communicate(timeout=HANG_S)

@@ -28,11 +28,13 @@ class Row:
     env: dict[str, str] = field(default_factory=dict)
 
 
+NEW_HOME = r"note: \S+ is a new home, and knows of nothing that another one brought up: gpuops status --cloud\n"
+
 ROWS = [
-    Row("nobody types", f"{G} status <&-", 0, "nothing is up\n"),
+    Row("nobody types", f"{G} status <&-", 0, "nothing is up\n", NEW_HOME),
     Row("nobody answers", f"{G} down nope <&-", 2, "", re.escape(NOT_THERE)),
-    Row("nobody reads", f"{G} status >&-", 0),
-    Row("nobody reads a document", f"{G} status --json >&-", 0),
+    Row("nobody reads", f"{G} status >&-", 0, "", NEW_HOME),
+    Row("nobody reads a document", f"{G} status --json >&-", 0, "", NEW_HOME),
     Row("nobody reads the help", f"{G} --help >&-", 0),
     Row("nobody hears", f"{G} down nope 2>&-", 2),
     Row("nobody is there", f"{G} down nope <&- >&- 2>&-", 2),

@@ -136,8 +136,11 @@ def test_a_local_cluster_is_one_machine_though_its_agents_are_dead(shell: Shell)
     until(lambda: kill_all(f"{shell.home}/local/lab") == 0, "the agents' end")
     done = shell.run("doctor", "lab", "--json")
     found = json.loads(done.stdout)
-    assert done.returncode == found["exit_code"] == 0, done.stdout
-    assert {one["where"] for one in found["findings"]} == {"node0, node1"}
+    assert done.returncode == found["exit_code"] == 4, done.stdout
+    assert {one["where"] for one in found["findings"] if one["what"] != "agent"} == {"node0, node1"}
+    assert [(one["where"], one["hint"]) for one in found["findings"] if one["what"] == "agent"] == [
+        (name, "end it: gpuops down lab") for name in ("node0", "node1")
+    ]
     assert shell.run("down", "lab", "--force").returncode == 0
 
 

@@ -347,7 +347,7 @@ def test_what_was_pushed_is_no_result(shell: Shell) -> None:
     shell.write("results/old.txt", "from before")
     good(shell, "run", "--", "sh", "-c", "echo made > made.pt")
     out = shell.folder / "runs" / "sh-1" / "out"
-    assert sorted(path.name for path in out.iterdir() if path.name != ".gpuops.json") == ["made.pt"]
+    assert sorted(path.name for path in out.iterdir() if path.name != ".gpuops.jsonl") == ["made.pt"]
 
 
 def test_what_no_pattern_names_comes_home_before_its_node_goes(shell: Shell) -> None:
@@ -356,7 +356,7 @@ def test_what_no_pattern_names_comes_home_before_its_node_goes(shell: Shell) -> 
     out = shell.run("run", "--out", "*.json", "--out", "!junk.*", "--", "sh", "-c", script)
     home = shell.folder / "runs" / "sh-1" / "out"
     assert sorted(path.name for path in home.iterdir() if path.is_file()) == [
-        ".gpuops.json", "big.bin", "log.csv", "metrics.json", "model.pt",
+        ".gpuops.jsonl", "big.bin", "log.csv", "metrics.json", "model.pt",
     ]  # fmt: skip
     assert (home / "log.csv").read_text() == "0\n2\n"
     assert "bringing home 105.9 MB that no --out names: big.bin (105.9 MB, node0)" in out.stderr
@@ -414,3 +414,25 @@ def test_the_guard_brings_what_no_pattern_names(shell: Shell) -> None:
     assert shell.run("run", "--detach", "--", "truncate", "-s", "101M", "big.bin").returncode == 0
     until(lambda: not shell.cluster_states(), "the guard's end of the cluster")
     assert made(shell, "truncate-1") == ["big.bin"]
+
+
+def test_a_project_that_is_renamed_under_its_run_is_told_of(lab: Shell, tmp_path: Path) -> None:
+    """The folder of a run is known by its path: what comes after goes to a new one there, and nothing is lost."""
+    go_on = tmp_path / "go-on"
+    lab.write("wait.sh", f"echo first; until [ -e {go_on} ]; do sleep 0.1; done; echo last; echo 1 > a.pt\n")
+    running = lab.start("run", "--", "sh", "wait.sh")
+    until(lambda: any("first" in path.read_text() for path in lab.folder.glob("runs/*/logs/node0/*")), "its first line")
+    moved = lab.folder.with_name("renamed")
+    lab.folder.rename(moved)
+    go_on.touch()
+    _, err = running.communicate(timeout=HANG_S)
+    assert running.returncode == 0, err
+    (note,) = [line for line in err.splitlines() if "was moved or removed" in line]
+    home = lab.folder / "runs/sh-1"
+    assert note.startswith(
+        f"note: {lab.folder} was moved or removed while {home.name} ran; what came home since is in {home}"
+    )
+    assert (home / "out/a.pt").read_text() == "1\n"
+    logs = [path.read_text() for root in (moved, lab.folder) for path in root.glob("runs/*/logs/node0/*")]
+    assert any("first" in text for text in logs)
+    assert any("last" in text for text in logs)

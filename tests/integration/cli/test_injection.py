@@ -137,6 +137,7 @@ def test_a_script_gets_its_own_dashes_and_help(shell: Shell) -> None:
     assert said(done.stdout)[0]["argv"] == words
 
 
+@pytest.mark.proof  # tests/system/lab/test_virtual.py has them on two machines
 @pytest.mark.real_torch
 def test_the_tutorials_numbers_behind_the_workload(shell: Shell) -> None:
     done = shell.run("train", "multinode", "--gpus", "1", "--workload", "toy", "--", "2", "1")

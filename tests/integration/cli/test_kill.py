@@ -53,7 +53,11 @@ def test_logs_after_the_kill_show_every_line_once(shell: Shell, tmp_path: Path) 
 
 @pytest.mark.parametrize(
     ("what", "node", "says"),
-    [("agent", 1, AGENT_SAYS), ("watchdog", 0, WATCHDOG_SAYS), ("watchdog", 1, WATCHDOG_SAYS)],
+    [
+        ("agent", 1, AGENT_SAYS),
+        ("watchdog", 0, WATCHDOG_SAYS),
+        pytest.param("watchdog", 1, WATCHDOG_SAYS, marks=pytest.mark.proof),
+    ],
 )
 def test_a_process_of_ours_is_killed(shell: Shell, tmp_path: Path, what: str, node: int, says: str) -> None:
     counting = Counting(shell, tmp_path / "side").start()
@@ -68,7 +72,7 @@ def test_a_process_of_ours_is_killed(shell: Shell, tmp_path: Path, what: str, no
     assert counting.verdict()["outcome"] == "lost"
 
 
-@pytest.mark.parametrize("how", [signal.SIGKILL, signal.SIGTERM])
+@pytest.mark.parametrize("how", [signal.SIGKILL, pytest.param(signal.SIGTERM, marks=pytest.mark.proof)])
 def test_the_command_is_killed(shell: Shell, tmp_path: Path, how: signal.Signals) -> None:
     counting = Counting(shell, tmp_path / "side").start()
     counting.kill("launcher", 1, how)
@@ -79,12 +83,14 @@ def test_the_command_is_killed(shell: Shell, tmp_path: Path, how: signal.Signals
     counting.expect_every_byte()
 
 
-@pytest.mark.real_torch  # which names the rank whose wrapper was killed
 @pytest.mark.parametrize(
     ("what", "says"),
     [
         ("launcher", "torchrun on node1 was ended by SIGKILL"),
-        ("wrapper", "rank 1 on node1 was ended by SIGKILL"),
+        pytest.param(
+            *("wrapper", "rank 1 on node1 was ended by SIGKILL"),
+            marks=pytest.mark.real_torch,  # which names the rank whose wrapper was killed
+        ),
         ("worker", "rank 1 on node1 was ended by SIGKILL"),
     ],
 )

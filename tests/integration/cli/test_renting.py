@@ -144,7 +144,7 @@ def test_a_dry_run_shows_what_there_is_and_the_money(camp: Shell) -> None:
         "1 tent (small)  meadow  $0.36",
         "1 tent (large)  meadow  $0.72",
         "would create: 1 tent (small), $0.36/h",
-        "1 tent (small) is tried first: the cheapest; the next ones follow where it cannot be had",
+        "the top one is tried first: the cheapest; the next ones follow where it cannot be had",
     ]
     said = "note: the balance of $20.00 lasts 55 h 33 min at $0.36/h: the lease ends shortly before"
     assert spoken(done.stderr) == [said]

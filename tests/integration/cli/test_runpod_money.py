@@ -68,22 +68,25 @@ def test_a_cluster_whose_delete_lies(renter: Renter) -> None:
 
 
 def test_what_the_ledger_does_not_know(renter: Renter) -> None:
-    assert renter.type("status").code == 0  # which chooses the mark
+    assert renter.type("stop").code == 2  # which chooses the mark
     mine = renter.fake.add_pod(f"gpuops-{renter.owner}-old-0")
     stopped = renter.fake.add_pod(f"gpuops-{renter.owner}-older-0", disk=200)
     renter.fake.end(stopped, "EXITED")
     others = [renter.fake.add_pod(name) for name in ("gpuops-00000000-old-0", "comfy", f"gpuops-{renter.owner}")]
-    assert [line.split()[:6] for line in renter.type("status", "--cloud").out.splitlines()[1:-1]] == [
+    *listed, _, named = renter.type("status", "--cloud").out.splitlines()[1:]
+    assert named.endswith("if it is yours, `gpuops reap --owner 00000000` ends it")
+    assert [line.split()[:6] for line in listed] == [
         [mine.name, "runpod", "machine", "starting", "$0.70", "no"],
         [stopped.name, "runpod", "machine", "unknown", "$0.03", "no"],  # its disk costs
+        [others[0].name, "runpod", "machine", "starting", "$0.70", "no"],
     ]
     asked = renter.type("reap", "--json")
     expect(asked, "cannot ask what to do with 2 orphaned clusters: no terminal",
            "take back what still lives: gpuops reap --adopt; or end it: gpuops reap --yes", 5, renter)  # fmt: skip
     ended = renter.type("reap", "--yes")
-    assert ended == Said(0, f"ended {mine.name}\nended {stopped.name}\n", "")
+    assert ended == Said(0, f"ended {mine.name}\nended {stopped.name}\n", f"note: {named}\n")
     assert {pod.id for pod in renter.fake.running()} == {pod.id for pod in others}
-    assert renter.type("reap") == Said(0, "nothing left over\n", "")
+    assert renter.type("reap") == Said(0, "nothing left over\n", f"note: {named}\n")
     end_all(renter.fake)
 
 

@@ -14,7 +14,7 @@ import psutil
 import pytest
 
 from tests.conftest import HANG_S, Shell, until
-from tests.files import change
+from tests.files import expire_lease
 from tests.integration.cli.counting import PLAIN, TORCHRUN, Counting
 from tests.system.chaos.hits import is_guard
 
@@ -65,14 +65,13 @@ def test_the_second_signal_hurries_what_hears_nothing(shell: Shell, tmp_path: Pa
 @pytest.mark.parametrize(
     ("name", "place", "starting"),
     [
-        ("INT", "gpuops.clusters.creation:find_offers", False),
+        ("INT", "gpuops.clusters.available_offers:find_offers", False),
         ("INT", "gpuops.clusters.creation:_create_first_available", False),
         ("INT", "gpuops.clusters.creation:wait_ready", False),
         ("INT", "gpuops.sync.upload:push_many", True),
         ("INT", "gpuops.nodes.python:prepare_pythons", True),
         ("INT", "gpuops.runs.launch:node_specs", True),
         ("HUP", "gpuops.clusters.creation:_create_first_available", False),
-        ("HUP", "gpuops.sync.upload:push_many", True),
         ("HUP", "gpuops.runs.launch:node_specs", True),
     ],
 )
@@ -263,7 +262,7 @@ def to_all(processes: list[psutil.Process], sign: signal.Signals) -> None:
 
 def end_now(node: Path) -> None:
     """Let a node's lease end at once, as its watchdog sees it."""
-    change(node / "lease.json", hard_wall=time.time())
+    expire_lease(node / "lease.json")
 
 
 def expire(shell: Shell) -> None:

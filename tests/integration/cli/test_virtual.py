@@ -10,7 +10,7 @@ from pathlib import Path
 import pytest
 
 from tests.conftest import HANG_S, Shell, until
-from tests.integration.cli.counting import PLAIN, TORCHRUN, Counting, remove
+from tests.integration.cli.counting import MEETS, PLAIN, TORCHRUN, Counting, remove
 from tests.sshd import Sshd
 
 WHO = ("run", "--all-nodes", "--nodes")
@@ -79,17 +79,18 @@ def test_each_run_divides_the_machine_anew(lab: Shell) -> None:
     lab.expect_clean()
 
 
-@pytest.mark.real_torch
-def test_torchrun_on_virtual_nodes(shell: Shell) -> None:
+def test_ranks_on_virtual_nodes(shell: Shell) -> None:
+    """A launcher for each; torch itself trains on such nodes in tests/system/lab/test_virtual.py."""
+    shell.write("who.py", MEETS + "print('rank', os.environ['RANK'], 'of', os.environ['WORLD_SIZE'], flush=True)\n")
     assert shell.run("up", "local", "--name", "lab").returncode == 0
-    two = shell.run("train", "multinode", "--workload", "toy", "--", "2", "1")
+    two = shell.run("train", "multinode", "who.py")
     assert two.returncode == 0, two.stderr
     assert SHARED in two.stderr.splitlines()
     assert two.stderr.splitlines()[-1] == "all 4 ranks ended well"
-    by_node = shell.run("logs", "toy-1", "--node", "1").stdout
-    assert "[GPU2]" in by_node
-    assert "[GPU0]" not in by_node
-    one = shell.run("train", "multinode", "--nodes", "1", "--workload", "toy", "--", "4", "1")
+    by_node = shell.run("logs", "who-1", "--node", "1").stdout
+    assert "rank 2 of 4" in by_node
+    assert "rank 0 of 4" not in by_node
+    one = shell.run("train", "multinode", "--nodes", "1", "who.py")
     assert one.stderr.splitlines()[-1] == "all 2 ranks ended well"
     assert shell.run("down").returncode == 0
     shell.expect_clean()
@@ -135,7 +136,7 @@ def test_one_that_is_over_is_made_anew(lab: Shell) -> None:
     lab.expect_clean()
 
 
-@pytest.mark.parametrize("kind", [PLAIN, TORCHRUN], ids=["run", "train"])
+@pytest.mark.parametrize("kind", [PLAIN, pytest.param(TORCHRUN, marks=pytest.mark.proof)], ids=["run", "train"])
 def test_the_command_is_killed_and_the_guard_goes_on(shell: Shell, tmp_path: Path, kind: tuple[str, ...]) -> None:
     assert shell.run("up", "local", "--name", "lab").returncode == 0
     counting = Counting(shell, tmp_path / "side", kind).start()
@@ -151,7 +152,11 @@ def test_the_command_is_killed_and_the_guard_goes_on(shell: Shell, tmp_path: Pat
     counting.expect_nothing_left()
 
 
-@pytest.mark.parametrize("who", [("agent",), ("watchdog", "agent")], ids=["the-agent", "both"])
+@pytest.mark.parametrize(
+    "who",
+    [pytest.param(("agent",), marks=pytest.mark.proof), ("watchdog", "agent")],
+    ids=["the-agent", "both"],
+)
 def test_a_process_of_a_virtual_node_is_killed(shell: Shell, tmp_path: Path, who: tuple[str, ...]) -> None:
     assert shell.run("up", "local", "--name", "lab").returncode == 0
     counting = Counting(shell, tmp_path / "side").start()
@@ -189,7 +194,7 @@ def test_the_idle_end_is_the_machines(lab: Shell) -> None:
     until(lambda: not [line for line in lab.processes() if "/local/lab/n" in line], "the end of both nodes")
 
 
-@pytest.mark.parametrize("moment", ["_init_node", "machines_of", "contact_node"])
+@pytest.mark.parametrize("moment", ["_init_node", pytest.param("machines_of", marks=pytest.mark.proof), "contact_node"])
 def test_a_command_that_is_killed_while_it_makes_one(lab: Shell, moment: str) -> None:
     """Before there is one, before the ledger hears of it, and after."""
     killed = lab.run(*WHO, "2", *TELLS, driver=f"signal:KILL:gpuops.clusters.virtual_nodes:{moment}")
@@ -226,6 +231,11 @@ def test_on_a_host_of_ones_own(shell: Shell, tmp_path: Path, host: Sshd) -> None
     assert told(shell, "sh-1") == ["here", "here"]
     assert sorted(path.name for path in (shell.folder / "runs/sh-1/out").glob("*.pt")) == ["0.pt", "1.pt"]
     assert shell.run("ssh", "lab", "--node", "1", "--", "pwd").stdout.endswith("/lab/n1/project\n")
+    assert shell.run("ssh", "lab", "--", "cat data.txt; echo $((40 + 2))").stdout == "here\n42\n"
+    both = shell.run("ssh", "lab", "--all-nodes", "--", "cat data.txt; pwd >&2; exit 3")
+    assert both.returncode == 3, both.stderr
+    lines = sorted(both.stdout.splitlines())
+    assert [line.split("/lab/")[-1] for line in lines] == ["n0/project", "[n0] here", "n1/project", "[n1] here"]
 
     counting = Counting(shell, tmp_path / "side").start()
     counting.process.send_signal(signal.SIGKILL)

@@ -49,5 +49,5 @@ def test_it_is_asked_again_until_there_is_something(there: tuple[Cloud, Context]
     assert row.lease.money_end == pytest.approx(row.created + 8 * HOURS, abs=1)
     assert [one.name for one in world.ledger.clusters(live=False)] == ["lab"]
     assert said(world).count("asking again for 2 h 00 min\n") == 1
-    assert said(world).count("lab: offer 0, $1.25/h\n") == 1
+    assert said(world).count("offer 0, $1.25/h; until ") == 1
     end(cloud, world, live)

@@ -28,7 +28,7 @@ from gpuops.ledger.rows import ClusterState, RunState
 from gpuops.ledger.store import ClusterRow, Ledger, RunRow
 from gpuops.offers.lease_limits import LeaseLimits
 from tests.conftest import HANG_S, Shell, until
-from tests.fakes.provider import NAME, OWNER, Cloud, Fault, Scripted, surroundings
+from tests.fakes.provider import NAME, OWNER, Cloud, FakeClock, Fault, Scripted, surroundings
 
 ROOT = Path(__file__).parents[3]
 NOW = 1_800_000_000.0
@@ -390,10 +390,10 @@ def test_what_fails_is_told_and_ends_once_it_is_possible(
     lab = cluster(world, state="ending")
     cloud.play(destroy_always=[Fault("KeyError", lie=True)], gone_s=0.3, settle_s=0.0)
     for failures in range(4):
-        assert daemon.run_attempt(world.home, lab, Job.TEND, failures) == 1
+        assert daemon.run_attempt(world.home, lab, Job.TEND, failures) == daemon.ATTEMPT_FAILED
         assert capsys.readouterr().err.count("Z lab: gpuops-") == 1
         said = told(world)
-        assert ("lab cannot be looked after: gpuops-" in said) is (failures + 1 == daemon.NOTICE_FAILURES), said
+        assert ("lab cannot be looked after: gpuops-" in said) is (failures + 1 == schedule.NOTICE_FAILURES), said
     cloud.play(settle_s=0.0)
     assert daemon.run_attempt(world.home, lab, Job.TEND, 4) == 0
     assert cloud.machines() == []
@@ -401,15 +401,52 @@ def test_what_fails_is_told_and_ends_once_it_is_possible(
     assert "Traceback" not in capsys.readouterr().err
 
 
-def test_a_ledger_that_cannot_be_read_is_not_waited_for_for_ever(
-    there: tuple[Cloud, Context], monkeypatch: pytest.MonkeyPatch
+def test_an_attempt_that_cannot_say_why_it_failed_is_told_all_the_same(
+    there: tuple[Cloud, Context], clock: list[float]
 ) -> None:
+    """As while an upgrade replaces its code."""
+    _, world = there
+    office = Office(world, cluster(world, state="ending"))
+    (world.home / start.LOG).write_text("Traceback (most recent call last):\nImportError: cannot import name 'keep'\n")
+    for failures in range(1, 6):
+        assert office.guard.round()
+        office.over(1)
+        assert office.guard.round()
+        clock[0] += schedule.retry_pause_s(failures)
+        said = told(world)
+        assert ("ended with 1: ImportError: cannot import name 'keep'; the guard goes on" in said) is (failures == 3)
+    assert office.guard.round()
+    office.over(daemon.ATTEMPT_FAILED)
+    assert office.guard.round()
+    assert told(world) == "", "it has said so itself"
+
+
+def test_a_ledger_that_cannot_be_read_is_waited_for(there: tuple[Cloud, Context]) -> None:
+    """Ever more seldom, while its home is there: nobody else ends what it names."""
     _, world = there
     (world.home / "owner").write_text(OWNER + "\n")
-    (world.home / "ledger.db").mkdir()
-    monkeypatch.setattr(schedule, "RETRY_S", 0.001)
-    daemon.Guard(world.home, 1).watch()
+    ledger = world.home / "ledger.db"
+    ledger.mkdir()
+    slept: list[float] = []
+
+    class Mended(FakeClock):
+        def sleep(self, seconds: float) -> None:
+            slept.append(seconds)
+            if len(slept) == 50:
+                ledger.rmdir()
+            super().sleep(seconds)
+
+    daemon.Guard(world.home, 1, clock=Mended()).watch()
+    assert len(slept) == 50
+    assert slept[0] == pytest.approx(schedule.RETRY_S, rel=0.1)
+    assert slept[-1] > slept[0]
     assert guard_heartbeat.read(world.home, 1) is None, "no round was completed"
+
+
+def test_a_home_that_is_gone_keeps_no_guard(tmp_path: Path) -> None:
+    clock = FakeClock()
+    daemon.Guard(tmp_path / "removed", 1, clock=clock).watch()
+    assert clock.slept == []
 
 
 def test_a_bug_does_not_end_the_guard(there: tuple[Cloud, Context], monkeypatch: pytest.MonkeyPatch) -> None:
@@ -624,7 +661,7 @@ def test_what_is_begun_while_the_guard_leaves_has_another(
     monkeypatch.setattr("signal.signal", lambda *_: None)
 
     def watch(_: daemon.Guard) -> None:
-        start.ensure(world.home, world.ledger.cluster(lab))
+        start.ensure(world.home, world.ledger.cluster(lab), waits=False)
         assert started == []
         running(world, lab, None)
 

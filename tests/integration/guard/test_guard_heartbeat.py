@@ -48,10 +48,10 @@ def test_a_guard_that_hangs_is_replaced(
 ) -> None:
     begun: list[list[str]] = []
     monkeypatch.setattr("gpuops.core.processes.start_background", lambda argv, **_: begun.append(argv))
-    start.ensure(tmp_path, row())
+    start.ensure(tmp_path, row(), waits=False)
     assert begun == [], "it works"
     monkeypatch.setattr(guard_heartbeat, "STALE_S", 0.0)
-    start.ensure(tmp_path, row())
+    start.ensure(tmp_path, row(), waits=False)
     assert begun == [start.command(tmp_path, 1)]
     until(lambda: not any(one.alive() for one in hanging), "its end, and its child's")
     with FileLock(guard_heartbeat.lock_path(tmp_path, 1), timeout=60):

@@ -84,6 +84,14 @@ def test_the_agent_is_brought_once_and_a_node_begins(tmp_path: Path) -> None:
     connection.close()
 
 
+def test_an_agent_of_which_a_power_cut_kept_the_name_is_brought_again(tmp_path: Path) -> None:
+    agent, _ = bootstrap.build_agent(tmp_path / "cache")
+    path = Path(bootstrap.install_agent(ProcessConnection("here"), str(tmp_path / "root"), agent))
+    path.write_bytes(b"")
+    bootstrap.install_agent(ProcessConnection("here"), str(tmp_path / "root"), agent)
+    assert path.read_bytes() == agent.read_bytes()
+
+
 def test_a_folder_that_cannot_be_made_is_said(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     agent, _ = bootstrap.build_agent(tmp_path / "cache")
     (tmp_path / "file").write_text("")
@@ -106,6 +114,18 @@ def test_tidying_takes_what_is_ours_alone(tmp_path: Path) -> None:
     bootstrap.remove_agent(connection, str(root))
     bootstrap.remove_agent(connection, str(root))
     assert not root.exists()
+
+
+def test_tidying_takes_what_an_end_has_left(tmp_path: Path) -> None:
+    root, beside = tmp_path / ".gpuops-0badcafe", tmp_path / ".gpuops-0badcafe-2.gone-7"
+    for folder in (tmp_path / ".gpuops-0badcafe.gone-7" / "env" / "large", root / "data" / "n0", beside):
+        folder.mkdir(parents=True)
+    (root / "data" / "n0" / "node.json").write_text("{}")
+    bootstrap.remove_agent(ProcessConnection("here"), str(root))
+    assert sorted(tmp_path.iterdir()) == [root, beside], "a node is there, of a cluster called data"
+    (root / "data" / "n0" / "node.json").unlink()
+    bootstrap.remove_agent(ProcessConnection("here"), str(root))
+    assert [*tmp_path.iterdir()] == [beside]
 
 
 def test_a_program_that_says_something_else_is_said() -> None:

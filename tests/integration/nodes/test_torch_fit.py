@@ -56,6 +56,13 @@ def test_a_torch_that_works_nevertheless_is_not(client: AgentClient, python: Pat
     assert ask(client, python, prelude=("export LD_LIBRARY_PATH=/compat",)) == ""
 
 
+def test_a_prelude_that_fails_there_is_named(client: AgentClient, python: Path) -> None:
+    with pytest.raises(NodeError) as caught:
+        ask(client, python, prelude=("module load cuda",))
+    assert caught.value.message == "node0: the prelude line `module load cuda` failed with exit code 127"
+    assert caught.value.hint == "correct it, or go on in spite of it: --prelude 'LINE || true'"
+
+
 @pytest.mark.parametrize(
     ("build", "changes"),
     [

@@ -15,7 +15,7 @@ from typing import Any
 import pytest
 
 from gpuops.core.errors import AuthFailed, NotSetUp, UsageError
-from gpuops.core.settings import load, surroundings
+from gpuops.core.settings import KEYS, load, surroundings
 from gpuops.ledger.store import Ledger
 from gpuops.offers import billing_account as payers
 from provisioners.aws import account as aws_access
@@ -133,10 +133,10 @@ def test_another_spelling_is_the_same_file(tmp_path: Path) -> None:
     """As on file systems that take `.ENV` for `.env`; here by a second name."""
     dotenv(tmp_path, {"RUNPOD_API_KEY": "k"})
     os.link(tmp_path / ".env", tmp_path / ".ENV")
-    payers.refuse_tracked(tmp_path)
+    payers.refuse_tracked(tmp_path, KEYS)
     track(tmp_path, ".ENV")
     with pytest.raises(UsageError, match="git tracks that file"):
-        payers.refuse_tracked(tmp_path)
+        payers.refuse_tracked(tmp_path, KEYS)
 
 
 # ---- looking and ending go on, in the account that was rented in
@@ -233,7 +233,7 @@ def test_looking_and_ending_are_blocked_by_no_file(renter: Renter, words: tuple[
 
 
 def test_reap_asks_both_accounts_and_takes_nothing_back_from_the_second(renter: Renter) -> None:
-    renter.type("status")
+    renter.type("stop")  # which chooses the mark
     renter.fake.add_pod(f"gpuops-{renter.owner}-mine-0")
     renter.fake.add_pod(f"gpuops-{renter.owner}-theirs-0", key=renter.fake.other_key)
     dotenv(renter.desk.folder, {"RUNPOD_API_KEY": renter.fake.other_key})
@@ -264,7 +264,7 @@ def test_the_price_names_who_pays_at_runpod(money: Renter, source: str) -> None:
     assert f"what is rented here: {whose}" in money.type("doctor", "runpod").out
     money.fake.requests.clear()
     money.deaf()
-    assert f"{OFFER}, {whose}\n" in money.type(*UP).err
+    assert f"{OFFER}, {whose}; until " in money.type(*UP).err
     assert len([one for one in money.fake.requests if one.path == "/graphql"]) == 1
     questions: list[str] = []
     money.patch.setattr("gpuops.cli.terminal.output.Output.interactive", True)
@@ -272,7 +272,8 @@ def test_the_price_names_who_pays_at_runpod(money: Renter, source: str) -> None:
         "gpuops.cli.terminal.output.Output.confirm", lambda _, question: bool(questions.append(question))
     )
     assert money.type(*(word for word in UP if word != "--yes")).code == 2
-    assert questions == [f"{OFFER}, {whose}: go?"]
+    (question,) = questions
+    assert question.startswith(f"{OFFER}, {whose}; until ")
 
 
 @pytest.mark.parametrize("how", ["no package", "denied", "no address", "cut"])

@@ -19,7 +19,7 @@ from gpuops.clusters import adoption
 from gpuops.clusters.run_files_on_nodes import MTIME_MAX_NS, LaunchSpec, Traces, parse_spec
 from gpuops.commands.doctor.examine import read_document
 from gpuops.core.errors import ConnectionLost, MalformedAnswer
-from gpuops.core.safe_folder import may_come
+from gpuops.core.safe_paths import may_come
 from gpuops.nodes import bootstrap
 from gpuops.sync.log_mirror import mirror
 from gpuops.sync.merged_outputs import OutFolder
@@ -75,10 +75,17 @@ def bulk(node, mode, arguments, stdin):
             tar.addfile(member, io.BytesIO(b"by 1" if name == "made.pt" else b"bad"))
     return made.getvalue()
 """
-BAD_NAMES = [".gpuops.json/x.pt", "x" * 256 + ".pt", "é" * 130 + ".pt", "d/" * 900 + "x.pt", ("d" * 200 + "/") * 12]
+BAD_NAMES = [".gpuops.jsonl/x.pt", "x" * 256 + ".pt", "é" * 130 + ".pt", "d/" * 900 + "x.pt", ("d" * 200 + "/") * 12]
 
 
-@pytest.mark.parametrize("name", BAD_NAMES, ids=["ours", "long", "long-utf8", "deep", "path"])
+@pytest.mark.parametrize(
+    "name",
+    [
+        *BAD_NAMES[:2],
+        *(pytest.param(name, marks=pytest.mark.proof) for name in BAD_NAMES[2:]),
+    ],  # what is too long: below
+    ids=["ours", "long", "long-utf8", "deep", "path"],
+)
 def test_a_name_that_nothing_can_have_here_keeps_no_result_away(shell: Shell, lie: Lie, name: str) -> None:
     lie(NAMES.format(names=[name.rstrip("/") + ".pt"]))
     shell.write("job.py", JOB)
@@ -89,7 +96,7 @@ def test_a_name_that_nothing_can_have_here_keeps_no_result_away(shell: Shell, li
     (out,) = shell.folder.glob("runs/*/out")
     assert (out / "made.pt").read_text() == "by 0", done.stderr
     assert (out / "node1" / "made.pt").read_text() == "by 1"
-    assert isinstance(json.loads((out / ".gpuops.json").read_text())["held"], dict)
+    assert {"made.pt"} <= OutFolder(RunHome(out.parent)).memory().held.keys()
 
 
 def test_names_that_may_come() -> None:

@@ -21,10 +21,12 @@ from hypothesis import strategies as st
 from gpuops.core import safe_folder
 from gpuops.core.errors import GpuopsError, NodeError, UsageError
 from gpuops.core.platform import System
-from gpuops.core.safe_folder import SafeFolder, is_gits, is_inside
+from gpuops.core.safe_folder import SafeFolder
+from gpuops.core.safe_paths import is_gits, is_inside
 from gpuops.sync.archive import unpack
 from gpuops.sync.download import Reception, receive_files
-from gpuops.sync.merged_outputs import MEMORY_FILE, OutFolder
+from gpuops.sync.merged_outputs import OutFolder
+from gpuops.sync.merged_outputs_journal import DOCUMENT_FILE, JOURNAL_FILE
 from gpuops.sync.merged_outputs_record import Arrival
 from gpuops.sync.project_files import read_entry
 from gpuops.sync.run_folder import RunHome
@@ -245,7 +247,7 @@ def planted(folder: Path, link: str, target: Path) -> None:
     [
         "runs/r-1", "runs/r-1/out", "runs/r-1/logs", "runs/r-1/logs/node0", "runs/r-1/logs/node0/launcher.out",
         "runs/r-1/incoming", "runs/r-1/out/sub", "runs/r-1/out/sub/a.pt", "runs/r-1/out/.gpuops.json",
-        "runs/r-1/.publish.tmp", "runs/r-1/run.json", "runs/.lock", "runs/.gitignore",
+        "runs/r-1/out/.gpuops.jsonl", "runs/r-1/.publish.tmp", "runs/r-1/run.json", "runs/.lock", "runs/.gitignore",
     ],
 )  # fmt: skip
 @pytest.mark.usefixtures("way")
@@ -260,7 +262,8 @@ def test_below_runs_no_link_is_followed(tmp_path: Path, link: str) -> None:
         before = everything(outside)
         home = RunHome(project / "runs" / "r-1")
         for act in (home.create, lambda home=home: home.write_record(RunRecord()), lambda home=home: publish(home),
-                    lambda home=home: log(home), lambda home=home: OutFolder(home).clear_dead()):  # fmt: skip
+                    lambda home=home: log(home), lambda home=home: OutFolder(home).clear_dead(),
+                    home.flush):  # fmt: skip
             with suppress(GpuopsError, OSError):
                 act()
         assert everything(outside) == before
@@ -281,9 +284,30 @@ def log(home: RunHome) -> None:
 def test_a_memory_that_was_brought_along_leads_nowhere(tmp_path: Path, place: Any) -> None:
     home = RunHome(tmp_path / "runs" / "r-1")
     home.create()
-    memory = {"held": {"a.pt": {"0": [[1, 1], "s", place]}}, "written": {}}
-    (home.out / MEMORY_FILE).write_text(json.dumps(memory))
+    held, written = {"0": [[1, 1], "s", place]}, {str(place) if place != 3 else "..": ["s", []]}
+    (home.out / DOCUMENT_FILE).write_text(json.dumps({"held": {"a.pt": held}, "written": {}}))
     assert OutFolder(home).memory().held == {}
+    lines = [{"schema": 1, "journal": "x"}, {"path": "a.pt", "held": held, "written": {}},
+             {"path": "b.pt", "held": {}, "written": written}]  # fmt: skip
+    (home.out / JOURNAL_FILE).write_text("".join(json.dumps(line) + "\n" for line in lines))
+    memory = OutFolder(home).memory()
+    assert (memory.held, memory.written) == ({}, {})
+
+
+@pytest.mark.usefixtures("way")
+def test_what_is_flushed(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Every log, whatever way there is to it, and nothing that a link or a pipe leads to."""
+    home = RunHome(tmp_path / "runs" / "r-1")
+    home.flush()  # nothing is there yet
+    log(home)
+    (tmp_path / "mine").write_text("mine")
+    planted(home.path, "logs/node0/mine", tmp_path / "mine")
+    os.mkfifo(home.path / "logs" / "node0" / "pipe")
+    flushed: set[int] = set()
+    monkeypatch.setattr(safe_folder.os, "fsync", lambda handle: flushed.add(os.fstat(handle).st_ino))
+    home.flush()
+    assert home.log(0, "launcher.out").stat().st_ino in flushed
+    assert (tmp_path / "mine").stat().st_ino not in flushed
 
 
 # --- the writer itself ---------------------------------------------------------------------------
@@ -469,7 +493,7 @@ def test_hostile_members_by_every_way_home(tmp_path: Path, capsys: pytest.Captur
     there = [path for path in (tmp_path / "project").rglob("*") if path.is_symlink() or is_gits(path.name)]
     assert not there
     assert {path.name for path in home.path.iterdir()} <= {"out", "saved"}
-    assert not [path for path in home.path.rglob("*") if path.is_file() and path.name != MEMORY_FILE]
+    assert not [path for path in home.path.rglob("*") if path.is_file() and path.name != JOURNAL_FILE]
     with capsys.disabled():
         print("\nhostile members refused: " + ", ".join(f"{count} {way}" for way, count in counts.items()))
 
@@ -481,6 +505,7 @@ SYNC = (
     "pull_edits",
     "restore_snapshots",
     "merged_outputs",
+    "merged_outputs_journal",
     "merged_outputs_record",
     "archive",
     "download",

@@ -14,7 +14,7 @@ from gpuops.agent.files import output_files
 from gpuops.agent.node import Node, Refusal, write_json
 from gpuops.core.errors import ConnectionLost, NodeRefused
 from gpuops.sync.download import DEFAULT_OUTS, FetchReport, fetch
-from gpuops.sync.merged_outputs import MEMORY_FILE
+from gpuops.sync.merged_outputs_journal import JOURNAL_FILE
 from gpuops.sync.run_folder import RunHome
 from gpuops.transport.connection import ProcessChannel
 from gpuops.transport.rpc import Items, Stream
@@ -157,5 +157,5 @@ class Scene:
     def out(self) -> dict[str, bytes]:
         """Every file in out/ but our memory, and incoming/ may not be left."""
         assert not self.home.incoming.exists()
-        files = [path for path in self.home.out.rglob("*") if path.is_file() and path.name != MEMORY_FILE]
+        files = [path for path in self.home.out.rglob("*") if path.is_file() and path.name != JOURNAL_FILE]
         return {path.relative_to(self.home.out).as_posix(): path.read_bytes() for path in files}

@@ -22,6 +22,27 @@ def test_home_is_kept_from_git_and_a_users_gitignore_stays(tmp_path: Path) -> No
     assert home.path == tmp_path / "runs" / RUN
 
 
+def test_of_several_that_claim_a_folder_one_gets_it(tmp_path: Path) -> None:
+    first, second = RunHome(tmp_path / "runs" / RUN), RunHome(tmp_path / "runs" / RUN)
+    assert first.claim()
+    assert not second.claim()
+    assert (tmp_path / "runs/.gitignore").read_text() == "*\n"
+
+
+@pytest.mark.parametrize("with_runs", [True, False])
+def test_an_unused_folder_goes_and_one_with_a_result_stays(tmp_path: Path, with_runs: bool) -> None:
+    if with_runs:
+        (tmp_path / "runs").mkdir()  # TensorBoard's
+    unused, used = RunHome(tmp_path / "runs/a-1"), RunHome(tmp_path / "runs/a-2")
+    for home in (unused, used):
+        home.claim()
+    (used.out / "model.pt").write_bytes(b"")
+    for home in (unused, used):
+        home.remove_unused()
+    assert not unused.path.exists()
+    assert (used.out / "model.pt").exists()
+
+
 def test_the_record_is_replaced_whole(tmp_path: Path) -> None:
     home = RunHome(tmp_path / "runs" / RUN)
     home.write_record(RunRecord(run=RUN, kept="x" * 100_000))
@@ -43,3 +64,9 @@ def test_a_file_where_the_home_should_be_is_one_sentence(tmp_path: Path, name: s
     (tmp_path / name).write_text("in the way")
     with pytest.raises(GpuopsError, match="cannot write to"):
         home.create()
+
+
+def test_a_file_where_all_homes_should_be_is_one_sentence_to_who_claims_one(tmp_path: Path) -> None:
+    (tmp_path / "runs").write_text("in the way")
+    with pytest.raises(GpuopsError, match="cannot write to"):
+        RunHome(tmp_path / "runs" / RUN).claim()

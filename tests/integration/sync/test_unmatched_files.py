@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 import os
+import stat
 from pathlib import Path
 from types import SimpleNamespace
 from typing import cast
@@ -146,6 +147,23 @@ def test_what_is_saved_of_one_cluster_is_not_overwritten_by_the_next(
     assert {path.parent.parent.name: path.read_text() for path in runs.glob("*/node0/notes.txt")} == {
         "lab-left": "first, once more", "lab-left-2": "second, once more", "lab-left-3": "third",
     }  # fmt: skip
+
+
+def test_what_is_saved_is_on_the_disk_before_its_node_may_go(
+    nobodys: Context, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The file's bytes, and the folder in which it was renamed, which was flushed after that."""
+    on_disk: list[tuple[int, list[str]]] = []
+
+    def fsync(handle: int) -> None:
+        is_folder = stat.S_ISDIR(os.fstat(handle).st_mode)
+        on_disk.append((os.fstat(handle).st_ino, os.listdir(handle) if is_folder else []))
+
+    monkeypatch.setattr("gpuops.core.safe_folder.os.fsync", fsync)
+    list(pull_edits.save_cluster_edits(nobodys, row(tmp_path, "one"), Silent()))
+    folder = tmp_path / "runs" / "lab-left" / "node0"
+    assert (folder / "notes.txt").stat().st_ino in [inode for inode, _ in on_disk]
+    assert (folder.stat().st_ino, ["notes.txt"]) in on_disk
 
 
 def test_what_lies_in_the_project_already_is_not_saved_again(nobodys: Context, tmp_path: Path) -> None:

@@ -136,7 +136,8 @@ def snapshot(tmp_path: Path) -> Memory:
 
 def put_back(tmp_path: Path, memory: Memory, *argv: str) -> None:
     client = SimpleNamespace(label="node0", bulk=lambda *_: ProcessChannel(argv))
-    restore_snapshots._send_files("project", SafeFolder(tmp_path), memory, (0, cast(AgentClient, client)))
+    places = restore_snapshots.select_places(memory, 0)
+    restore_snapshots._send_files("project", "r-1", SafeFolder(tmp_path), (cast(AgentClient, client), places))
 
 
 @pytest.mark.parametrize(

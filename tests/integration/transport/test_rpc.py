@@ -305,6 +305,8 @@ def test_an_agent_of_another_version_is_refused(dial: Dial) -> None:
         session._read_hello("lab", dial(hello_agent(PROTOCOL + 1, 0)))
     assert caught.value.message == "node0 was started by another version of gpuops"
     assert (caught.value.hint, caught.value.kind) == ("gpuops down lab", "protocol")
+    hello, _ = session._read_hello("lab", dial(hello_agent(PROTOCOL + 1, 0)), any_version=True)
+    assert hello is None, "nothing else that it says of itself is relied on"
 
 
 def test_nodes_are_logged_in_to_at_once(tmp_path: Path) -> None:

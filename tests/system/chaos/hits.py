@@ -26,6 +26,7 @@ import psutil
 
 from tests.conftest import Shell, until
 from tests.fakes.runpod import Fault, Request
+from tests.processes import command_line
 
 KILLS = ("before", "after", "sent")
 LIVES = ("cut", "dropped", "broken", "silent")
@@ -202,8 +203,5 @@ def guards(shell: Shell) -> list[int]:
 
 
 def is_guard(pid: int, home: Path) -> bool:
-    try:
-        words = psutil.Process(pid).cmdline()
-    except psutil.Error:
-        return False
+    words = command_line(pid)
     return "gpuops.guard.daemon" in words and str(home) in words

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import json
 import signal
-import time
 from collections.abc import Callable
 from dataclasses import dataclass, field
 from functools import partial
@@ -12,7 +11,7 @@ from pathlib import Path
 from typing import Any
 
 from tests.conftest import Shell, until
-from tests.files import change
+from tests.files import expire_lease
 from tests.integration.cli.counting import Counting
 from tests.system.lab.hosts import Host, Lab
 
@@ -99,7 +98,7 @@ def end_lease(host: Host) -> None:
     """A node's lease is over: at this moment, however long a busy machine took to come to it."""
     (lease,) = root(host).glob("root/.gpuops-*/*/n*/lease.json")
     assert json.loads(lease.read_text())["hard_wall"], "it has no end"
-    change(lease, hard_wall=time.time())
+    expire_lease(lease)
 
 
 def ours(host: Host) -> set[str]:

@@ -144,6 +144,7 @@ def test_a_notice_moves_the_run_to_the_next_zone(cloud: FakeAWS, laptop: Laptop)
     assert loss["say"].startswith(f"reclaimed by AWS at step {loss['step']} (node1")
 
 
+@pytest.mark.proof  # test_crash_replaced.py does the same without torch, and loses an answer besides
 def test_machines_that_go_without_a_notice(cloud: FakeAWS, laptop: Laptop) -> None:
     """What came home while the run went on is what it goes on from."""
     process, node1 = begin(cloud, laptop)

@@ -14,11 +14,13 @@ WORK = ["--", "sh", "-c", "echo working; sleep 0.3; echo made > made.pt"]
 @pytest.mark.parametrize(
     "point",
     [
-        "commit:2",
+        pytest.param(
+            "commit:2", marks=pytest.mark.proof
+        ),  # every commit: tests/system/chaos, on nodes of this computer
         "signal:KILL:gpuops.nodes.bootstrap:install_agent",
-        "signal:KILL:gpuops.nodes.bootstrap:init",
+        pytest.param("signal:KILL:gpuops.nodes.bootstrap:init", marks=pytest.mark.proof),
         "signal:KILL:gpuops.clusters.readiness:contact_cluster",
-        "commit:7",
+        pytest.param("commit:7", marks=pytest.mark.proof),
         "call:start:1:KILL",
         "signal:KILL:gpuops.commands.train:finish",
         "signal:KILL:gpuops.commands.end_after_run:tear_down",

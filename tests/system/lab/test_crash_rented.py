@@ -97,13 +97,15 @@ class AtRunPod:
 
     @classmethod
     def is_first(cls, command: str, hit: Hit) -> bool:
-        """Whether it is played every time; what is asked again at the same stage once."""
+        """Whether it is played every time: `run` at each stage, once where nothing is changed, and by every way as it
+        ends; the others where they go ways of their own. tests/system/chaos hits every request, without machines."""
         if command == "train":
             return hit.point == Point(cls.LOOK) and hit.how == "after"
-        if command == "run":
-            again = (Point(cls.LOOK, 2), Point(cls.LIST_ALL, 2))
-            return hit.point not in (Point(cls.GPUS), Point(cls.GPUS, 2), Point(cls.LIST_ALL), *again)
-        return hit.point in (Point(cls.LIST), Point(cls.END))
+        if command == "down":
+            return hit.point == Point(cls.END) and hit.how != "before"
+        lives = (Point(cls.CREATE), Point(cls.LOOK))
+        killed = (Point(cls.LIST), *lives, Point(cls.LIST, 2), Point(cls.LOOK, since=cls.END))
+        return hit.point == Point(cls.END) or hit.point in {"after": killed, "cut": lives}.get(hit.how, ())
 
 
 class AtAws:
@@ -116,10 +118,10 @@ class AtAws:
 
     @classmethod
     def is_first(cls, command: str, hit: Hit) -> bool:
-        """Whether it is played every time."""
+        """Whether it is played every time: where it lives on, and where a run has ended, or there is none yet."""
         if command == "run":
-            return hit.point.at == cls.END or hit.how != "before"
-        return hit.how == "after"
+            return hit.how == "cut" or (hit.point.at == cls.END and hit.how == "after")
+        return command == "train" and hit.how == "after"
 
 
 def hit_at(cloud: type[RentedCloud], points: dict[str, tuple[Point, ...]], hows: tuple[str, ...]) -> list[Case]:

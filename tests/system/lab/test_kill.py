@@ -8,20 +8,30 @@ from tests.conftest import HANG_S
 from tests.integration.cli.counting import PLAIN, TORCHRUN
 from tests.system.lab.laptop import Begin, Laptop
 
+ENDS: dict[str, tuple[tuple[str, ...], int, str]] = {
+    "worker": (TORCHRUN, 1, "rank 1 on node1 was ended by SIGKILL"),
+    "launcher": (TORCHRUN, 1, "torchrun on node1 was ended by SIGKILL"),
+    "agent": (PLAIN, 4, "the run was lost on node1: "),
+    "watchdog": (PLAIN, 4, "the run was lost on node1: "),
+}
+FIRST = (("launcher", False), ("watchdog", False), ("worker", True), ("agent", True))
+"""Each process, and each kind of end, watched and not: how a run comes to it is the same on nodes of this computer."""
+
 
 @pytest.mark.parametrize(
-    ("what", "kind", "code", "say"),
+    ("what", "alone"),
     [
-        ("worker", TORCHRUN, 1, "rank 1 on node1 was ended by SIGKILL"),
-        ("launcher", TORCHRUN, 1, "torchrun on node1 was ended by SIGKILL"),
-        ("agent", PLAIN, 4, "the run was lost on node1: "),
-        ("watchdog", PLAIN, 4, "the run was lost on node1: "),
+        pytest.param(
+            *(what, alone),
+            marks=[pytest.mark.proof] * ((what, alone) not in FIRST),
+            id=f"{what}, {'with the command dead' if alone else 'watched'}",
+        )
+        for what in ENDS
+        for alone in (False, True)
     ],
 )
-@pytest.mark.parametrize("alone", [False, True], ids=["watched", "with the command dead"])
-def test_a_process_is_killed_on_a_host(
-    begin: Begin, what: str, kind: tuple[str, ...], code: int, say: str, alone: bool
-) -> None:
+def test_a_process_is_killed_on_a_host(begin: Begin, what: str, alone: bool) -> None:
+    kind, code, say = ENDS[what]
     counting = begin("deaf", kind=kind)
     if alone:
         counting.kill_the_command()

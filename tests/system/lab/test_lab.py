@@ -404,6 +404,7 @@ dist.destroy_process_group()
 """
 
 
+@pytest.mark.proof  # test_launch.py does the same with gpuops
 @needs_torch
 @pytest.mark.real_torch
 def test_two_hosts_train_with_plain_torchrun(lab: Lab) -> None:

@@ -37,17 +37,26 @@ def test_a_lost_book_of_hosts_changes_nothing_for_down(lab: Lab, laptop: Laptop)
     laptop.expect_hosts_clean(host)
 
 
-def test_nodes_whose_agent_somebody_removed_are_not_called_gone(lab: Lab, laptop: Laptop) -> None:
+def test_nodes_whose_agent_somebody_removed_are_ended_by_another(lab: Lab, laptop: Laptop) -> None:
     host = lab.host("a")
     laptop.up(host)
     (agents,) = root(host).glob("root/.gpuops-*/agent")
-    aside = agents.with_name("aside")
-    agents.rename(aside)
+    agents.rename(root(host) / "root" / "aside")
     down = laptop.run("down", "lab", "--force")
-    assert down.returncode == 5, down.stderr
-    assert "somebody has removed the agent there" in down.stderr
-    aside.rename(agents)
-    assert laptop.run("down", "lab").returncode == 0
+    assert down.returncode == 0, down.stderr
+    laptop.expect_hosts_clean(host)
+
+
+def test_down_brings_home_what_was_edited_where_the_agent_was_removed(lab: Lab, laptop: Laptop) -> None:
+    host = lab.host("a")
+    laptop.up(host)
+    assert laptop.run("push").returncode == 0
+    assert host.run(["sh", "-c", f"echo kept > {project(host)}/notes.txt"]).returncode == 0
+    (agents,) = root(host).glob("root/.gpuops-*/agent")
+    agents.rename(root(host) / "root" / "aside")
+    down = laptop.run("down", "lab")
+    assert down.returncode == 0, down.stderr
+    assert (laptop.folder / "runs" / "lab-left" / "node0" / "notes.txt").read_text() == "kept\n"
     laptop.expect_hosts_clean(host)
 
 

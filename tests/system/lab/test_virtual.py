@@ -86,6 +86,9 @@ def test_four_nodes_on_two_machines(laptop: Laptop, houses: Any) -> None:
     trained = laptop.run("train", "multinode", "--nodes", "4", "--gpus", "1", "--workload", "toy", "--", "2", "1")
     assert trained.returncode == 0, trained.stderr
     assert trained.stderr.splitlines()[-1] == "all 4 ranks ended well"
+    assert "code     gpuops 0.1.0, workload toy" in trained.stderr
+    assert "Epoch 1" in trained.stdout
+    assert "Epoch 2" not in trained.stdout
     assert laptop.run("down", "lab").returncode == 0
 
 

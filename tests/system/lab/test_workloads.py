@@ -76,21 +76,23 @@ def test_a_workload_reads_data_that_were_sent(laptop: Laptop, name: str) -> None
     assert "all 2 ranks ended well" in done.stderr
     assert "data: kept in" not in done.stderr, "nothing is downloaded"
     assert (home(laptop, f"{name}-1") / "snapshots" / name / "last").exists()
-    assert {path.name for path in home(laptop, f"{name}-1").iterdir()} - {".gpuops.json"} <= {"snapshots", "outputs"}
+    assert {path.name for path in home(laptop, f"{name}-1").iterdir()} - {".gpuops.jsonl"} <= {"snapshots", "outputs"}
     for host in laptop.lab.hosts[:2]:
         (there,) = root(host).glob(f"root/.gpuops-*/lab/n?/data*/{name}")
         assert {path.name for path in there.iterdir()} == {path.name for path in data.iterdir()}
 
 
+@pytest.mark.proof
 @pytest.mark.parametrize(
     ("gpus", "line", "steps"),
     [
         (2, "[n1 r3] [GPU3] Epoch 47 | Batchsize: 32 | Steps: 16", 800),
-        pytest.param(8, "[n1 r11] [GPU11] Epoch 47 | Batchsize: 32 | Steps: 4", 200, marks=pytest.mark.proof),
+        (8, "[n1 r11] [GPU11] Epoch 47 | Batchsize: 32 | Steps: 4", 200),
     ],
     ids=["4 ranks", "16 ranks"],
 )
 def test_toy_on_many_ranks_says_the_tutorials_line(laptop: Laptop, gpus: int, line: str, steps: int) -> None:
+    """The line of so many ranks, without hosts: tests/system/train/test_toy.py; toy on hosts: test_virtual.py."""
     words = ("train", "multinode", "--gpus", str(gpus), "--cluster", "lab", "--workload", "toy")
     done = laptop.run(*words, "--", "50", "10")
     assert done.returncode == 0, done.stderr

@@ -28,6 +28,7 @@ def test_the_wheel_holds_the_packages_and_nothing_else_on_top(content: set[str])
     assert {top for top in tops if not top.endswith(".dist-info")} == {"gpuops", "provisioners"}
     sources = {str(path.relative_to(ROOT)) for top in ("gpuops", "provisioners") for path in (ROOT / top).rglob("*.py")}
     assert sources <= content
+    assert {"gpuops/py.typed", "provisioners/py.typed"} <= content, "whoever writes a provider checks types against it"
 
 
 def test_the_wheel_holds_the_workloads_with_their_data_and_no_snapshots(content: set[str]) -> None:

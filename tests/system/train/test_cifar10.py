@@ -38,7 +38,9 @@ def data(tmp_path_factory: pytest.TempPathFactory) -> Path:
 # ---- training -------------------------------------------------------------------------------------------------------
 
 
-@pytest.mark.parametrize("ranks", [1, 2, 4])
+@pytest.mark.parametrize(
+    "ranks", [pytest.param(1, marks=pytest.mark.proof), 2, pytest.param(4, marks=pytest.mark.proof)]
+)  # digits and toy learn in worlds of every size
 def test_learns(world, data: Path, tmp_path: Path, program: ModuleType, ranks: int) -> None:
     """Below what a softmax in front of cross_entropy would hold the loss at, in any world."""
     batch = str(40 // ranks)

@@ -103,6 +103,7 @@ def test_data_missing_on_the_second_node_only_is_said_by_the_first(world, tmp_pa
     assert refused == "error: digits.csv.gz is missing; --data names the folder that has digits.csv.gz (rank 1)"
 
 
+@pytest.mark.proof  # test_bad_input.py has one by torchrun
 def test_under_torchrun_a_refusal_is_said_once(launch, tmp_path: Path) -> None:
     code, out, err = launch("digits.py", "1", "--data", str(tmp_path), ranks=2)
     assert (code, out) == (1, [])

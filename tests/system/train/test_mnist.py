@@ -39,7 +39,14 @@ def data(tmp_path_factory: pytest.TempPathFactory) -> Path:
 # ---- training -------------------------------------------------------------------------------------------------------
 
 
-@pytest.mark.parametrize(("ranks", "on"), [(1, "1 thread"), (2, "2 x 1 thread"), (4, "4 x 1 thread")])
+@pytest.mark.parametrize(
+    ("ranks", "on"),
+    [
+        pytest.param(1, "1 thread", marks=pytest.mark.proof),  # digits and toy learn in worlds of every size
+        (2, "2 x 1 thread"),
+        pytest.param(4, "4 x 1 thread", marks=pytest.mark.proof),
+    ],
+)
 def test_learns(world, data: Path, tmp_path: Path, program: ModuleType, ranks: int, on: str) -> None:
     batch = str(32 // ranks)
     out = world("mnist.py", "2", "2", "--data", str(data), "--batch_size", batch, ranks=ranks).succeed().out()
@@ -80,7 +87,15 @@ def digest(weights: dict[str, Tensor]) -> bytes:
     return b"".join(tensor.numpy().tobytes() for tensor in weights.values())
 
 
-@pytest.mark.parametrize(("ranks", "where"), [(0, "1 rank (1 node x 1), gloo"), (2, "2 ranks (1 node x 2), gloo")])
+@pytest.mark.parametrize(
+    ("ranks", "where"),
+    [
+        pytest.param(
+            0, "1 rank (1 node x 1), gloo", marks=pytest.mark.proof
+        ),  # test_digits.py starts plain python, too
+        (2, "2 ranks (1 node x 2), gloo"),
+    ],
+)
 def test_by_real_launchers(launch, data: Path, ranks: int, where: str) -> None:
     """Plain python and torchrun."""
     code, out, err = launch("mnist.py", "1", "--data", str(data), "--device", "cpu", ranks=ranks)

@@ -35,7 +35,9 @@ def data(tmp_path_factory: pytest.TempPathFactory) -> Path:
 # ---- learning and judging -------------------------------------------------------------------------------------------
 
 
-@pytest.mark.parametrize("ranks", [1, 2, 4])
+@pytest.mark.parametrize(
+    "ranks", [pytest.param(1, marks=pytest.mark.proof), 2, pytest.param(4, marks=pytest.mark.proof)]
+)  # digits and toy learn in worlds of every size
 def test_finds_what_popularity_does_not(world, data: Path, tmp_path: Path, ranks: int) -> None:
     arguments = ("10", "5", "--data", str(data), "--batch_size", str(32 // ranks))
     out = world("movielens.py", *arguments, ranks=ranks).succeed().out()

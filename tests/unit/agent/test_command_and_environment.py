@@ -26,7 +26,9 @@ def test_a_prelude_never_quotes_the_command() -> None:
     found = command_and_environment.with_prelude(
         ["module load cuda"], ["echo", "$(x)"], which=lambda name: f"/bin/{name}"
     )
-    assert found == ["/bin/bash", "-c", 'module load cuda\nexec "$@"', "/bin/bash", "echo", "$(x)"]
+    script = command_and_environment.prelude_script(["module load cuda"])
+    assert found == ["/bin/bash", "-c", script, "/bin/bash", "echo", "$(x)"]
+    assert script.endswith('\nexec "$@"')
     assert command_and_environment.with_prelude(["x"], ["echo"], which=lambda _: None)[0] == "/bin/sh"
 
 

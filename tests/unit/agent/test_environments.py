@@ -38,3 +38,54 @@ def test_a_wait_for_anothers_environment_beats_until_its_client_leaves(
         guard.cancel()
     assert items[0] == {"say": "waiting for the environment that is being made already"}
     assert [list(item) for item in items[1:]] == [["beat"], ["beat"]]
+
+
+RETRY = b"""WARNING: Retrying (Retry(total=%d, connect=None, read=None, redirect=None, status=None)) after connection \
+broken by 'NewConnectionError(': Failed to establish a new connection: [Errno -3]')': /whl/cpu/torch/
+"""
+
+
+def test_a_host_without_internet_is_told_once() -> None:
+    items: list[dict[str, Any]] = []
+    lines = environments.LineReporter(items.append)
+    for left in (1, 0):
+        lines.feed(RETRY % left)
+    lines.feed(b"ERROR: No matching distribution found for torch<2.14,>=2.4\n")
+    assert [item["say"] for item in items] == [
+        "no package index answers; trying on (this host has no internet? --python PATH)",
+        "ERROR: No matching distribution found for torch<2.14,>=2.4",
+    ]
+    assert lines.error_line() == (
+        "no package index answers: ERROR: No matching distribution found for torch<2.14,>=2.4"
+    )
+
+
+@pytest.mark.parametrize(("given", "retries"), [({}, "2"), ({"PIP_RETRIES": "9"}, "9")])
+def test_pip_gives_up_soon_unless_the_machine_says_otherwise(
+    monkeypatch: pytest.MonkeyPatch, given: dict[str, str], retries: str
+) -> None:
+    monkeypatch.delenv("PIP_RETRIES", raising=False)
+    for name, value in given.items():
+        monkeypatch.setenv(name, value)
+    seen: list[dict[str, str]] = []
+
+    def spawn(_argv: Any, *, env: dict[str, str], **_: Any) -> Any:
+        seen.append(env)
+        raise FileNotFoundError(2, "No such file or directory")
+
+    with pytest.raises(environments.Refusal, match="cannot be started"):
+        environments._run_step(["pip"], lambda _: None, spawn, {"PIP_USER"})
+    assert seen[0]["PIP_RETRIES"] == retries
+
+
+@pytest.mark.parametrize(
+    ("index", "named"),
+    [("", "the package index,"), ("https://me:token@mirror/simple", "https://mirror/simple,")],
+)
+def test_the_hint_names_the_index_that_was_asked_without_its_login(index: str, named: str) -> None:
+    def spawn(*_: Any, **__: Any) -> Any:
+        raise FileNotFoundError(2, "No such file or directory")
+
+    with pytest.raises(environments.Refusal) as refused:
+        environments._run_step(["pip"], lambda _: None, spawn, (), index)
+    assert f"the node reaches {named} name another index (export GPUOPS_TORCH_INDEX=URL)" in refused.value.hint

@@ -44,12 +44,31 @@ def test_a_wall_clock_set_back_lengthens_nothing() -> None:
     assert left(renewed_lease(START, 100.0, None), after(90, wall_jump=-5000)) == 10
 
 
-def test_a_wall_clock_set_forward_ends_it() -> None:
-    assert left(renewed_lease(START, 100.0, None), after(10, wall_jump=5000)) == -4910
+@pytest.mark.parametrize(
+    ("jump", "remaining"), [(0.0, 90.0), (60.0, 30.0), (-60.0, 90.0), (61.0, 90.0), (20_000.0, 90.0), (-20_000.0, 90.0)]
+)
+@pytest.mark.parametrize("noted", [renewed_lease(START, 100.0, None), first_lease(START, 100.0, None, None)])
+def test_a_wall_clock_that_was_set_ends_nothing(noted: Lease, jump: float, remaining: float) -> None:
+    """A small difference may be a clock's error, and the earlier end wins; a jump is none."""
+    assert left(noted, after(10, wall_jump=jump)) == remaining
+    assert left(noted, after(101, wall_jump=jump)) <= -1.0, "and it keeps nothing alive"
+
+
+def test_where_boots_have_no_id_the_earlier_end_wins() -> None:
+    """After a new start the monotonic clock is behind, however long ago the old one was."""
+    noted = renewed_lease(START._replace(boot_id=""), 100.0, None)
+    for seconds, jump, remaining in ((101, 5000.0, -5001.0), (10, -5000.0, 90.0)):
+        assert left(noted, after(seconds, wall_jump=jump)._replace(boot_id="")) == remaining
+
+
+def test_an_earlier_agent_noted_no_second_clock_for_its_boot_lease() -> None:
+    assert left(first_lease(START, 100.0, None, None)._replace(boot_mono=None), after(10, wall_jump=5000)) == -4910
 
 
 def test_after_a_reboot_only_the_wall_counts() -> None:
     assert left(renewed_lease(START, 100.0, None), after(90, reboot=True)) == 10
+    assert left(first_lease(START, 100.0, None, None), after(90, reboot=True)) == 10
+    assert left(first_lease(START, 100.0, None, None), after(90, wall_jump=5000, reboot=True)) == -4990
 
 
 @given(seconds=st.floats(0, 1e6), jump=st.floats(-1e6, 1e6), ends_in=st.floats(0, 1e6))
@@ -112,7 +131,7 @@ def test_two_who_extend_it_at_once(tmp_path: Path, monkeypatch: pytest.MonkeyPat
     real = os.replace
 
     def replace(source: str, target: str) -> None:
-        if ends:  # another thread of the agent, just before the first one's file has its name
+        if ends and target == node.path("lease.json"):  # another thread, just before the first one's file has its name
             other = threading.Thread(target=lease_clock.lease, args=(node, {"ends_in": ends.pop()}, None))
             other.start()
             other.join(60)

@@ -34,7 +34,7 @@ def put(node: Node, path: str, data: bytes = b"x") -> Path:
 def start(node: Node, patterns: list[str]) -> None:
     """What the agent's `start` leaves in the run's folder."""
     write_json(node.path("runs", "digits-1", "spec.json"), {"tree": "project", "outs": patterns})
-    write_json(node.path("runs", "digits-1", "inventory.json"), output_files.list_outputs(node, "project", patterns))
+    write_json(node.path("runs", "digits-1", "inventory.json"), output_files.take_inventory(node, "project", patterns))
 
 
 def ask(verb: Any, node: Node, **args: Any) -> tuple[dict[str, Any], list[dict[str, Any]]]:
@@ -136,6 +136,45 @@ def test_a_file_rewritten_with_the_same_size_is_new(node: Node) -> None:
     assert answer["files"] == [["snapshot.pt", 3, 1]]
 
 
+def test_a_file_rewritten_with_the_same_size_and_time_is_new(node: Node) -> None:
+    file = put(node, "snapshot.pt", b"old")
+    os.utime(file, ns=(1, 1))
+    start(node, ["*.pt"])
+    other = put(node, "draft", b"new")
+    os.utime(other, ns=(1, 1))
+    other.replace(file)
+
+    answer, _ = ask(output_files.outs, node, run="digits-1", patterns=["*.pt"])
+
+    assert answer["files"] == [["snapshot.pt", 3, 1]]
+
+
+def test_files_with_an_old_time_are_not_left_behind(node: Node) -> None:
+    put(node, "train.py")
+    put(node, "data/cache.bin")
+    start(node, ["*.pt"])
+    for path in ("report/metrics.csv", "model_final.bin", "model.pt"):  # out of an archive; `os.utime`d
+        os.utime(put(node, path), ns=(1, 1))
+
+    unnamed = output_files.list_unnamed(node, {"run": "digits-1", "patterns": ["*.pt"]})
+
+    assert unnamed == {"files": [["model_final.bin", 1, 1, False], ["report/metrics.csv", 1, 1, False]]}
+
+
+def test_a_run_of_an_older_agent_is_judged_by_times_and_its_own_inventory(node: Node) -> None:
+    snapshot = os.stat(put(node, "old.pt"))
+    start(node, ["*.pt"])
+    write_json(node.path("runs", "digits-1", "inventory.json"), {"old.pt": [snapshot.st_size, snapshot.st_mtime_ns]})
+    started = os.stat(node.path("runs", "digits-1", "spec.json")).st_mtime_ns
+    os.utime(put(node, "before.txt"), ns=(1, started - 1))
+    os.utime(put(node, "after.txt"), ns=(1, started))
+    os.utime(put(node, "new.pt"), ns=(1, started))
+    question = {"run": "digits-1", "patterns": ["*.pt"]}
+
+    assert [row[0] for row in output_files.list_unnamed(node, question)["files"]] == ["after.txt"]
+    assert [row[0] for row in ask(output_files.outs, node, **question)[0]["files"]] == ["new.pt"]
+
+
 def test_git_caches_and_environments_are_not_results(node: Node) -> None:
     put(node, ".git/x.pt")
     put(node, "a/__pycache__/x.pt")
@@ -170,12 +209,12 @@ def test_a_linked_folder_is_followed_when_it_was_asked_for(node: Node, tmp_path:
 
 
 def test_names_arrive_byte_for_byte(node: Node) -> None:
+    start(node, [])
     tree = os.fsencode(node.tree("project"))
     names = [b"sp ace.pt", b"quote'\".pt", b"new\nline.pt", "ü.pt".encode(), b"bad\xff.pt", b"$(x)`y`.pt"]
     for name in names:
         with open(os.path.join(tree, name), "wb"):
             pass
-    start(node, [])
 
     answer, _ = ask(output_files.outs, node, run="digits-1", patterns=["*.pt"])
     files = json.loads(json.dumps(answer))["files"]

@@ -116,13 +116,15 @@ def test_a_lease_without_an_end_and_no_lease_at_all(world: World) -> None:
     assert world.saving.due() is None
 
 
-def test_the_wall_clock_may_bring_the_end_nearer(world: World) -> None:
+def test_a_wall_clock_that_is_set_asks_for_nothing(world: World) -> None:
     world.lease(24 * H)
     assert world.saving.due() is None
     world.now = world.now._replace(wall=world.now.wall + 24 * H - 100.0)
-    assert world.saving.due() is None, "half of what is left is still there"
-    world.after(50.0)
-    assert world.saving.due() == Reason("lease", "its lease ends in 50 s", at=1_000_000.0 + 24 * H, node=1)
+    assert world.saving.due() is None
+    world.after(23 * H + 49 * M)
+    assert world.saving.due() is None
+    world.after(1 * M)
+    assert world.saving.due() == Reason("lease", "its lease ends in 10 min", at=world.now.wall + 10 * M, node=1)
 
 
 REASON = Reason("rebalance", "AWS may take node1 back soon", by="AWS", at=1.0, node=1)

@@ -16,6 +16,11 @@ LABEL = "OPENSSH PRIVATE KEY-----"
 KEY = f"-----BEGIN {LABEL}\nb3BlbnNzaC1rZXktdjEAAAAABG5vbmUAAAAEbm9uZQAAAAAAAAABAAAAMwAAAAtzc2gtZW\n-----END {LABEL}\n"
 SCRIPT_HINT = "what belongs to your script stands behind `--`: gpuops train multinode train.py -- 50 10"
 TRAIN = ("train", "multinode")
+MODES_HINT = (
+    "say how far to spread: gpuops train single (one rank), gpuops train multigpu (a rank per GPU of one node) "
+    "or gpuops train multinode (several nodes)"
+)
+FOR_SCRIPT = "what belongs to your script stands behind `--`"
 
 
 @dataclass(frozen=True)
@@ -33,11 +38,48 @@ class Row:
 ROWS = [
     # The words themselves.
     Row("unknown command", ("nope",), "there is no command 'nope'", "see: gpuops --help"),
+    Row("help of nothing", ("help", "nope"), "there is no command 'nope'", "see: gpuops --help"),
+    *(Row(f"another tool's: {word}", (word, *more), f"there is no command '{word}'", f"type: {line}")
+      for word, line, *more in (
+          ("top", "gpuops ssh -- top"),
+          ("nvidia-smi", "gpuops ssh -- nvidia-smi"),
+          ("attach", "gpuops logs -f", "digits-1"),
+          ("offers", "gpuops up PROVIDER --dry-run"),
+          ("ps", "gpuops status (what is up), or gpuops runs"),
+          ("ls", "gpuops status (what is up), or gpuops runs"),
+          ("kill", "gpuops stop (the run alone), or gpuops down (its cluster as well)", "digits-1"),
+          ("destroy", "gpuops down", "lab"),
+          ("Terminate", "gpuops down", "lab"),
+          ("torchrun", "gpuops train multinode --nodes 2 SCRIPT -- ARGS", "--nnodes=2", "a.py"),
+          ("multigpu", "gpuops train single, gpuops train multigpu or gpuops train multinode", "a.py"),
+          ("a.py", "gpuops train multinode a.py"),
+      )),
     Row("nearly a command", ("stats",), "there is no command 'stats'; did you mean status?", "see: gpuops --help"),
     Row("unknown flag of gpuops", ("--bogus",), "there is no option --bogus", "see: gpuops --help"),
     Row("unknown flag", ("status", "--clod"), "there is no option --clod; did you mean --cloud?",
         "see: gpuops status --help"),
-    Row("flag of the script", (*TRAIN, "a.py", "--epochs", "5"), "there is no option --epochs", SCRIPT_HINT),
+    Row("flag of the script", (*TRAIN, "a.py", "--epochs", "5"), "there is no option --epochs",
+        f"{FOR_SCRIPT}: gpuops train multinode a.py -- --epochs 5"),
+    Row("flags of the script among ours",
+        (*TRAIN, "--nodes", "2", "a.py", "50", "--total_epochs", "5", "--save_every=2", "--gpus=2", "--", "x y"),
+        "there is no option --total_epochs",
+        f"{FOR_SCRIPT}: gpuops train multinode --nodes 2 --gpus=2 a.py -- 50 --total_epochs 5 --save_every=2 'x y'"),
+    Row("a flag of the script before it", (*TRAIN, "--total_epochs", "5", "a.py"), "there is no option --total_epochs",
+        f"{FOR_SCRIPT}: gpuops train multinode a.py -- --total_epochs 5"),
+    *(Row(f"torchrun's: {' '.join(words)}", ("train", *words),
+          f"{flag} is a flag of torchrun, which gpuops train starts by itself", f"type: gpuops train {line}")
+      for flag, words, line in (
+          ("--nnodes", ("multinode", "--nnodes=2", "a.py", "50", "10"), "multinode --nodes 2 a.py -- 50 10"),
+          ("--nproc_per_node", ("multigpu", "--nproc_per_node", "4", "a.py"), "multigpu --gpus 4 a.py"),
+          ("--nproc-per-node", ("multigpu", "--nproc-per-node=gpu", "a.py", "-v"), "multigpu a.py -- -v"),
+          ("--standalone", ("single", "--standalone", "--nproc_per_node=4", "a.py"), "multigpu --gpus 4 a.py"),
+          ("--nnodes", ("single", "--nnodes", "1:4", "-m", "my.train"), "multinode --nodes 4 -m my.train"),
+          ("--rdzv_id", ("multinode", "--rdzv_id", "7", "--rdzv_endpoint=a:1", "--rdzv-backend", "c10d", "a.py"),
+           "multinode a.py"),
+          ("--node_rank", ("multinode", "--on", "ssh", "--host", "me@a", "--node_rank=0", "--master_addr", "a", "b.py"),
+           "multinode --on ssh --host me@a b.py"),
+          ("--nproc_per_node", ("--nproc_per_node=2", "a.py", "50"), "multinode --gpus 2 a.py -- 50"),
+      )),
     Row("argument of the script", (*TRAIN, "a.py", "50", "10"), "'50 10' is more than gpuops train takes",
         "what belongs to your script stands behind `--`: gpuops train multinode a.py -- 50 10"),
     Row("arguments with a flag between", (*TRAIN, "a.py", "50", "--yes", "10"),
@@ -49,12 +91,23 @@ ROWS = [
     Row("flag without value", (*TRAIN, "--nodes"), "--nodes needs a value", "see: gpuops train --help"),
     Row("value without use", (*TRAIN, "--queue=3"), "--queue takes no value", "see: gpuops train --help"),
     Row("no provider", ("up",), "PROVIDER is missing", "see: gpuops up --help"),
-    Row("no mode", ("train",), "MODE is missing", "see: gpuops train --help"),
+    Row("no mode", ("train",), "MODE is missing", MODES_HINT),
     Row("no name", ("lease",), "NAME is missing", "see: gpuops lease --help"),
     Row("a mode that is none", ("train", "twice"), "'twice' is neither single, multigpu nor multinode",
-        "say how far to spread: gpuops train multinode"),
+        MODES_HINT),
     Row("script in place of the mode", ("train", "a.py"), "'a.py' is neither single, multigpu nor multinode",
-        "say how far to spread first: gpuops train multinode a.py"),
+        "say single, multigpu or multinode first: gpuops train multinode a.py"),
+    *(Row(f"and its arguments: {' '.join(words)}", ("train", "multinode.py", *words),
+          "'multinode.py' is neither single, multigpu nor multinode",
+          "say single, multigpu or multinode first: gpuops train multinode multinode.py -- 50 10")
+      for words in (("50", "10"), ("--", "50", "10"), ("50", "--", "10"))),
+    Row("and a flag between", ("train", "multinode.py", "50", "--nodes", "2", "10"),
+        "'multinode.py' is neither single, multigpu nor multinode",
+        "say single, multigpu or multinode first: gpuops train multinode --nodes 2 multinode.py -- 50 10"),
+    *(Row(f"and flags: {' '.join(words)}", ("train", *words), "'a.py' is neither single, multigpu nor multinode",
+          f"say single, multigpu or multinode first: gpuops train multinode {line}")
+      for words, line in ((("a.py", "--on", "runpod", "--gpus", "8"), "--on runpod --gpus 8 a.py"),
+                          (("--nodes", "2", "a.py", "50", "10"), "--nodes 2 a.py -- 50 10"))),
     # What tells the processes of a run apart.
     *(Row(f"env: {word}", (*TRAIN, "--env", word),
           f"--env {word.partition('=')[0]} cannot be set: it tells each process of the run which one it is",
@@ -67,6 +120,8 @@ ROWS = [
     Row("nodes: 0", (*TRAIN, "--nodes", "0"), "--nodes 0 is too few", "--nodes takes a number from 1"),
     Row("nodes of up: 0", ("up", "local", "--nodes", "0"), "--nodes 0 is too few", "--nodes takes a number from 1"),
     Row("gpus: -1", (*TRAIN, "--gpus", "-1"), "--gpus -1 is too few", "--gpus takes a number from 1"),
+    Row("join timeout: -1", (*TRAIN, "--join-timeout", "-1"), "--join-timeout -1 is no time to wait",
+        "--join-timeout takes minutes, a number from 0 (for ever)"),
     Row("hours: -1", ("up", "local", "--max-hours", "-1"), "--max-hours -1 is no limit that can be kept",
         "--max-hours takes a number above 0"),
     Row("hours: many", ("up", "local", "--max-hours", "many"), "--max-hours takes a number, not 'many'",
@@ -116,6 +171,10 @@ ROWS = [
     # Nothing there.
     Row("no run to show", ("logs",), "this folder has had no run yet", "start one: gpuops train multinode --nodes 2"),
     Row("no run to stop", ("stop",), "no run of this folder is going on", "`gpuops runs` lists all runs"),
+    Row("all nodes without a command", ("ssh", "--all-nodes"), "there is no command for all nodes",
+        "write it behind `--`: gpuops ssh --all-nodes -- nvidia-smi"),
+    Row("all nodes and one", ("ssh", "--all-nodes", "--node", "0", "--", "true"),
+        "--all-nodes and --node exclude each other", "leave out one of them"),
     Row("no command", ("run",), "there is no command to run", "write it behind `--`: gpuops run -- python3 hello.py"),
     # What excludes each other, or is not for this provider.
     Row("cluster and provider", ("run", "--cluster", "a", "--on", "local", "--", "true"),
@@ -124,6 +183,10 @@ ROWS = [
         "leave out one of them"),
     Row("script and workload", (*TRAIN, "a.py", "--workload", "toy"), "SCRIPT and --workload exclude each other",
         "name one thing to train"),
+    Row("a module, and its arguments", ("train", "multinode", "--nodes", "2", "-m", "pkg", "50"),
+        "SCRIPT and -m exclude each other",
+        "name one thing to train; what belongs to it stands behind `--`: "
+        "gpuops train multinode --nodes 2 -m pkg -- 50"),
     Row("a GPU to rent here", ("up", "local", "--gpu-type", "h100"),
         "--gpu-type says which machine to rent, and local nodes are this machine",
         "leave out --gpu-type, or name another provider"),
@@ -254,7 +317,8 @@ def test_the_secret_itself_is_not_repeated(desk: Desk) -> None:
 
 @pytest.mark.parametrize("words", [("down",), ("down", "--all")])
 def test_to_end_what_is_not_there_is_no_error(desk: Desk, words: tuple[str, ...]) -> None:
-    assert desk.type(*words) == Said(0, "nothing is up\n", "")
+    new = f"note: {desk.home} is a new home, and knows of nothing that another one brought up: gpuops status --cloud\n"
+    assert desk.type(*words) == Said(0, "nothing is up\n", new)
     assert json.loads(desk.type(*words, "--json").out) == {"schema": 1, "kind": "down", "gone": []}
 
 
@@ -293,17 +357,20 @@ def test_a_home_that_is_a_file(desk: Desk) -> None:
 
 
 def test_a_home_that_may_not_be_written_to(desk: Desk, monkeypatch: pytest.MonkeyPatch) -> None:
-    desk.type("status")  # what it imports may lie where only root can read
+    desk.type("stop")  # what it imports may lie where only root can read
     with open_folder() as folder:
         home = folder / "home"
         home.mkdir(mode=0o555)
         monkeypatch.setenv("GPUOPS_HOME", str(home))
         monkeypatch.chdir(folder)
         with without_root():
-            said = desk.type("status")
+            said = desk.type("stop")
+            looked = desk.type("runs")
         monkeypatch.chdir("/")
     expect(said, f"gpuops may not write to its folder {home}",
-           "make it yours (chown, chmod 700), or set GPUOPS_HOME to another", 2)  # fmt: skip
+           "make it yours (chown, chmod 700); what is up is noted there, and in no other folder; "
+           "gpuops status, logs, down and reap need not write to it", 2)  # fmt: skip
+    assert (looked.code, looked.out) == (0, "no run yet\n")
 
 
 def test_an_owner_file_that_is_damaged(desk: Desk) -> None:

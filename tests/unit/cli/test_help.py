@@ -8,8 +8,15 @@ from pathlib import Path
 
 import pytest
 
+from gpuops.cli.other_tools import LINE_OF, LINES
 from gpuops.cli.registry import COMMANDS
+from gpuops.core.models import Lease
+from gpuops.core.processes import Identity
+from gpuops.core.run_models import Verdict, VerdictOutcome
+from gpuops.ledger.store import Ledger
 from tests.desk import Desk
+
+NOBODY = Identity(1 << 22, 0.0)
 
 
 def test_alone_it_shows_what_there_is(desk: Desk) -> None:
@@ -19,6 +26,47 @@ def test_alone_it_shows_what_there_is(desk: Desk) -> None:
     for name in COMMANDS:
         assert re.search(rf"^  {name} +[A-Z].*\.$", said.out, re.M), f"{name} has a whole sentence"
     assert not desk.home.exists()
+
+
+def test_help_is_a_word_as_well(desk: Desk) -> None:
+    assert desk.type("help") == desk.type("--help")
+    assert desk.type("help", "down") == desk.type("down", "--help")
+
+
+def test_what_other_tools_call_so_leads_to_commands_that_there_are() -> None:
+    for line in LINES:
+        for typed in re.findall(r"gpuops ([a-z-]+)", line):
+            assert typed in {*COMMANDS, "--version"}, line
+    assert not set(LINE_OF) & set(COMMANDS)
+    assert len(LINE_OF) == sum(map(len, LINES.values())), "no word stands twice"
+
+
+@pytest.mark.parametrize("name", ["README.md", "Makefile"])
+def test_how_gpuops_is_called_once_the_demo_has_run(name: str) -> None:
+    text = (Path(__file__).parents[3] / name).read_text(encoding="utf-8")
+    demo = text[text.index("\ndemo:") if name == "Makefile" else text.index("make demo") :].split("make check")[0]
+    assert "source .venv/bin/activate" in demo
+    assert ".venv/bin/gpuops" in demo
+
+
+def test_a_list_of_runs_in_a_pipe_has_no_blanks_at_its_ends(desk: Desk) -> None:
+    """The long sentence comes last, where nothing is padded to its width."""
+    desk.home.mkdir(mode=0o700)
+    ledger = Ledger.open(desk.home)
+    try:
+        row = ledger.intend(provider="local", name="lab", folder=desk.folder, ephemeral=False, token="t", request={},
+                            boot_deadline=1.0, lease=Lease(), owner_process=NOBODY, now=0.0)  # fmt: skip
+        for say in ("well", "ill, and " * 20):
+            run = ledger.add_run(stem="toy", cluster=row.id, folder=desk.folder, tree="project", request={}, facts={},
+                                 owner_process=NOBODY, now=0.0)  # fmt: skip
+            ledger.set_run(run.id, state="home", verdict=Verdict(VerdictOutcome.DONE, 0, say))
+        ledger.mark_gone(row.id, 1.0, "its run ended")
+    finally:
+        ledger.close()
+    lines = desk.type("runs").out.splitlines()
+    assert lines[0].endswith("WHAT CAME OF IT")
+    assert lines[1].endswith("  well")
+    assert len(lines[1]) < 80
 
 
 @pytest.mark.parametrize("name", COMMANDS)
@@ -72,8 +120,8 @@ def test_a_providers_own_options_are_checked(moon: Desk, words: list[str], say: 
 
 
 def test_every_variable_that_is_read_is_explained() -> None:
-    from gpuops.core.settings import FROM_DOTENV, FROM_ENVIRONMENT
+    from gpuops.core.settings import FROM_DOTENV, FROM_ENVIRONMENT, KEYS
 
     example = (Path(__file__).parents[3] / ".env.example").read_text()
-    assert set(re.findall(r"^# ([A-Z_]+)=", example, re.M)) == {*FROM_DOTENV, *FROM_ENVIRONMENT}
+    assert set(re.findall(r"^# ([A-Z_]+)=", example, re.M)) == {*FROM_DOTENV, *FROM_ENVIRONMENT, *KEYS}
     assert os.linesep.join(line for line in example.splitlines() if not line.startswith("#")).strip() == ""

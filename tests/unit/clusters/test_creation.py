@@ -13,12 +13,13 @@ import pytest
 
 from gpuops.cli.entry import execute
 from gpuops.cli.terminal.output import Output
-from gpuops.clusters import creation, readiness
+from gpuops.clusters import available_offers, creation, readiness
 from gpuops.clusters.creation import CREATE_ATTEMPTS_MAX
 from gpuops.clusters.teardown import select_by_tag, tear_down
 from gpuops.core.context import Context
 from gpuops.core.errors import (
     AuthFailed,
+    GpuopsError,
     Interrupted,
     LocalDisk,
     MachineGone,
@@ -31,7 +32,8 @@ from gpuops.core.errors import (
     Unknown,
     UsageError,
 )
-from gpuops.core.models import Intent, Journal, Lease, Offer, Price, Request, Resource
+from gpuops.core.format import clock_time, money
+from gpuops.core.models import Intent, Journal, Lease, Offer, Price, Problem, Request, Resource
 from gpuops.core.polling import Clock
 from gpuops.nodes.session import ClusterSession
 from gpuops.offers.lease_limits import LeaseLimits
@@ -58,6 +60,77 @@ def up(world: Context, request: Request = TWO) -> ClusterSession:
 def assert_nothing_left(cloud: Cloud, world: Context) -> None:
     assert cloud.machines() == []
     assert world.ledger.clusters() == []
+
+
+class OneByOne(Scripted):
+    """So many machines in a call, then it is too soon for the next."""
+
+    launches_apart_s = 12.0
+    at_once = 1
+
+    def create(self, offer: Offer, intent: Intent, journal: Journal) -> Sequence[Resource]:
+        made = list(intent.made)
+        for index in range(len(made), offer.nodes):
+            if index >= len(intent.made) + self.at_once or index == self.script.get("full_at"):
+                journal.will("machine", intent.mark(index), intent.token, "moon")
+                raise RateLimited("too soon", "wait", self.script.get("retry_after"))
+            made.append(self._create_one(index, Fault(), intent, journal))
+        return made
+
+
+def create_one_by_one(there: tuple[Cloud, Context], boot_s: float = 600.0, **script: object) -> list[str]:
+    """Create three machines; the ids of those that are there."""
+    cloud, world = there
+    cloud.play(**script)
+    (cloud.site / "scripted-1.0.dist-info" / "entry_points.txt").write_text(
+        f"[gpuops.provisioners]\n{NAME} = {__name__}:OneByOne\n"
+    )
+    now = world.clock.now()
+    row = world.ledger.intend(provider=NAME, name="lab", folder=world.folder, ephemeral=False, token="t", request={},
+                              boot_deadline=now + boot_s, lease=Lease(), owner_process=world.me, now=now)  # fmt: skip
+    provisioner = world.provisioner(NAME)
+    offer = provisioner.offers(Request(NAME, nodes=3))[0]
+    intent = Intent(world.owner, "lab", "t", row.boot_deadline, Path("agent.pyz"))
+    creation.create_once(world, provisioner, offer, row, intent)
+    machines = [machine for machine in world.ledger.resources(row.id) if machine.is_machine]
+    assert [machine.name[-1] for machine in machines] == ["0", "1", "2"]
+    assert not world.ledger.has_open_intents(row.id)
+    return cloud.machines()
+
+
+@pytest.mark.parametrize(("retry_after", "waited"), [(None, 12.0), (3.0, 12.0), (30.0, 30.0)])
+def test_a_limited_launch_is_repeated_alone(
+    there: tuple[Cloud, Context], retry_after: float | None, waited: float
+) -> None:
+    """What was made before it bills, and is not undone for it."""
+    cloud, world = there
+    assert len(create_one_by_one(there, retry_after=retry_after)) == 3
+    assert "destroy" not in cloud.calls()
+    assert isinstance(world.clock, FakeClock)
+    assert sum(world.clock.slept) == pytest.approx(2 * waited, abs=1.0)
+
+
+@pytest.mark.parametrize(("boot_s", "waits"), [(600.0, CREATE_ATTEMPTS_MAX), (30.0, 3)])
+def test_a_launch_is_not_repeated_for_ever(there: tuple[Cloud, Context], boot_s: float, waits: int) -> None:
+    """Nor past the boot deadline, at which the machines that were made end."""
+    _, world = there
+    with pytest.raises(RateLimited):
+        create_one_by_one(there, boot_s, full_at=1)
+    assert isinstance(world.clock, FakeClock)
+    assert sum(world.clock.slept) == pytest.approx((waits - 1) * 12.0, abs=5.0)
+
+
+@pytest.mark.parametrize(("error_s", "waits"), [(-3600.0, CREATE_ATTEMPTS_MAX), (3600.0, 3)])
+def test_the_boot_deadline_of_a_launch_goes_by_the_providers_clock(
+    there: tuple[Cloud, Context], monkeypatch: pytest.MonkeyPatch, error_s: float, waits: int
+) -> None:
+    """A wrong clock of this computer neither ends the attempts at once, nor goes on past the machines' end."""
+    _, world = there
+    monkeypatch.setattr(OneByOne, "provider_time", lambda _: world.clock.now() + error_s, raising=False)
+    with pytest.raises(RateLimited):
+        create_one_by_one(there, (600.0 if error_s < 0 else 30.0) + error_s, full_at=1)
+    assert isinstance(world.clock, FakeClock)
+    assert sum(world.clock.slept) == pytest.approx((waits - 1) * 12.0, abs=5.0)
 
 
 # -- creation -----------------------------------------------------------------------------------
@@ -290,12 +363,16 @@ def test_one_question_for_what_may_come_in_its_place_as_well(
     world.yes = False
     asked: list[str] = []
     world.out = Yes(asked)
+    now = world.clock.now()
+    latest = clock_time(now + 24 * 3600 + TWO.timeout_min * 60, now)
     with pytest.raises(NoCapacity) as caught:
         up(world, request=dataclasses.replace(TWO, max_price=max_price))
     dearest = "$40.00" if max_price else "$2.90"
     assert [question.split(", ")[1] for question in asked] == [
-        f"$2.00/h (or up to {dearest}/h where that cannot be had): go?"
+        f"$2.00/h (or up to {dearest}/h where that cannot be had); until {latest} at the latest"
     ]
+    hours = 24.0 + TWO.timeout_min / 60
+    assert asked[0].endswith(f", {money(hours * (40.0 if max_price else 2.9))} at most: go?")
     assert cloud.calls().count("create") == (3 if max_price else 2)
     assert ("allow it: --max-price 40.00" in caught.value.hint) is (max_price is None)
     assert_nothing_left(cloud, world)
@@ -335,13 +412,34 @@ class Yes(Output):
         return len(self.asked) == 1
 
 
+@pytest.mark.parametrize("hosts", [1, 3])
+def test_keys_of_several_hosts_are_one_question(
+    there: tuple[Cloud, Context], monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str], hosts: int
+) -> None:
+    _, world = there
+    says = [f"host{number} was never met before, its key is SHA256:{number}" for number in range(hosts)]
+    asked: list[str] = []
+    world.yes, world.out = False, Yes(asked)
+
+    def preflight(_: Scripted, request: Request) -> list[Problem]:
+        return [] if request.options.get("accept-new") else [Problem(say, "", settle="accept-new") for say in says]
+
+    monkeypatch.setattr("tests.fakes.provider.Scripted.preflight", preflight)
+    available_offers.find_offers(world, TWO)
+    said = capsys.readouterr().err.splitlines()
+    if hosts == 1:
+        assert (said, asked) == ([], [f"{says[0]}: go on?"])
+    else:
+        assert (said, asked) == (says, ["all 3 are right: go on?"])
+
+
 def test_an_offer_of_fewer_nodes_is_none(there: tuple[Cloud, Context], monkeypatch: pytest.MonkeyPatch) -> None:
     _, world = there
     provisioner = world.provisioner(NAME)
     two = provisioner.offers(TWO)
     monkeypatch.setattr("tests.fakes.provider.Scripted.offers", lambda *_: two)
     with pytest.raises(NoCapacity):
-        creation.find_offers(world, Request(NAME, nodes=3))
+        available_offers.find_offers(world, Request(NAME, nodes=3))
 
 
 # -- waiting ------------------------------------------------------------------------------------
@@ -613,6 +711,42 @@ def test_without_a_guard_nothing_is_rented(there: tuple[Cloud, Context]) -> None
         up(world)
     assert "create" not in cloud.calls()
     assert_nothing_left(cloud, world)
+
+
+@pytest.mark.parametrize(
+    ("behind_s", "moved_s", "note"),
+    [
+        (None, 0.0, ""),
+        (0.0, 0.0, ""),
+        (60.0, 0.0, ""),
+        (-60.0, 0.0, ""),
+        (3600.0, 3600.0, "1 h 00 min behind that of"),
+        (-7200.0, -7200.0, "2 h 00 min ahead of that of"),
+    ],
+)
+def test_machines_that_do_not_get_ready_end_by_their_providers_clock(
+    there: tuple[Cloud, Context], monkeypatch: pytest.MonkeyPatch, behind_s: float | None, moved_s: float, note: str
+) -> None:
+    """A laptop that has slept may be an hour behind: machines ended at once, or hours too late."""
+    cloud, world = there
+    world.out = Output(err=(err := io.StringIO()))
+    ends: list[tuple[float, float]] = []
+    real = Scripted.create
+
+    def create(self: Scripted, offer: Offer, intent: Intent, journal: Journal) -> Sequence[Resource]:
+        (row,) = world.ledger.clusters()
+        ends.append((intent.boot_deadline, row.boot_deadline))
+        return real(self, offer, intent, journal)
+
+    told = None if behind_s is None else lambda _: world.clock.now() + behind_s
+    monkeypatch.setattr(Scripted, "create", create)
+    monkeypatch.setattr(Scripted, "provider_time", told or (lambda _: None), raising=False)
+    cloud.play(create=[Fault("NoCapacity", made=0)], offers_at=[1.0, 1.0])
+    with pytest.raises(GpuopsError):
+        up(world)
+    assert [round(asked - ours) for asked, ours in ends] == [moved_s, moved_s]
+    assert err.getvalue().count("note: this computer's clock is") == bool(note)
+    assert note in err.getvalue()
 
 
 def test_a_cluster_that_another_command_ends_while_it_is_made(there: tuple[Cloud, Context]) -> None:

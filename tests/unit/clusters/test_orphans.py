@@ -90,6 +90,18 @@ def test_a_provider_that_cannot_be_asked_hides_no_other(there: tuple[Cloud, Cont
     assert [one.say.split(":")[0] for one in unasked] == ["a could not be asked"]
 
 
+@pytest.mark.parametrize("again", [orphans.REAP, f"{orphans.REAP} --owner 1f0c3a9e"])
+def test_what_did_not_end_is_ended_by_the_same_words_again(there: tuple[Cloud, Context], again: str) -> None:
+    cloud, world = there
+    exists(world, "lost")
+    found, _ = orphans.find_orphans(world)
+    cloud.play(destroy_always=[Fault("AuthFailed")])
+    with pytest.raises(StillBilling) as failed:
+        orphans.end_orphans(world, found, [], again=again)
+    assert failed.value.hint.endswith(f"; then: {again}")
+    assert failed.value.hint.count(orphans.REAP) == 1
+
+
 @pytest.mark.parametrize(
     "script",
     [

@@ -28,6 +28,7 @@ class Door:
     """A provider, as far as it lets somebody in."""
 
     capabilities: Mapping[str, bool | str] = {}
+    credentials: Sequence[str] = ()
 
     def __init__(self, answer: bool | GpuopsError) -> None:
         self.answer = answer
@@ -106,6 +107,7 @@ def test_what_nobody_changed_is_not_tried_again(
 def test_a_rented_machine_that_is_no_more_is_said_to_be(world: Context, monkeypatch: pytest.MonkeyPatch) -> None:
     landlord = SimpleNamespace(
         capabilities={"rented": True},
+        credentials=(),
         describe=lambda machine: dataclasses.replace(machine, state="ended"),
         admit=lambda _: False,
     )
@@ -155,6 +157,7 @@ def test_a_command_that_says_255_is_not_typed_again(world: Context, monkeypatch:
 def test_a_shell_on_a_machine_that_is_no_more(world: Context, monkeypatch: pytest.MonkeyPatch) -> None:
     landlord = SimpleNamespace(
         capabilities={"rented": True},
+        credentials=(),
         describe=lambda machine: dataclasses.replace(machine, state="ended"),
         admit=lambda _: False,
     )
@@ -191,7 +194,7 @@ def test_status_says_how_a_machine_ended(world: Context) -> None:
     def describe(one: Resource) -> Resource:
         return dataclasses.replace(one, state="ended", data={"reclaimed": True, "why_ended": "AWS took it back"})
 
-    row = a_cluster(world, type("Provider", (), {"describe": staticmethod(describe)})())
+    row = a_cluster(world, type("Provider", (), {"describe": staticmethod(describe), "credentials": ()})())
     world.ledger.mark_up(row.id, Lease(), 1.0)
     (cluster,) = status.describe_clusters(world)
     assert cluster.why_ended == {"node0": "AWS took it back"}
@@ -203,7 +206,7 @@ def test_status_says_where_open_ports_are(world: Context, state: str, shown: dic
     def describe(one: Resource) -> Resource:
         return dataclasses.replace(one, state=state)
 
-    row = a_cluster(world, type("Provider", (), {"describe": staticmethod(describe)})())
+    row = a_cluster(world, type("Provider", (), {"describe": staticmethod(describe), "credentials": ()})())
     machine = Resource("machine", "machine-1", "r", "gpuops-0a1b2c3d-lab-machine", True, data={"urls": ["https://p1"]})
     world.ledger.got(row.id, machine)
     (cluster,) = status.describe_clusters(world)
@@ -215,7 +218,7 @@ def test_status_says_where_open_ports_are(world: Context, state: str, shown: dic
 
 def test_status_shows_a_run_whose_request_is_damaged(world: Context) -> None:
     """What looks must go on: another cluster may cost money."""
-    row = a_cluster(world, type("Provider", (), {"describe": staticmethod(lambda one: one)})())
+    row = a_cluster(world, type("Provider", (), {"describe": staticmethod(lambda one: one), "credentials": ()})())
     world.ledger.add_run(
         stem="train", cluster=row.id, folder=world.folder, tree="project", request={}, facts={},
         owner_process=world.me, now=1.0,

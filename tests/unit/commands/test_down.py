@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
+import sqlite3
 import time
 
 import pytest
 
-from gpuops.commands.down import DeferredFetch, down
+from gpuops.commands.down import DeferredFetch, down, leave_there
 from gpuops.core.context import Context
-from gpuops.core.errors import Interrupted, LocalDisk, NodeError, StillBilling
+from gpuops.core.errors import Interrupted, LocalDisk, NodeError, StillBilling, UsageError
 from gpuops.core.models import Lease
 from gpuops.core.reporting import Silent
 from gpuops.core.run_models import Verdict
@@ -65,6 +66,40 @@ def test_every_cluster_is_ended_before_anything_is_fetched(
     assert said == ["one is gone", "two is gone", "note: node0 could not keep 2 files"]
 
 
+def test_a_ledger_that_another_command_holds_keeps_no_other_cluster_alive(
+    world: Context, order: list[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    rows = clusters(world)
+    world.ledger.db.execute("PRAGMA busy_timeout = 1")
+    other = sqlite3.connect(world.ledger.path, isolation_level=None)
+
+    def ended(_world: Context, cluster: int, *_: object, **__: object) -> None:
+        order.append(f"end {cluster}")
+        if len(order) == 1:
+            world.ledger.mark_gone(cluster, time.time(), "gpuops down")
+            other.execute("BEGIN EXCLUSIVE")
+        else:
+            raise StillBilling("two may still be there", "wait")
+
+    monkeypatch.setattr("gpuops.commands.down.tear_down", ended)
+    with pytest.raises(StillBilling, match="two may still be there"):
+        down(world, rows, Silent(), force=False)
+    other.execute("ROLLBACK")
+    assert order == [f"end {row.id}" for row in rows]
+
+
+def test_the_end_tells_the_total(world: Context, order: list[str]) -> None:
+    first, second = clusters(world)
+    world.ledger.set_cluster(first.id, offer={"prices": [{"what": "pod", "per_hour": 1.6}]}, created=time.time() - 7800)
+    world.ledger.set_cluster(second.id, offer={"prices": [{"what": "pod", "per_hour": 1.6}]})
+    rows = [world.ledger.cluster(first.id), world.ledger.cluster(second.id)]
+    assert down(world, rows, Silent(), force=False) == [
+        "one is gone; it cost about $3.47 in 2 h 10 min",
+        "two is gone",
+    ], "less than a cent is not worth a word"
+    assert order[:2] == ["end one", "end two"]
+
+
 def test_one_that_may_still_bill_is_said_at_once(
     world: Context, order: list[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -85,7 +120,7 @@ def test_interrupted_while_it_is_fetched_nothing_is_left_to_a_guard(
         raise Interrupted("interrupted", PULL)
 
     monkeypatch.setattr("gpuops.commands.down._save_runs", lambda *_: [DeferredFetch(interrupted, "")])
-    monkeypatch.setattr("gpuops.guard.start.ensure", lambda *_: order.append("guard"))
+    monkeypatch.setattr("gpuops.guard.start.ensure", lambda *_, **__: order.append("guard"))
     with pytest.raises(Interrupted) as found:
         down(world, clusters(world), Silent(), force=False)
     assert (found.value.message, found.value.hint) == ("interrupted", PULL)
@@ -170,7 +205,7 @@ def test_an_interruption_stays_one_where_the_guard_cannot_take_over(
     """What is not handed over is named, with the command that ends it; the rest is handed over all the same."""
     guarded: list[str] = []
 
-    def ensure(_home: object, row: ClusterRow) -> None:
+    def ensure(_home: object, row: ClusterRow, **_: object) -> None:
         if row.name == "one":
             raise OSError(28, "No space left on device")
         guarded.append(row.name)
@@ -187,3 +222,17 @@ def test_an_interruption_stays_one_where_the_guard_cannot_take_over(
     assert guarded == ([] if is_full else ["two"])
     assert found.value.hint == ("gpuops down one two" if is_full else "gpuops down one")
     assert ("the guard goes on ending two" in found.value.message) is not is_full
+
+
+def test_what_is_left_there_is_no_result_of_runs_that_are_not_home(world: Context) -> None:
+    row = world.ledger.intend(provider="local", name="lab", folder=world.folder, ephemeral=False, token="t", request={},
+                              boot_deadline=0.0, lease=Lease(), owner_process=world.me, now=0.0)  # fmt: skip
+    for state in ("running", "home"):
+        run = world.ledger.add_run(stem="toy", cluster=row.id, folder=world.folder, tree="project",
+                                   request={"outs": ["*.pt"]}, facts={}, owner_process=world.me, now=1.0)  # fmt: skip
+        world.ledger.set_run(run.id, state=state)
+    leave_there(world, [row], ["!raw.pt"])
+    assert [run.request["outs"] for run in world.ledger.runs()] == [["*.pt", "!raw.pt"], ["*.pt"]]
+    with pytest.raises(UsageError, match=r"^--out raw\.pt: down only leaves files there$") as caught:
+        leave_there(world, [row], ["raw.pt"])
+    assert caught.value.hint == "gpuops down --out '!raw.pt'"

@@ -8,7 +8,11 @@ from typing import Any
 import pytest
 
 from gpuops.commands import status
+from gpuops.core.context import Context
+from gpuops.core.errors import LocalDisk
 from gpuops.core.format import table
+from gpuops.core.models import Lease
+from gpuops.guard import guard_heartbeat
 from gpuops.ledger.rows import ClusterState, RunState
 
 HERE = status.ClusterReport(
@@ -54,10 +58,39 @@ def test_what_a_rented_cluster_has_cost_and_when_it_ends() -> None:
     assert status.cluster_lines([cluster(**RENTED, doing=doing), cluster(name="here", idle_s=600.0)], 80) == [
         "NAME  PROVIDER  NODES  STATE  AGE         $/H    COST   ENDS",
         "lab   runpod    1      up     2 h 05 min  $3.94  $8.20  in 21 h 55 min",
-        "here  ssh       1      up     5 s         -      free   10:00 min idle",
-        "lab: digits-3 runs for 12:00 min on 4 ranks, last line 3 s ago",
-        "lab: ends after 30:00 min without use, too",
+        "here  ssh       1      up     5 s         -      free   10 min idle",
+        "lab: digits-3 runs for 12 min on 4 ranks, last line 3 s ago",
+        "lab: ends after 30 min without use, too",
     ]
+
+
+@pytest.mark.parametrize(
+    ("state", "left_s", "ends"),
+    [("up", 70.0, "in 1:10 min"), ("up", -70.0, "overdue by 1:10 min"), ("ended", -70.0, "in 0 s")],
+)
+def test_what_has_outlived_its_lease_is_overdue(state: str, left_s: float, ends: str) -> None:
+    """Neither its nodes nor the guard have ended it."""
+    late = cluster(state=status.ShownState(state), age_s=100.0, hard_end=HERE.created + 100.0 + left_s)
+    assert status._format_end(late) == ends
+
+
+def test_who_has_no_guard_that_works_is_named(world: Context) -> None:
+    """That one is started for it does not suffice."""
+    row = world.ledger.intend(provider="local", name="lab", folder=world.folder, ephemeral=True, token="t", request={},
+                              boot_deadline=0.0, lease=Lease(), owner_process=world.me, now=0.0)  # fmt: skip
+
+    def fail(*_: object) -> None:
+        raise LocalDisk("the guard of lab ended at once: No module named 'filelock'", "look")
+
+    world.services = dataclasses.replace(world.services, ensure_guard=fail)
+    guard_heartbeat.lock_path(world.home, row.id)
+    why = "the guard of lab ended at once: No module named 'filelock'"
+    assert [*status.describe_missing_guards(world)] == [(f"no guard works for lab: {why}", "look")]
+    last = guard_heartbeat.start(world.home, row, {})
+    assert [*status.describe_missing_guards(world)] == []
+    guard_heartbeat.beat(world.home, row.id, dataclasses.replace(last, failures=4))
+    ((say, _),) = status.describe_missing_guards(world)
+    assert say == "the guard of lab works in vain: its last 4 attempts failed"
 
 
 def test_where_its_open_ports_are() -> None:
@@ -72,7 +105,7 @@ def test_a_cluster_of_a_run_ends_with_it() -> None:
     ends = [
         status._format_end(cluster(**lease)) for lease in ({}, {"ephemeral": True}, {"ephemeral": True, "idle_s": 60.0})
     ]
-    assert ends == ["by hand", "with its run", "1:00 min idle"]
+    assert ends == ["by hand", "with its run", "1 min idle"]
 
 
 @pytest.mark.parametrize(
@@ -112,7 +145,7 @@ def test_a_table_is_cut_in_one_column_alone() -> None:
 def test_what_providers_list_on_a_narrow_terminal() -> None:
     one = status.CloudResource(
         provider="ssh", mark="gpuops-me-lab-0", id="lab-0", kind="machine", state="running", per_hour=0.0, bills=False,
-        known=True,
+        known=True, owner="me",
     )  # fmt: skip
     report = status.CloudReport([one], [], [])
     assert status.cloud_lines(report, 40) == [

@@ -3,29 +3,34 @@
 from __future__ import annotations
 
 import dataclasses
+from collections.abc import Sequence
 from types import SimpleNamespace
-from typing import Any, cast
+from typing import Any, NamedTuple, cast
 
 import pytest
 
 from gpuops.clusters.selection import Choice
 from gpuops.commands import train
+from gpuops.commands.cluster_bill import describe_bill
 from gpuops.commands.end_after_run import end_cluster
 from gpuops.commands.plan import Job, Plan, Size
 from gpuops.commands.train import RunAttempt
 from gpuops.core.context import Context
 from gpuops.core.errors import Interrupted, LocalDisk, NodeError, StillBilling
-from gpuops.core.models import Lease, Request
+from gpuops.core.models import MACHINE, Lease, Request, Resource, ResourceState
 from gpuops.core.reporting import Silent
-from gpuops.core.run_models import RunRequest
+from gpuops.core.run_models import RunRequest, Verdict, VerdictOutcome
 from gpuops.core.settings import Settings
 from gpuops.core.signals import HandOver
 from gpuops.ledger.rows import ClusterRow, RunFacts
+from gpuops.ledger.store import LedgerUnwritable
 from gpuops.offers.price_approval import PriceApproval
 from gpuops.runs.finish import RunOutcome
-from gpuops.runs.retries import RetryState
+from gpuops.runs.outcome.run_outcome import Complete, Lost, Results, Retryable
+from gpuops.runs.retries import JobOutcome, OwnFailure, RetryState
+from gpuops.sync.run_folder import RunHome
 
-ROW = cast("Any", SimpleNamespace(name="r-1", facts=RunFacts(bucket={"place": "s3://results/lab/r-1"})))
+ROW = cast("Any", SimpleNamespace(id=1, name="r-1", facts=RunFacts(bucket={"place": "s3://results/lab/r-1"})))
 LIVE = cast("Any", SimpleNamespace(row=SimpleNamespace(name="lab")))
 END = cast("Any", object())
 """What is known before that."""
@@ -102,6 +107,19 @@ def test_who_is_left_without_a_guard_is_told(world: Context, monkeypatch: pytest
     assert said == [f"note: {why}; the next command tries again, and `gpuops down lab` ends it"] * 2
 
 
+def test_a_cluster_that_stays_says_what_it_bills_and_who_ends_it(
+    world: Context, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    row = add_cluster(world)
+    assert describe_bill(world, row.id) == ""
+    pod = Resource(kind=MACHINE, id="p", region="", name="p", bills=True, state=ResourceState.RUNNING, per_hour=1.09)
+    world.ledger.got(row.id, pod)
+    monkeypatch.setattr("gpuops.commands.cluster_bill.has_capability", lambda *_: True)
+    monkeypatch.setattr(world, "services", dataclasses.replace(world.services, ensure_guard=lambda *_: None))
+    said = describe_bill(world, row.id)
+    assert said.startswith("lab goes on at $1.09/h: `gpuops down lab` ends it")
+
+
 @pytest.mark.parametrize("error", [NodeError("the push failed", "try again"), Interrupted("interrupted", "")])
 def test_a_cluster_that_is_kept_is_named_where_its_run_fails(
     world: Context, monkeypatch: pytest.MonkeyPatch, error: BaseException
@@ -122,3 +140,93 @@ def test_a_cluster_that_is_kept_is_named_where_its_run_fails(
     with pytest.raises(type(error)):
         train._run_attempt(RunAttempt(world, Settings(), plan, Silent(), RetryState(0, PriceApproval())))
     assert said == ["lab is kept: `gpuops down lab` ends it"]
+
+
+@pytest.mark.parametrize(
+    ("verdict", "results", "kept", "code"),
+    [
+        (0, Complete(), "", 0),
+        (0, Retryable("node0 is away", "node0 is away"), "", 4),
+        (0, Lost("node0 kept nothing"), "", 4),
+        (0, Lost("node0 kept nothing"), "all of it is in its bucket", 0),
+        (1, Lost("node0 kept nothing"), "", 4),
+        (1, Complete(), "", 1),
+    ],
+)
+def test_results_that_are_not_home_are_no_success(
+    world: Context, verdict: int, results: Results, kept: str, code: int
+) -> None:
+    said = Verdict(VerdictOutcome.DONE, verdict, "the command ended")
+    outcome = train._job_outcome(world, RunOutcome(said, RunHome(world.folder / "runs/r-1"), results, kept=kept), "")
+    assert (outcome.exit_code, outcome.document["exit_code"]) == (code, code)
+
+
+class Again(NamedTuple):
+    """What each try comes to, and what follows: the run that each of them resumes from."""
+
+    failures: Sequence[OwnFailure | None]
+    retries: int
+    resumed: Sequence[str | None]
+
+
+LEFT, NOTHING = OwnFailure("toy-1", "rank 0 failed", True), OwnFailure("toy-1", "rank 0 failed", False)
+
+
+@pytest.mark.parametrize(
+    "again",
+    [
+        Again([None], 2, [None]),
+        Again([LEFT, None], 2, [None, "toy-1"]),
+        Again([NOTHING, None], 2, [None, None]),
+        Again([LEFT, LEFT, LEFT, None], 2, [None, "toy-1", "toy-1"]),
+        Again([LEFT], 0, [None]),
+    ],
+)
+def test_a_run_that_fails_by_itself_is_started_again_where_nothing_is_rented(
+    world: Context, monkeypatch: pytest.MonkeyPatch, again: Again
+) -> None:
+    resumed: list[str | None] = []
+    said: list[str] = []
+
+    def run_on(attempt: RunAttempt, _: object) -> JobOutcome:
+        resumed.append(attempt.job.request.resume)
+        return JobOutcome(1, {}, failure=again.failures[len(resumed) - 1])
+
+    monkeypatch.setattr(world.out, "say", said.append)
+    monkeypatch.setattr(train, "_run_on", run_on)
+    live = cast("Any", SimpleNamespace(row=add_cluster(world)))
+    job = Job(RunRequest(kind="command", mode="run", nodes=1, gpus=None), Request("local"), retries=again.retries)
+    plan = Plan(Choice(None, "local", ""), Size(1, None), job)
+    train._run_with_restarts(RunAttempt(world, Settings(), plan, Silent(), RetryState()), live)
+    assert resumed == again.resumed
+    how = "from what toy-1 left" if again.failures[0] is LEFT else "from the beginning: it left nothing to resume from"
+    retried = [f"rank 0 failed; retry {one} of 2 on lab, {how}" for one in range(1, len(again.resumed))]
+    assert said == retried
+
+
+def test_a_ledger_that_cannot_be_used_starts_no_run_again_and_hides_no_verdict(
+    world: Context, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def fail(*_: object) -> Any:
+        raise LedgerUnwritable("the ledger cannot be used", "try again")
+
+    said: list[str] = []
+    monkeypatch.setattr(world.out, "say", said.append)
+    live = cast("Any", SimpleNamespace(row=add_cluster(world)))
+    failed = JobOutcome(1, {}, failure=LEFT)
+    assert train._may_start_again(world, live, failed)
+    assert not train._may_start_again(world, live, dataclasses.replace(failed, record_again=lambda: None))
+    monkeypatch.setattr(world.ledger, "cluster", fail)
+    assert not train._may_start_again(world, live, failed)
+    train._say_kept(world, live)
+    assert said == ["lab is kept: `gpuops down lab` ends it"]
+
+
+def test_machines_that_are_rented_for_a_run_are_replaced_and_not_tried_again(
+    world: Context, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(train, "is_rented", lambda _: True)
+    job = Job(RunRequest(kind="command", mode="run", nodes=1, gpus=None), Request("local"), retries=2)
+    fresh = RunAttempt(world, Settings(), Plan(Choice(None, "local", ""), Size(1, None), job), Silent(), RetryState())
+    kept = Plan(Choice(add_cluster(world), "local", ""), Size(1, None), job)
+    assert (fresh.restarts, dataclasses.replace(fresh, plan=kept).restarts) == (0, 2)

@@ -8,6 +8,7 @@ from pathlib import Path
 import pytest
 
 from gpuops.cli.request import parse_environment
+from gpuops.core.account_variables import OURS
 from gpuops.core.errors import UsageError
 from gpuops.core.settings import (
     FROM_ENVIRONMENT,
@@ -32,32 +33,33 @@ def test_a_key_of_the_project_is_kept_apart(tmp_path: Path, environ: dict[str, s
         seen = surroundings(found, {**environ, "PATH": "/bin"})
         exported = {name: value for name, value in environ.items() if value}
         assert seen == {**exported, "PATH": "/bin", "AWS_REGION": "eu-west-1"}
-        assert found.dotenv == dotenv_values(tmp_path) == {RUNPOD: "file"}
+        assert found.dotenv == dotenv_values(tmp_path, KEYS) == {RUNPOD: "file"}
     assert dict(os.environ) == before, "nothing is exported"
 
 
 def test_what_cannot_be_read_has_no_keys(tmp_path: Path) -> None:
-    assert dotenv_values(tmp_path) == {}
+    assert dotenv_values(tmp_path, KEYS) == {}
     (tmp_path / ".env").write_bytes(b"RUNPOD_API_KEY=\xff\n")
-    assert dotenv_values(tmp_path) == {}
+    assert dotenv_values(tmp_path, KEYS) == {}
 
 
 @pytest.mark.parametrize(
-    ("env", "keys", "insist", "expected"),
+    ("provider", "env", "keys", "insist", "expected"),
     [
-        ({}, {RUNPOD: "f"}, False, {RUNPOD: "f"}),
-        ({RUNPOD: "e"}, {RUNPOD: "f"}, False, {RUNPOD: "e"}),
-        ({RUNPOD: "e"}, {RUNPOD: "f"}, True, {RUNPOD: "f"}),
+        ("runpod", {}, {RUNPOD: "f"}, False, {RUNPOD: "f"}),
+        ("runpod", {RUNPOD: "e"}, {RUNPOD: "f"}, False, {RUNPOD: "e"}),
+        ("runpod", {RUNPOD: "e"}, {RUNPOD: "f"}, True, {RUNPOD: "f"}),
         # Of one account: a session of the one would not fit the other's key.
-        ({ID: "e", SECRET: "e", SESSION: "e"}, {ID: "f", SECRET: "f"}, True, {ID: "f", SECRET: "f"}),
-        ({ID: "e"}, {ID: "f", SECRET: "f", RUNPOD: "f"}, False, {ID: "e", RUNPOD: "f"}),
-        ({"PATH": "/bin"}, {}, True, {"PATH": "/bin"}),
+        ("aws", {ID: "e", SECRET: "e", SESSION: "e"}, {ID: "f", SECRET: "f"}, True, {ID: "f", SECRET: "f"}),
+        ("aws", {ID: "e"}, {ID: "f", SECRET: "f"}, False, {ID: "e"}),
+        ("aws", {RUNPOD: "e"}, {RUNPOD: "f"}, True, {RUNPOD: "e"}),  # another's
+        ("aws", {"PATH": "/bin"}, {}, True, {"PATH": "/bin"}),
     ],
 )
 def test_a_key_that_a_cluster_was_rented_with_goes_first(
-    env: dict[str, str], keys: dict[str, str], insist: bool, expected: dict[str, str]
+    provider: str, env: dict[str, str], keys: dict[str, str], insist: bool, expected: dict[str, str]
 ) -> None:
-    assert with_keys(env, keys, insist=insist) == expected
+    assert with_keys(env, keys, OURS[provider].credentials, insist=insist) == expected
 
 
 def test_a_command_in_no_project_has_the_keys_of_its_environment() -> None:

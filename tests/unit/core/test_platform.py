@@ -19,11 +19,12 @@ from gpuops.core.models import Request
 from gpuops.core.platform import HERE, System, named, obey_escapes, pass_over_current_folder, replace
 from gpuops.core.processes import start_background
 from gpuops.core.provider import Context
-from gpuops.core.safe_folder import SafeFolder, is_inside
+from gpuops.core.safe_folder import SafeFolder
+from gpuops.core.safe_paths import is_inside
 from gpuops.sync.merged_outputs import OutFolder
 from gpuops.sync.merged_outputs_record import Arrival
 from gpuops.sync.project_files import read_entry
-from gpuops.sync.restore_snapshots import _send_files
+from gpuops.sync.restore_snapshots import _send_files, select_places
 from gpuops.sync.run_folder import RunHome
 from gpuops.transport.ssh import Target, config_lines, proxy
 from gpuops.transport.ssh.host_resolution import jump_line
@@ -265,7 +266,7 @@ class Publishing:
         return self.folder.publish(arrivals, SafeFolder(self.staging))
 
     def lie(self) -> dict[str, str]:
-        found = (path for path in self.folder.root.rglob("*") if path.is_file() and path.name != ".gpuops.json")
+        found = (path for path in self.folder.root.rglob("*") if path.is_file() and path.name != ".gpuops.jsonl")
         return {path.relative_to(self.folder.root).as_posix(): path.read_text() for path in found}
 
 
@@ -328,7 +329,7 @@ def test_what_goes_back_to_nodes_has_their_names(tmp_path: Path) -> None:
         stdout=io.BytesIO(),
     )  # fmt: skip
     client: Any = SimpleNamespace(label="node0", bulk=lambda *_: channel)
-    _send_files("project", home.folder.folder, home.folder.memory(), (0, client))
+    _send_files("project", "r-1", home.folder.folder, (client, select_places(home.folder.memory(), 0)))
     sent.seek(0)
     found = [(name, b"".join(content)) for name, _size, content in members(sent)]
     assert found == [("back\\slash", b"one name"), ("run:1.pt", b"colon")]

@@ -10,7 +10,7 @@ import pytest
 
 from gpuops.core import settings
 from gpuops.core.errors import UsageError
-from gpuops.core.settings import home, load, load_leniently, owner, read_dotenv, secret_values
+from gpuops.core.settings import can_write, home, load, load_leniently, owner, read_dotenv, secret_values
 
 TABLES = {
     "up": {"nodes": int, "gpus": int, "spot": bool, "max-price": float, "region": str, "host": list},
@@ -124,7 +124,8 @@ def test_a_dotenv_that_is_no_text(tmp_path: Path) -> None:
 
 def test_the_example_lists_every_variable_and_may_be_copied(tmp_path: Path) -> None:
     text = (Path(__file__).parents[3] / ".env.example").read_text()
-    assert set(re.findall(r"(?m)^# ([A-Z_]+)=", text)) == {*settings.FROM_DOTENV, *settings.FROM_ENVIRONMENT}
+    known = {*settings.FROM_DOTENV, *settings.FROM_ENVIRONMENT, *settings.KEYS}
+    assert set(re.findall(r"(?m)^# ([A-Z_]+)=", text)) == known
     (tmp_path / ".env").write_text(text)
     assert load(tmp_path, {}, TABLES).env_values == {}
 
@@ -155,6 +156,23 @@ def test_home_is_made_for_this_user_alone(tmp_path: Path) -> None:
     chosen = tmp_path / "deep" / "er"
     assert home({"HOME": str(tmp_path), "GPUOPS_HOME": str(chosen)}) == chosen
     assert chosen.is_dir()
+
+
+def test_who_only_looks_makes_neither_home_nor_owner(tmp_path: Path) -> None:
+    path = home({"HOME": str(tmp_path)}, make=False)
+    assert (path, owner(path, make=False), can_write(path)) == (tmp_path / ".gpuops", "", False)
+    assert list(tmp_path.iterdir()) == []
+    made = home({"HOME": str(tmp_path)})
+    assert owner(made, make=False) == ""
+    assert owner(made) == owner(made, make=False) != ""
+    assert can_write(made)
+
+
+def test_a_home_that_cannot_be_seen_is_no_new_one(tmp_path: Path) -> None:
+    """What is up may be noted there."""
+    (tmp_path / "loop").symlink_to("loop")
+    with pytest.raises(UsageError, match=r"gpuops cannot look into its folder .*/loop/\.gpuops: Too many levels"):
+        home({"HOME": str(tmp_path / "loop")}, make=False)
 
 
 def test_a_home_that_cannot_be(tmp_path: Path) -> None:

@@ -101,6 +101,19 @@ def test_backward_it_only_hurries() -> None:
             send(signal.SIGINT)
 
 
+@pytest.mark.parametrize("number", ALL)
+def test_what_is_ignored_on_entry_stays_so(number: int) -> None:
+    """`nohup gpuops run …` goes on when its terminal is closed."""
+    former = signal.signal(number, signal.SIG_IGN)
+    try:
+        with Signals() as signals:
+            send(number)
+            assert signals.count == 0
+        assert signal.getsignal(number) is signal.SIG_IGN
+    finally:
+        signal.signal(number, former)
+
+
 def test_in_another_thread_nothing_is_installed() -> None:
     before = signal.getsignal(signal.SIGINT)
     inside = []

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 import os
 import time
 from pathlib import Path
@@ -10,6 +11,7 @@ import pytest
 
 from gpuops.core.context import Context
 from gpuops.core.errors import AuthFailed, NodeError, StillBilling
+from gpuops.core.installed_code import InstalledCode, installed_code
 from gpuops.core.models import Lease
 from gpuops.guard import cleanup, daemon, guard_heartbeat, schedule
 from gpuops.ledger.rows import ClusterRow, ClusterState
@@ -52,7 +54,7 @@ def test_a_guard_is_stale_when_its_last_round_is_long_ago(home: Path) -> None:
         (last.at, False),
         (last.at + guard_heartbeat.STALE_S, False),
         (last.at + guard_heartbeat.STALE_S + 1.0, True),
-        (last.at - 1.0, True),  # of before this computer's start
+        (last.at - 1.0, False),  # written just after this clock was read
     ):
         assert guard_heartbeat.must_be_replaced(home, row(), {}, now) is is_stale
     later = guard_heartbeat.beat(home, 1, last)
@@ -66,6 +68,46 @@ def test_who_has_written_nothing_down_yet_is_let_be(home: Path, text: str | None
     if text is not None:
         (home / guard_heartbeat.FOLDER / "1.json").write_text(text)
     assert not must_be_replaced(home, row(), A)
+
+
+def test_a_guard_that_never_completes_a_round_is_replaced(home: Path) -> None:
+    """It holds the lock, and that alone proves nothing."""
+    guard_heartbeat.claim(home, 1)
+    last = guard_heartbeat.read(home, 1)
+    assert last
+    assert not guard_heartbeat.works(home, row(), last.at)
+    late = last.at + guard_heartbeat.FIRST_BEAT_S
+    for now, replaced in ((late, False), (late + 1.0, True)):
+        assert guard_heartbeat.must_be_replaced(home, row(), A, now) is replaced
+    begun = guard_heartbeat.start(home, row(), A)
+    assert guard_heartbeat.works(home, row(), begun.at)
+    assert not guard_heartbeat.works(home, row(), begun.at + guard_heartbeat.STALE_S + 1.0)
+
+
+def test_a_guard_whose_code_was_replaced_is_relieved(home: Path, tmp_path: Path) -> None:
+    """Its attempts are of the new code, and what it holds in memory no longer fits that. Another environment's guard
+    is that one's business, while it is there."""
+    mine = installed_code()
+    (tmp_path / "elsewhere" / "gpuops").mkdir(parents=True)
+    last = guard_heartbeat.start(home, row(), A)
+    for code, replaced in (
+        (mine, False),
+        (InstalledCode(mine.folder, "of before the upgrade"), True),
+        (InstalledCode(str(tmp_path / "elsewhere"), "another"), False),
+        (InstalledCode(str(tmp_path / "removed"), mine.digest), True),
+        (None, True),
+    ):
+        guard_heartbeat.beat(home, 1, dataclasses.replace(last, code=code))
+        assert must_be_replaced(home, row(), A) is replaced, code
+
+
+def test_the_keys_that_were_rented_with_outlive_a_guard_that_has_only_taken_the_lock(home: Path) -> None:
+    guard_heartbeat.claim(home, 1)
+    guard_heartbeat.start(home, row(), A)
+    guard_heartbeat.claim(home, 1)
+    assert not must_be_replaced(home, row(), A)
+    guard_heartbeat.start(home, row(), B)
+    assert must_be_replaced(home, row(), A)
 
 
 @pytest.mark.parametrize(
@@ -120,6 +162,20 @@ def test_a_disk_that_cannot_be_written_stops_no_guard(tmp_path: Path) -> None:
     guard_heartbeat.beat(missing, 1, last)
     guard_heartbeat.record_refusal(missing, row(), AuthFailed("no", "yes"))
     guard_heartbeat.remove_files(missing, 1)
+
+
+def test_a_guard_of_a_cluster_that_another_ledger_had(home: Path) -> None:
+    """In a new ledger another cluster has its number: that one has no guard, and other keys may serve it."""
+    former = dataclasses.replace(row(), token="of a ledger that was lost")
+    guard_heartbeat.start(home, former, A)
+    assert not guard_heartbeat.works(home, row(), time.monotonic())
+    assert must_be_replaced(home, row(), B)
+    guard_heartbeat.claim(home, 1)
+    assert not must_be_replaced(home, row(), B), "the one that takes its place has only just begun"
+    begun = guard_heartbeat.start(home, row(), B)
+    assert guard_heartbeat.works(home, row(), begun.at)
+    assert begun.rented == begun.keys
+    assert not must_be_replaced(home, row(), A)
 
 
 def test_no_other_process_is_ended_for_a_guard(home: Path) -> None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import shutil
 import sqlite3
 from collections.abc import Iterator
 from functools import partial
@@ -15,7 +16,8 @@ from gpuops.core.models import Lease, Resource
 from gpuops.core.processes import Identity, myself
 from gpuops.ledger import FILE
 from gpuops.ledger.schema import SCHEMA, set_aside
-from gpuops.ledger.store import Ledger, LedgerJournal, LedgerTooNew, LedgerUnwritable, RowGone
+from gpuops.ledger.store import Ledger, LedgerJournal, LedgerTooNew, LedgerUnwritable, RowGone, RunRow
+from gpuops.sync.run_folder import RunHome
 from tests.conftest import open_folder, without_root
 
 
@@ -62,6 +64,22 @@ def test_names_are_taken_for_ever_but_a_given_one_only_while_it_lives(ledger: Le
     assert ledger.cluster(intend(ledger, "lab")).id != lab
 
 
+def test_two_ledgers_give_no_name_of_a_run_twice_in_one_project(tmp_path: Path) -> None:
+    def add(home: str) -> RunRow:
+        (tmp_path / home).mkdir(exist_ok=True)
+        ledger = Ledger.open(tmp_path / home)
+        try:
+            return ledger.add_run(stem="bash", cluster=intend(ledger), folder=tmp_path, tree="project", request={},
+                                  facts={}, owner_process=myself(), now=1.0,
+                                  claim=lambda home: RunHome(home).claim())  # fmt: skip
+        finally:
+            ledger.close()
+
+    rows = [add(home) for home in ("mine", "hers", "mine")]
+    assert [row.name for row in rows] == ["bash-1", "bash-2", "bash-3"]
+    assert all(row.home.is_dir() and row.home.name == row.name for row in rows)
+
+
 def test_a_resource_said_twice_is_one(ledger: Ledger) -> None:
     row = intend(ledger, "a")
     for _ in range(2):
@@ -101,6 +119,49 @@ def test_a_newer_version_is_left_alone(tmp_path: Path) -> None:
     with pytest.raises(LedgerTooNew, match="written by a newer gpuops"):
         Ledger.open(tmp_path)
     assert (tmp_path / FILE).read_bytes() == before
+
+
+def test_what_is_only_looked_at_is_not_changed(ledger: Ledger, tmp_path: Path) -> None:
+    row = intend(ledger, "lab")
+    ledger.add_notice("something happened")
+    before = {path.name: path.read_bytes() for path in tmp_path.iterdir()}
+    reader = Ledger.open_read_only(tmp_path)
+    assert ([one.name for one in reader.clusters()], reader.cluster(row).state) == (["lab"], "creating")
+    with pytest.raises(LedgerUnwritable):
+        reader.add_notice("more")
+    reader.close()
+    assert {path.name: path.read_bytes() for path in tmp_path.iterdir()} == before
+
+
+def test_where_no_ledger_is_an_empty_one_is_read_and_none_is_made(tmp_path: Path) -> None:
+    reader = Ledger.open_read_only(tmp_path / "never made")
+    assert (reader.clusters(), reader.runs()) == ([], [])
+    with pytest.raises(LedgerUnwritable):
+        reader.add_notice("more")
+    reader.close()
+    assert list(tmp_path.iterdir()) == []
+
+
+def test_a_change_that_was_cut_off_before_its_disk_became_read_only_is_not_seen(ledger: Ledger, tmp_path: Path) -> None:
+    """Its journal lies beside it, and cannot be carried out there."""
+    row = intend(ledger)
+    for number in range(200):
+        ledger.add_notice(f"{number} " + "x" * 1000)
+    (tmp_path / "cut").mkdir()
+    ledger.db.execute("PRAGMA cache_size = 2")
+    ledger.db.execute("BEGIN IMMEDIATE")
+    ledger.db.execute("UPDATE clusters SET state = 'ending'")
+    ledger.db.execute("UPDATE notices SET say = 'y' || say")
+    for name in (FILE, f"{FILE}-journal"):
+        shutil.copyfile(tmp_path / name, tmp_path / "cut" / name)
+    ledger.db.execute("ROLLBACK")
+    before = {path.name: path.read_bytes() for path in (tmp_path / "cut").iterdir()}
+    reader = Ledger.open_read_only(tmp_path / "cut")
+    assert reader.cluster(row).state == "creating"
+    with pytest.raises(LedgerUnwritable):
+        reader.add_notice("more")
+    reader.close()
+    assert {path.name: path.read_bytes() for path in (tmp_path / "cut").iterdir()} == before
 
 
 def overwrite(path: Path) -> None:
@@ -161,7 +222,7 @@ def test_a_folder_in_its_place(tmp_path: Path) -> None:
     (tmp_path / FILE).mkdir()
     with pytest.raises(LedgerUnwritable, match="cannot be used") as caught:
         Ledger.open(tmp_path)
-    assert "GPUOPS_HOME" in caught.value.hint
+    assert caught.value.hint == "check the folder's permissions and free space", "another home knows of nothing"
 
 
 @pytest.mark.parametrize("there", [True, False], ids=["a ledger", "none yet"])

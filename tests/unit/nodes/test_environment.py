@@ -194,11 +194,28 @@ def test_the_name_follows_the_content(tmp_path: Path) -> None:
     empty = name()
     assert name() == empty
     assert name([gpu("580.1", *H100)]) != empty
-    write(tmp_path, requirements_txt="numpy\n")
-    numpy = name()
-    assert numpy != empty
-    write(tmp_path, requirements_txt="# the same\nnumpy\n")
-    assert name() == numpy
+    write(tmp_path, requirements_txt="scipy\n")
+    scipy = name()
+    assert scipy != empty
+    write(tmp_path, requirements_txt="# the same\nscipy\n")
+    assert name() == scipy
+
+
+@pytest.mark.parametrize(
+    ("text", "settings", "rest"),
+    [
+        ("", {}, ["numpy"]),
+        ("torch>=2.4\n", {}, ["numpy"]),
+        ("tqdm\n", {}, ["tqdm"]),
+        ("", {"GPUOPS_TORCH_INDEX": "https://mirror/simple"}, []),
+        ("", {"GPUOPS_TORCH_INDEX": ""}, ["numpy"]),  # pip's own
+    ],
+)
+def test_torch_comes_with_numpy_where_a_project_names_nothing(
+    tmp_path: Path, text: str, settings: dict[str, str], rest: list[str]
+) -> None:
+    write(tmp_path, requirements_txt=text)
+    assert make_plan(tmp_path, [], Settings(settings), workload=False)["requirements"] == rest
 
 
 def test_a_workload_does_not_read_the_project(tmp_path: Path) -> None:

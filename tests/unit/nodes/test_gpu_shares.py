@@ -157,7 +157,7 @@ class Talking:
 
 
 def refusing(kind: str, *indices: int) -> Any:
-    def meet(_row: Any, _machine: Resource, index: int) -> Any:
+    def meet(_row: Any, _machine: Resource, index: int, **_: Any) -> Any:
         if index in indices:
             raise NodeRefused("this node has ended", "", kind)
         return Talking(), {"busy": None}, 0.0

@@ -2,16 +2,23 @@
 
 from __future__ import annotations
 
+import time
 from collections.abc import Sequence
+from pathlib import Path
+from types import SimpleNamespace
 from typing import Any, cast
 
 import pytest
 
-from gpuops.core.errors import ConnectionLost
+from gpuops.agent.wire_format import PROTOCOL
+from gpuops.core.errors import ConnectionLost, NodeRefused
 from gpuops.core.models import Resource
 from gpuops.nodes import session
 from gpuops.nodes.session import ClusterSession
 from gpuops.transport.rpc import NodePaths, UnreachableAgent
+from gpuops.transport.schemas import OtherHello, Pong
+from tests.conftest import HANG_S
+from tests.fakes.provider import surroundings
 
 
 class DeadConnection:
@@ -27,6 +34,41 @@ class DeadConnection:
 
     def close(self) -> None:
         self.closed = True
+
+
+class OtherAgent:
+    """The conversation with an agent that another version of gpuops has started."""
+
+    label = "node0"
+    connection = DeadConnection()
+
+    def call(self, verb: str, **_: Any) -> Any:
+        return OtherHello(PROTOCOL + 1) if verb == "hello" else Pong(time=time.time())
+
+    def close(self) -> None:
+        """Nothing is open."""
+
+
+@pytest.mark.parametrize("verb", ["a look or an end", "lease", "train"])
+def test_an_agent_of_another_version_is_looked_at_and_ended_but_gets_no_run(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path, verb: str
+) -> None:
+    """A run that goes on while gpuops is upgraded is brought home by the new one."""
+    _, world = surroundings(tmp_path, monkeypatch)
+    monkeypatch.setattr(session, "_open_client", lambda *_: OtherAgent())
+    data = {"root": "/r", "python": "python3", "artefact": "a"}
+    machine = Resource("machine", "m", "r", "gpuops-0a1b2c3d-lab-0", False, data=data)
+    monkeypatch.setattr(session, "nodes_of", lambda *_: [machine])
+    row = cast(Any, SimpleNamespace(name="lab"))
+    if verb == "train":
+        with pytest.raises(NodeRefused, match="node0 was started by another version of gpuops"):
+            session.open_session(world, row)
+        return
+    lease = {"any_version": True} if verb == "lease" else {"some": True}
+    opened = session.open_session(world, row, **lease)
+    assert opened.hellos == [None]
+    assert opened.present() == opened.clients
+    assert opened.skews == [pytest.approx(0.0, abs=HANG_S)]
 
 
 def test_a_reconnection_that_fails_leaves_no_connection_open(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -85,9 +85,9 @@ def test_any_text_is_a_span_or_a_sentence(text: str) -> None:
     [
         (Lease(), "no end: `gpuops down` ends it"),
         (Lease(NOW + 7200), f"ends in 2 h 00 min (at {at(7200)})"),
-        (Lease(NOW + 7200, 1800.0, NOW + 60), f"ends in 1:00 min (at {at(60)}), or after 30:00 min without use"),
+        (Lease(NOW + 7200, 1800.0, NOW + 60), f"ends in 1 min (at {at(60)}), or after 30 min without use"),
         (Lease(None, 90.0), "ends after 1:30 min without use"),
-        (Lease(NOW - 5), f"ends in 0 s (at {at(-5)})"),
+        (Lease(NOW - 70, 1800.0), f"overdue by 1:10 min (since {at(-70)})"),
     ],
 )
 def test_words(lease: Lease, words: str) -> None:

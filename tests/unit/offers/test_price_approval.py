@@ -24,11 +24,13 @@ from gpuops.offers import lease_limits, offer_table, price_approval
 from gpuops.offers.lease_limits import (
     BALANCE_RESERVE_S,
     MIN_LEASE_S,
+    EndedBy,
     Funds,
     LeaseLimits,
     balance_ends_first,
     balance_warning,
     cut_to_balance,
+    describe_bill,
     describe_how_to_end,
     explain_spend_limit,
     money_spent,
@@ -147,10 +149,16 @@ def test_a_moment_as_the_clock_on_the_wall_shows_it(monkeypatch: pytest.MonkeyPa
     try:
         assert clock_time(NOW, NOW - 60) == "08:00"
         assert clock_time(NOW + 20 * H, NOW) == "Sat 16 Jan 04:00"
-        assert (
-            describe_how_to_end("lab", Lease(NOW + H), NOW) == "`gpuops down lab` ends it; it ends by itself at 09:00"
-        )
-        assert describe_how_to_end("lab", Lease(), NOW) == "`gpuops down lab` ends it"
+        for by, say in (
+            (EndedBy.MACHINES, "it ends by itself at 09:00"),
+            (EndedBy.GUARD, "the guard on this computer ends it at 09:00, while this computer is on"),
+            (
+                EndedBy.NOBODY,
+                "nothing else does when its lease is over, at 09:00: neither these machines nor the guard can",
+            ),
+        ):
+            assert describe_how_to_end("lab", Lease(NOW + H), NOW, by) == f"`gpuops down lab` ends it; {say}"
+            assert describe_how_to_end("lab", Lease(), NOW, by) == "`gpuops down lab` ends it"
     finally:
         monkeypatch.undo()
         __import__("time").tzset()
@@ -179,14 +187,14 @@ def test_offers_are_a_table_in_the_order_of_trying() -> None:
 def test_the_choice_is_explained() -> None:
     after = "; the next ones follow where it cannot be had"
     assert (
-        offer_table.explain_choice([offer(0, 1.0), offer(1, 2.0)]) == f"machine 0 is tried first: the cheapest{after}"
+        offer_table.explain_choice([offer(0, 1.0), offer(1, 2.0)]) == f"the top one is tried first: the cheapest{after}"
     )
     assert (
         offer_table.explain_choice([offer(0, 3.0), offer(1, 2.0)])
-        == f"machine 0 is tried first: what scripted puts first{after}"
+        == f"the top one is tried first: what scripted puts first{after}"
     )
     told = offer_table.explain_choice([offer(0, 3.0, why="the last with NVLink"), offer(1, 2.0)])
-    assert told == f"machine 0 is tried first: the last with NVLink{after}"
+    assert told == f"the top one is tried first: the last with NVLink{after}"
     assert offer_table.explain_choice([offer(0, 1.0)]) == ""
 
 
@@ -239,7 +247,8 @@ def test_a_cheaper_one_within_the_limit_is_taken(there: tuple[Cloud, Context], m
     cloud.play(offers_at=[3.0, 1.0], create=[Fault("AuthFailed", made=0)])
     tells(monkeypatch, lambda: {"spend_per_hr": 78.5, "spend_limit": 80.0})
     words, _, _ = up(world)
-    assert "lab: offer 1, $1.00/h\n" in words
+    assert "offer 1, $1.00/h; until " in words
+    assert words.count("offer 1") == 1
     assert "offer 0" not in words
 
 
@@ -286,13 +295,52 @@ def test_what_there_is_is_shown_before_the_one_question(there: tuple[Cloud, Cont
     world.out = out = Somebody(io.StringIO())
     with pytest.raises(GpuopsError, match="AuthFailed"):
         creation.bring_up(world, ONE, name="lab", ephemeral=False, wish=LeaseLimits())
-    assert out.asked == ["offer 0, $2.00/h: go?"]
+    (asked,) = out.asked
+    assert asked.startswith("offer 0, $2.00/h; until ")
     assert out.err.getvalue().splitlines()[:4] == [  # type: ignore[attr-defined]
         "OFFER    $/H",
         "offer 0  $2.00",
         "offer 1  $2.00",
-        "offer 0 is tried first: the cheapest; the next ones follow where it cannot be had",
+        "the top one is tried first: the cheapest; the next ones follow where it cannot be had",
     ]
+
+
+@pytest.mark.parametrize(
+    ("wish", "wait_s", "until_h", "most"),
+    [
+        ({}, 0.0, 24.1, "$48.20"),
+        ({"max_hours": 3.0}, 0.0, 3.1, "$6.20"),
+        ({"max_hours": 3.0}, 7200.0, 5.1, "$6.20"),
+        ({"max_cost": 5.0}, 0.0, 2.5, "$5.00"),
+        ({"max_cost": 5.0, "max_hours": 1.0}, 0.0, 1.1, "$2.20"),
+    ],
+)
+def test_the_question_tells_the_end_and_the_most_it_can_cost(
+    there: tuple[Cloud, Context], wish: dict[str, float], wait_s: float, until_h: float, most: str
+) -> None:
+    cloud, world = there
+    cloud.play(offers_at=[2.0], create=[Fault("AuthFailed", made=0)])
+    world.yes = False
+    world.out = out = Somebody(io.StringIO())
+    latest = clock_time(world.clock.now() + until_h * H, world.clock.now())
+    request = dataclasses.replace(ONE, timeout_min=6.0, wait_s=wait_s)
+    with pytest.raises(GpuopsError, match="AuthFailed"):
+        creation.bring_up(world, request, name="lab", ephemeral=False, wish=LeaseLimits(**wish))
+    assert out.asked[-1] == f"offer 0, $2.00/h; until {latest} at the latest, {most} at most: go?"
+    assert out.err.getvalue().count("offer 0") == 0, "a single one is told once"  # type: ignore[attr-defined]
+
+
+@pytest.mark.parametrize(
+    ("lease", "says"),
+    [
+        (Lease(NOW + H, 1800.0), f"it ends by itself at {clock_time(NOW + H, NOW)}, or after 30 min without use"),
+        (Lease(None, 1800.0), "it ends after 30 min without use"),
+        (Lease(NOW + H), f"it ends by itself at {clock_time(NOW + H, NOW)}"),
+    ],
+)
+def test_what_goes_on_and_bills_says_until_when(lease: Lease, says: str) -> None:
+    bill = describe_bill("lab", 1.09, lease, NOW, EndedBy.MACHINES)
+    assert bill == f"lab goes on at $1.09/h: `gpuops down lab` ends it; {says}"
 
 
 def test_nobody_is_there_to_be_asked(there: tuple[Cloud, Context]) -> None:

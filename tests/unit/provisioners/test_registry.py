@@ -12,6 +12,7 @@ from gpuops.core import provider as contract
 from gpuops.core.context import Context
 from gpuops.core.errors import GpuopsError, RateLimited, Unknown, UsageError
 from gpuops.core.models import Payer, Request, Resource
+from gpuops.core.polling import Clock
 from gpuops.core.provider import Credential
 from provisioners import registry
 from provisioners.checked_provisioner import CheckedProvisioner
@@ -139,6 +140,27 @@ def test_who_pays_is_never_a_reason_to_fail(there: tuple[Cloud, Context], monkey
         monkeypatch.setattr(Scripted, "payer", answer, raising=False)
         assert CheckedProvisioner(Scripted(context)).payer(request, 0.1) == told
     release.set()
+
+
+@pytest.mark.parametrize(
+    ("answer", "told"),
+    [
+        (lambda *_: 1.8e9, 1.8e9),
+        (lambda *_: None, None),
+        (lambda *_: float("nan"), None),
+        (lambda *_: "noon", None),
+        (lambda *_: {}["date"], None),
+        (Clock(), None),
+    ],
+)
+def test_a_providers_time_is_a_number_or_not_known(
+    there: tuple[Cloud, Context], monkeypatch: pytest.MonkeyPatch, answer: object, told: float | None
+) -> None:
+    _, world = there
+    checked = CheckedProvisioner(Scripted(contract.Context(OWNER, world.home, world.env)))
+    assert checked.provider_time() is None
+    monkeypatch.setattr(Scripted, "provider_time", answer, raising=False)
+    assert checked.provider_time() == told
 
 
 def test_a_third_party_finds_keys_in_the_same_order(tmp_path: Path) -> None:

@@ -4,15 +4,16 @@ from __future__ import annotations
 
 import dataclasses
 import json
+import os
 import threading
 import time
-from collections.abc import Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from typing import Any, cast
 
 import pytest
 
 from gpuops.core.context import Context
-from gpuops.core.errors import AuthFailed, ConnectionLost, MalformedAnswer, NodeRefused, UsageError
+from gpuops.core.errors import AuthFailed, ConnectionLost, MalformedAnswer, NodeError, NodeRefused, UsageError
 from gpuops.core.models import Lease, MachineEnd, Resource
 from gpuops.core.polling import Clock
 from gpuops.core.processes import Identity
@@ -30,12 +31,17 @@ from gpuops.runs.outcome.run_outcome import FinalFetch, Retryable
 from gpuops.runs.prepare import Sending, wait_for_turn
 from gpuops.runs.results.collect import Agents, _fetch_from_nodes
 from gpuops.sync.archive import FetchedNode
+from gpuops.sync.download import UnreadableFiles
 from gpuops.sync.run_folder import RunHome
 from gpuops.transport.schemas import NodeRunState, Sentence, SinkState
 from tests.conftest import HANG_S, until
 
 REQUEST = RunRequest(kind="command", mode="run", nodes=1, gpus=None, argv=("true",))
 DEAD = Identity(2**22 + 1, 1.0)
+
+
+def _provider(describe: Callable[[Resource], Resource]) -> Any:
+    return type("Provider", (), {"describe": staticmethod(describe), "credentials": ()})()
 
 
 def a_cluster(world: Context, *, created: float, ephemeral: bool = False) -> ClusterRow:
@@ -89,6 +95,28 @@ def test_only_what_is_certainly_lost_may_be_destroyed(world: Context, kind: str,
     assert (end.verdict.outcome, end.verdict.exit_code) == ("lost", 4)
 
 
+@pytest.mark.parametrize(("kind", "flushed"), [("node", False), ("gone", True)])
+def test_all_of_a_run_is_on_the_disk_before_its_nodes_may_go(
+    world: Context, monkeypatch: pytest.MonkeyPatch, kind: str, flushed: bool
+) -> None:
+    """Its logs, which only grow, and the folders that its files were renamed in; and before the ledger says so."""
+    cluster = a_cluster(world, created=time.time())
+    row = a_run(world, cluster, created=time.time())
+    home = RunHome(row.home)
+    home.folder.write_at(home.log_name(0, "rank0.out"), 0, b"last words\n")
+    (home.out / "sub").mkdir()
+    on_disk: set[int] = set()
+
+    def fsync(handle: int) -> None:
+        assert world.ledger.run(row.id).state != "home"
+        on_disk.add(os.fstat(handle).st_ino)
+
+    monkeypatch.setattr("gpuops.core.safe_folder.os.fsync", fsync)
+    conclude(world, ClusterSession(cluster, []), row, {0: lost_report(0, "node0 is silent", ReasonKind(kind))})
+    places = [home.path, home.path / "logs" / "node0" / "rank0.out", home.path / "logs" / "node0", home.out / "sub"]
+    assert [place.stat().st_ino in on_disk for place in places] == [flushed] * 4
+
+
 class Fetched:
     """Nodes whose results come home, but for those in `silent`."""
 
@@ -99,6 +127,22 @@ class Fetched:
     def __call__(self, _world: Any, _live: Any, _row: Any, _progress: Any, nodes: list[int]) -> FinalFetch:
         self.asked.append(list(nodes))
         return FinalFetch("node1 went away" if set(nodes) & set(self.silent) else "")
+
+
+@pytest.mark.parametrize(("kind", "left"), [("node", ["4194305-a"]), ("gone", [])])
+def test_what_a_killed_guard_was_receiving_goes_with_the_end_of_its_run(
+    world: Context, monkeypatch: pytest.MonkeyPatch, kind: str, left: list[str]
+) -> None:
+    """It still lived when the last fetch began, which clears what it finds of the dead."""
+    monkeypatch.setattr("gpuops.runs.results.collect._run_final_fetch", Fetched())
+    cluster = a_cluster(world, created=time.time())
+    row = a_run(world, cluster, created=time.time())
+    incoming = RunHome(row.home).incoming
+    (incoming / f"{DEAD.pid}-a").mkdir(parents=True)
+    (incoming / f"{DEAD.pid}-a" / "0-0").write_bytes(b"half")
+    conclude(world, ClusterSession(cluster, []), row, {0: lost_report(0, "node0 is silent", ReasonKind(kind))})
+    assert [path.name for path in incoming.glob("*")] == left
+    assert incoming.exists() == bool(left)
 
 
 def test_a_node_that_answers_nonsense_keeps_no_others_files_away() -> None:
@@ -137,6 +181,32 @@ def test_nonsense_leaves_nothing_to_try_again(world: Context, monkeypatch: pytes
     assert world.ledger.run(row.id).state == "home"
 
 
+def test_what_a_node_cannot_read_is_named_with_what_brings_it_and_what_leaves_it(
+    world: Context, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    cluster = a_cluster(world, created=time.time())
+    row = a_run(world, cluster, created=time.time())
+
+    def fetch(*_: object, **__: object) -> None:
+        raise UnreadableFiles([(0, "raw data.pt")])
+
+    monkeypatch.setattr("gpuops.runs.results.collect.fetch_now", fetch)
+    end = conclude(world, ClusterSession(cluster, []), row, {0: DONE})
+    way = (
+        "gpuops ssh lab --node 0 -- chmod u+r 'raw data.pt'; then: gpuops pull r-1; "
+        "or leave it there: gpuops down lab --out '!./raw data.pt'"
+    )
+    assert (end.missing, end.verdict.hint) == ("1 file cannot be read on the nodes: raw data.pt (node0)", way)
+    assert world.ledger.run(row.id).state == "ended", "it can still be fetched"
+    with pytest.raises(NodeError) as caught:
+        finish(world, row, Agents(ClusterSession(cluster, []), end_reports()), Policy(Silent(), retry_hint="--force"))
+    assert caught.value.hint == f"{way}; else --force"
+
+
+def end_reports() -> dict[int, NodeReport]:
+    return {0: parse_report(0, DONE)}
+
+
 @pytest.mark.parametrize(("looks", "state"), [(1, "home"), (3, "home"), (10**6, "ended")])
 def test_a_machine_that_goes_while_its_results_are_fetched(
     world: Context, monkeypatch: pytest.MonkeyPatch, looks: int, state: str
@@ -151,7 +221,7 @@ def test_a_machine_that_goes_while_its_results_are_fetched(
         there = machine.id != "1" or seen.count("1") < looks
         return machine if there else dataclasses.replace(machine, data={"reclaimed": True})
 
-    world.provisioners["local"] = cast(Any, type("Provider", (), {"describe": staticmethod(describe)})())
+    world.provisioners["local"] = _provider(describe)
     fetched = Fetched(1)
     monkeypatch.setattr("gpuops.runs.results.collect._run_final_fetch", fetched)
     cluster = a_cluster(world, created=time.time())
@@ -181,7 +251,7 @@ def test_a_virtual_node_that_ends_while_its_results_are_fetched(
         raise NodeRefused("this node has ended: it was ended", "start a new one", "ended")
 
     monkeypatch.setattr("gpuops.nodes.session.contact_node", refuse)
-    world.provisioners["local"] = cast(Any, type("Provider", (), {"describe": staticmethod(lambda machine: machine)})())
+    world.provisioners["local"] = _provider(lambda machine: machine)
     fetched = Fetched(1)
     monkeypatch.setattr("gpuops.runs.results.collect._run_final_fetch", fetched)
     cluster = a_cluster(world, created=time.time())
@@ -234,8 +304,7 @@ def test_what_a_machine_kept_before_it_went_comes_home_though_it_had_answered(
 
     monkeypatch.setattr("gpuops.sync.archive.fetch_archives", bring)
     monkeypatch.setattr("gpuops.runs.results.collect._run_final_fetch", Fetched(0))
-    ended = type("Provider", (), {"describe": lambda _, machine: dataclasses.replace(machine, state="ended")})()
-    world.provisioners["local"] = cast("Any", ended)
+    world.provisioners["local"] = _provider(lambda machine: dataclasses.replace(machine, state="ended"))
     cluster, row, said = a_reclaimed_run(world)
     machine = Resource("machine", "0", "", "m-0", True, state="running")
     end = conclude(world, ClusterSession(cluster, [machine], cast("Any", [Keeping("copying")])), row, {0: said})

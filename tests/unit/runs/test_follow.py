@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any, cast
 
 import pytest
 
-from gpuops.core.errors import ConnectionLost, GpuopsError, LocalDisk, MalformedAnswer
+from gpuops.core.errors import ConnectionLost, GpuopsError, LocalDisk, MalformedAnswer, NoAnswer
 from gpuops.runs import follow
 from gpuops.runs.follow import Follower
 from gpuops.runs.outcome.node_report import NodeReport, ReasonKind
@@ -42,7 +42,10 @@ class NonsenseNode(AnsweringNode):
 
 
 def follow_attempts(
-    attempts: Sequence[Attempt], monkeypatch: pytest.MonkeyPatch, session: AnsweringNode | None = None
+    attempts: Sequence[Attempt],
+    monkeypatch: pytest.MonkeyPatch,
+    session: AnsweringNode | None = None,
+    say: Callable[[str], None] = lambda _: None,
 ) -> tuple[NodeReport, int]:
     """The report of a node whose streams behave as `attempts`, and how many of them were made."""
     clock, made = FakeClock(), list[int]()
@@ -59,7 +62,7 @@ def follow_attempts(
         RunHome(Path("unused")),
         1,
         on_bytes=lambda *_: None,
-        say=lambda _: None,
+        say=say,
         clock=clock,
         machine_has_ended=lambda _: False,
     )
@@ -90,6 +93,20 @@ def test_a_cut_long_after_another_error_is_only_a_cut(
     cut = failing(ConnectionLost("cut by this test"), after_s=2 * HOURS, send_at_s=send_at_s)
     report, attempts = follow_attempts([failing(first), cut, done], monkeypatch)
     assert (report.document["outcome"], attempts) == ("done", 3)
+
+
+def test_a_silent_agent_is_named_as_soon_as_it_was_waited_for(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Its connection stands: to make another may hang for as long again."""
+    said: list[str] = []
+    silent = failing(NoAnswer("node0 has not answered 'tail' for 30 s", silent_s=30.0), after_s=30.0)
+    follow_attempts([silent, done], monkeypatch, say=said.append)
+    assert said == [
+        "node0 does not answer; the run goes on without this computer, trying again",
+        "node0 answers again",
+    ]
+    said.clear()
+    follow_attempts([failing(ConnectionLost("cut by this test")), done], monkeypatch, say=said.append)
+    assert said == []
 
 
 def test_bytes_show_that_the_node_is_reachable(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -72,7 +72,7 @@ def test_the_rest_of_the_specs() -> None:
         "kind": "torchrun",
         "scrub": list(SCRUB), "world": 5, "master": {"address": "10.0.0.4", "port": 23456},
         "gang": {"address": "10.0.0.4", "port": 23457}, "prelude": ["module load cuda"], "outs": ["**/*.pt"],
-        "grace_s": 3.0,
+        "grace_s": 3.0, "join_timeout_s": 1800.0,
     }  # fmt: skip
     own = {"node", "ranks", "rank_base", "argv", "env", "user_env", "path_first", "here"}
     assert [{key: spec[key] for key in spec.keys() - own} for spec in (first, second)] == [same, same]

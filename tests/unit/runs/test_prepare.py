@@ -12,7 +12,7 @@ from typing import Any, cast
 import pytest
 
 from gpuops.core.context import Context
-from gpuops.core.errors import ConnectionLost, LocalDisk, NodeRefused, RunFailed
+from gpuops.core.errors import ConnectionLost, LocalDisk, NodeRefused, RunFailed, UsageError
 from gpuops.core.models import Lease
 from gpuops.core.polling import Clock
 from gpuops.core.reporting import Silent
@@ -291,3 +291,44 @@ def test_a_run_that_no_guard_can_look_after_is_not_started(world: Context, monke
         prepare.prepare(world, Settings(), live, request, Sending(), Silent())
     (run,) = world.ledger.runs()
     assert (run.state, run.owner_process) == ("home", None)
+
+
+def test_a_run_has_its_folder_before_anything_else_and_leaves_none_that_it_did_not_use(
+    world: Context, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A command with another ledger may give a name in the same project at the same time."""
+    (world.folder / "runs/true-1").mkdir(parents=True)
+    seen: list[bool] = []
+
+    def fail(*_: object) -> None:
+        seen.append((world.folder / "runs/true-2").is_dir())
+        raise BlockingIOError(11, "Resource temporarily unavailable")
+
+    monkeypatch.setattr("gpuops.runs.prepare.add_virtual_nodes", lambda *_: None)
+    world.services = replace(world.services, ensure_guard=fail)
+    row = world.ledger.intend(provider="local", name="lab", folder=world.folder, ephemeral=True, token="t", request={},
+                              boot_deadline=0.0, lease=Lease(), owner_process=world.me, now=0.0)  # fmt: skip
+    request = replace(TRAIN, kind="command", script=None, argv=["true"], mode="run", nodes=1)
+    with pytest.raises(LocalDisk):
+        prepare.prepare(world, Settings(), ClusterSession(row, [], [], [], []), request, Sending(), Silent())
+    assert [run.name for run in world.ledger.runs()] == ["true-2"]
+    assert seen == [True]
+    assert [path.name for path in (world.folder / "runs").iterdir()] == ["true-1"]
+
+
+@pytest.mark.parametrize(
+    ("request_", "beside"),
+    [
+        (TRAIN, ""),
+        (RunRequest(kind="command", mode="run", nodes=0, gpus=None, argv=["ls", "a b"]),
+         "; beside it: gpuops ssh lab -- ls 'a b'"),
+        (RunRequest(kind="command", mode="run", nodes=0, gpus=None, argv=["nvidia-smi"], all_nodes=True),
+         "; beside it: gpuops ssh lab --all-nodes -- nvidia-smi"),
+    ],
+)  # fmt: skip
+def test_what_may_run_beside_a_run_is_named(monkeypatch: pytest.MonkeyPatch, request_: RunRequest, beside: str) -> None:
+    monkeypatch.setattr(prepare, "_find_earlier_run", lambda *_: "digits-3")
+    session = cast("Any", SimpleNamespace(row=SimpleNamespace(name="lab")))
+    with pytest.raises(UsageError) as caught:
+        prepare._refuse_second_run(cast("Any", None), session, None, request_)
+    assert caught.value.hint == f"wait for it with --queue, or end it: gpuops stop digits-3{beside}"

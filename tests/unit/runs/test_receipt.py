@@ -88,6 +88,28 @@ def test_this_machine_is_free_and_bills_nothing() -> None:
     ]
 
 
+def test_a_cluster_that_stays_says_what_it_bills() -> None:
+    bill = "lab goes on at $1.09/h: `gpuops down lab` ends it; it ends by itself at 08:53"
+    lines = format_receipt(RunRecord.parse(RENTED), bill)
+    at = lines.index(f"bills    {bill}")
+    assert lines[at - 1].startswith("cost ")
+    assert lines[:at] + lines[at + 1 :] == format_receipt(RunRecord.parse(RENTED))
+
+
+@pytest.mark.parametrize(
+    ("hosts", "where"),
+    [
+        (["root@10.0.0.5", "root@10.0.0.6"], "where    2 nodes on root@10.0.0.5, root@10.0.0.6"),
+        (["a", "b", "c", "d", "e", "f"], "where    2 nodes on a, b, c, d and 2 more"),
+        ([], "where    2 nodes on ssh"),
+        (None, "where    2 nodes on ssh"),
+        ("damaged", "where    2 nodes on ssh"),
+    ],
+)
+def test_ones_own_hosts_are_named(hosts: object, where: str) -> None:
+    assert where in format_receipt(RunRecord.parse({**RENTED, "provider": "ssh", "nodes": 2, "hosts": hosts}))
+
+
 def test_what_is_not_known_is_not_made_up() -> None:
     assert format_receipt(RunRecord.parse({})) == ["code     no git commit"]
 

@@ -5,11 +5,13 @@ from __future__ import annotations
 import dataclasses
 import json
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
 
 from gpuops.core.errors import MachineGone
+from gpuops.core.format import clock_time
 from gpuops.core.models import Lease, Offer, Price, Resource
 from gpuops.core.run_models import RunRequest
 from gpuops.ledger.rows import RunFacts
@@ -147,7 +149,7 @@ def test_machines_that_went_before_there_was_a_run() -> None:
     assert [loss.gap_s for loss in chain.losses] == [340.0, 240.0], "the first step after both"
     assert not chain.resumed(NOW + 400.0), "what is known is known"
     rows = [line for line in format_receipt(RunRecord.parse({"retries": chain.documents})) if "lost in" in line]
-    lost = "aws-2 was lost in us-east-1c before its run began: 4:00 min from its end to the first new step"
+    lost = "aws-2 was lost in us-east-1c before its run began: 4 min from its end to the first new step"
     assert rows == [f"before   {lost}"]
 
 
@@ -186,12 +188,14 @@ def test_a_nodes_events_on_our_clock(tmp_path: Path) -> None:
 def test_who_agrees_agrees_to_what_replaces_it_too() -> None:
     asked: list[str] = []
     out = type("Out", (), {"interactive": True, "confirm": lambda _self, question: asked.append(question) or True})()
-    world: Any = type("World", (), {"yes": False, "out": out})()
-    request: Any = type("Request", (), {"max_price": None, "timeout_min": 1.0})()
+    world: Any = type("World", (), {"yes": False, "out": out, "clock": SimpleNamespace(now=lambda: NOW)})()
+    request: Any = type("Request", (), {"max_price": None, "timeout_min": 6.0, "wait_s": None})()
     offer = Offer("aws", "x", "two of them", 1, 1, prices=(Price("m", 2.0),))
     approval = PriceApproval(first=2.0, replaces=True)
     terms = Terms(world, request, LeaseLimits(), True, Asked(), approval)  # type: ignore[arg-type]
     terms.confirm_price([offer])
     approval.settled = True
     terms.confirm_price([Offer("aws", "y", "two dearer ones", 1, 1, prices=(Price("m", 2.9),))])
-    assert asked == ["two of them, $2.00/h (and up to $3.00/h for what replaces it): go?"]
+    until = clock_time(NOW + 24.1 * 3600, NOW)
+    price = "$2.00/h (and up to $3.00/h for what replaces it)"
+    assert asked == [f"two of them, {price}; until {until} at the latest, $72.30 at most: go?"]

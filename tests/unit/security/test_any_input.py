@@ -23,7 +23,7 @@ from gpuops.cli.context import tables
 from gpuops.cli.request import _read_lines
 from gpuops.core import settings as project
 from gpuops.core.errors import GpuopsError, NodeError
-from gpuops.core.models import Lease, Resource
+from gpuops.core.models import Lease, Option, Resource
 from gpuops.core.processes import Identity
 from gpuops.core.run_models import RunRequest
 from gpuops.ledger.store import Ledger
@@ -99,11 +99,12 @@ def test_gpuops_toml(tmp_path: Path, examples: int) -> None:
 
 
 @COUNTS
-def test_files_of_hosts_and_what_is_typed(tmp_path: Path, examples: int) -> None:
+@pytest.mark.parametrize("counts", [True, False])
+def test_files_of_hosts_and_what_is_typed(tmp_path: Path, examples: int, counts: bool) -> None:
     def check(content: bytes) -> None:
         (tmp_path / "hosts").write_bytes(content)
         try:
-            for line in _read_lines("hosts", str(tmp_path / "hosts")):
+            for line in _read_lines(Option("hosts", "", "lines", counts=counts), str(tmp_path / "hosts")):
                 place = host_resolution.parse_host_spec(line)
                 assert not place.host.startswith("-")
                 assert place.port is None or 0 < place.port < 65536

@@ -4,12 +4,15 @@ from __future__ import annotations
 
 import io
 from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
 
 import pytest
 
+from gpuops.core.errors import UsageError
 from gpuops.sync.merged_outputs import OutFolder, inherit
 from gpuops.sync.merged_outputs_record import Arrival
-from gpuops.sync.restore_snapshots import select_places
+from gpuops.sync.restore_snapshots import check_resumable, select_places
 from gpuops.sync.run_folder import RunHome
 
 LAST, OLD, NEW = "snapshots/toy/last", "snapshots/toy/step-100.pt", "snapshots/toy/step-120.pt"
@@ -33,7 +36,7 @@ class Home:
 
     def files(self) -> set[str]:
         out = self.home.out
-        return {path.relative_to(out).as_posix() for path in out.rglob("*") if path.is_file()} - {".gpuops.json"}
+        return {path.relative_to(out).as_posix() for path in out.rglob("*") if path.is_file()} - {".gpuops.jsonl"}
 
 
 @pytest.fixture
@@ -67,3 +70,9 @@ def test_what_came_from_the_node_itself_after_that_stays(home: Home) -> None:
 def test_what_each_node_made_for_itself_stays_its_own(home: Home) -> None:
     inherit(home.home, {1: {}})
     assert home.put_back(0)[LAST] == "step-100"
+
+
+def test_results_that_are_gone_are_not_called_none(tmp_path: Path) -> None:
+    row: Any = SimpleNamespace(name="r-1", home=tmp_path / "runs/r-1", tree="project")
+    with pytest.raises(UsageError, match=r"the results of r-1 are gone: there is no .*/runs/r-1"):
+        check_resumable(row, "project")

@@ -13,11 +13,11 @@ def test_a_small_upload_is_not_worth_a_line() -> None:
 
 def test_time_and_price() -> None:
     assert describe_estimate(1_200_000_000, 2, 2.0, 10e6) == (
-        "upload: about 4:00 min, $0.13: 1.2 GB to each of 2 nodes at 10.0 MB/s (as before)"
+        "upload: about 4 min, $0.13: 1.2 GB to each of 2 nodes at 10.0 MB/s (as before)"
     )
     assert (
         describe_estimate(int(DEFAULT_RATE_BYTES_PER_S * 60), 1, 0.0, None)
-        == "upload: about 1:00 min: 150.0 MB at 2.5 MB/s (a guess)"
+        == "upload: about 1 min: 150.0 MB at 2.5 MB/s (a guess)"
     )
 
 

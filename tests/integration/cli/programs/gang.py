@@ -1,4 +1,4 @@
-"""Four ranks that reduce for ever, until rank 3 does what the argument says. `patient` ranks catch what hits them."""
+"""Ranks that reduce for ever, until the last does what the argument says. `patient` ranks catch what hits them."""
 
 import os
 import signal
@@ -8,7 +8,7 @@ import time
 import torch
 import torch.distributed as dist
 
-RANK = int(os.environ["RANK"])
+IS_LAST = int(os.environ["RANK"]) + 1 == int(os.environ["WORLD_SIZE"])
 WHAT, *MOODS = sys.argv[1:]
 
 
@@ -34,7 +34,7 @@ def leave(code):
 
 def do(what):
     if what == "raise":
-        raise ValueError("rank three has had enough")
+        raise ValueError("the last rank has had enough")
     if what == "exit":
         sys.exit(7)
     if what == "segv":
@@ -50,7 +50,7 @@ if WHAT == "train":
     dist.barrier()
     dist.destroy_process_group()
     sys.exit(0)
-if RANK == 3 and WHAT != "nothing":
+if IS_LAST and WHAT != "nothing":
     dist.barrier()
     try:
         do(WHAT)

@@ -14,7 +14,7 @@ import pytest
 
 from gpuops.commands.prove.sandbox import CALL_TIMEOUT_S, Sandbox
 from gpuops.commands.prove.scenarios import SCENARIOS, Result, run_scenario
-from gpuops.core.errors import Interrupted, NodeError, Rejected
+from gpuops.core.errors import Interrupted, NodeError, RateLimited, Rejected
 from gpuops.core.models import Intent, Journal, Offer, Option, Payer, Price, Request, Resource
 from tests.fakes.plain import Plain, world_of
 
@@ -32,8 +32,10 @@ def results_of(provider: Plain, home: Path) -> dict[str, Result]:
         return {scenario.name: run_scenario(bench, scenario) for scenario in RUN}
 
 
-def test_one_that_keeps_it_passes(tmp_path: Path) -> None:
-    results = results_of(Plain(), tmp_path)
+@pytest.mark.parametrize("kind", ["Plain", "GoesOn"])
+def test_one_that_keeps_it_passes(kind: str, tmp_path: Path) -> None:
+    provider: Plain = Plain() if kind == "Plain" else GoesOn()
+    results = results_of(provider, tmp_path)
     assert {one.outcome for one in results.values()} == {"proven"}, results
 
 
@@ -159,6 +161,14 @@ class HasAKeyForToken(Plain):
         return self.machines[machine.id]
 
 
+class HasNoToken(Plain):
+    def add(self, mark: str, intent: Intent) -> Resource:
+        machine = super().add(mark, intent)
+        data = {name: value for name, value in machine.data.items() if name != "token"}
+        self.machines[machine.id] = dataclasses.replace(machine, data=data)
+        return self.machines[machine.id]
+
+
 class ListsTwice(Plain):
     def list_owned(self, owner: str, regions: Sequence[str]) -> Sequence[Resource]:
         return [*super().list_owned(owner, regions)] * 2
@@ -217,6 +227,39 @@ class RaisesOnGone(Plain):
             if self.machines[one.id].state == "ended":
                 raise Rejected("404", "it is gone")
         super().destroy(resources)
+
+
+class EndsTheFirstAlone(Plain):
+    def destroy(self, resources: Sequence[Resource]) -> None:
+        super().destroy(resources[:1])
+
+
+class GoesOn(Plain):
+    """One machine at a time."""
+
+    launches_apart_s = 12.0
+
+    def create(self, offer: Offer, intent: Intent, journal: Journal) -> Sequence[Resource]:
+        made = list(intent.made)
+        for index in range(len(made), offer.nodes):
+            journal.will("machine", intent.mark(index), f"{intent.token}-{index}", "moon")
+            if len(made) > len(intent.made):
+                raise RateLimited("too soon", "wait")
+            made.append(self.add(intent.mark(index), intent))
+            journal.got(made[-1])
+        return made
+
+
+class BeginsAnew(Plain):
+    launches_apart_s = 12.0
+
+
+class DeclaresAKeyOfOurs(Plain):
+    credentials = ("GPUOPS_MOON_KEY",)
+
+
+class DeclaresAWord(Plain):
+    credentials: Any = "MOON_KEY"
 
 
 class LiesAboutTheEnd(Plain):
@@ -320,6 +363,7 @@ BROKEN: list[tuple[type[Plain], str, str]] = [
     (OnlyInAllRegions, "list", "asked in moon, list_owned does not show node0, node1"),
     (ListsStrangers, "list", "does not carry our mark: 'production-db'"),
     (HasAKeyForToken, "list", "data['token'] of node0 is not its journal.will's"),
+    (HasNoToken, "list", "node0 is listed without data['token']"),
     (ListsTwice, "list", "shows a thing twice"),
     (ForeignInList, "preflight", "list_owned raised KeyError"),
     (NodeErrorInList, "preflight", "list_owned raised NodeError, no ProviderError"),
@@ -329,11 +373,15 @@ BROKEN: list[tuple[type[Plain], str, str]] = [
     (RaisesOnUnknown, "gone", "no such machine"),
     (RememberForEver, "gone", "is gone, and describe calls it 'running'"),
     (RaisesOnGone, "destroy", "404"),
+    (BeginsAnew, "create", "create makes again what Intent.made names"),
+    (EndsTheFirstAlone, "destroy", "destroy was given 2 machines, and 30 s later node1 still runs"),
+    (DeclaresAKeyOfOurs, "declares", "names of variables are promised, none begins with GPUOPS_"),
+    (DeclaresAWord, "declares", "credentials is 'MOON_KEY'"),
     (LiesAboutTheEnd, "destroy", "30 s later node0, node1 is still listed"),
     (
         OutlivesItsBootDeadline,
         "boot-deadline",
-        "nobody logged in, and 30:00 min later the provider still has a machine",
+        "nobody logged in, and 30 min later the provider still has a machine",
     ),
     (DiesYoung, "boot-deadline", "before its boot deadline"),
     (OffersMake, "offers", "offers has made something: machine"),

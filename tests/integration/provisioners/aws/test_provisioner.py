@@ -105,7 +105,9 @@ def test_what_was_made_is_found_by_its_tags_alone(fake: FakeAWS, tenant: Tenant)
                 made[key].name, made[key].region, made[key].data["token"],
             )  # fmt: skip
     assert tenant.listed("eu-west-1") == []
-    assert list(tenant.provider.list_owned("ffffffff", ["us-east-1"])) == []
+    stranger = AwsProvisioner(Context("ffffffff", tenant.home, tenant.env))
+    assert list(stranger.list_owned("ffffffff", ["us-east-1"])) == []
+    assert {(one.kind, one.id) for one in stranger.list_every_owner()} == made.keys(), "what a lost home has left"
     assert len(fake.instances()) == 2
 
 

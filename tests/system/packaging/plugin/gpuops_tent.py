@@ -50,6 +50,8 @@ class TentProvisioner:
         Option("size", "How large a tent: small or large; without, either."),
         Option("volume", "A chest that stays when the tent is struck: what is in it can be found again."),
     )
+    credentials: Sequence[str] = ()  # nobody has a key to a meadow
+    surroundings: Sequence[str] = ()
     settle_s = 0.0
     gone_s = 60.0
 

@@ -54,8 +54,8 @@ def test_what_drags_says_what_it_waits_for_and_is_never_silent_for_long() -> Non
     log = Log()
     with log.progress.during("waiting for lab", 1200.0):
         log.progress.waits("no SSH banner yet", "node1")
-        assert log.passes(15) == ["waiting for lab (at most 20:00 min): node1: no SSH banner yet"]
-        assert log.passes(2) == ["waiting for lab: node1: no SSH banner yet, 16 s of at most 20:00 min"]
+        assert log.passes(15) == ["waiting for lab (at most 20 min): node1: no SSH banner yet"]
+        assert log.passes(2) == ["waiting for lab: node1: no SSH banner yet, 16 s of at most 20 min"]
         assert len(log.passes(60)) == 3
         log.passes(1200)
         assert log.lines[-1] == "waiting for lab: node1: no SSH banner yet, 20:46 min"
@@ -197,19 +197,34 @@ def test_a_terminal_has_one_line_that_lives_under_what_is_said(screen: Terminal)
         assert screen.getvalue() == ""
         clock.now = 5
         progress.tick()
-        assert screen.left == ["⠙ waiting for lab: node1: no SSH …, 5 s of at most 1:00 min"]
+        assert screen.left == ["⠙ waiting for lab: node1: no SSH ban…, 5 s of at most 1 min"]
         out.say("a note")
-        assert screen.left == ["a note", "⠙ waiting for lab: node1: no SSH …, 5 s of at most 1:00 min"]
+        assert screen.left == ["a note", "⠙ waiting for lab: node1: no SSH ban…, 5 s of at most 1 min"]
         out.line("\x1b[32mgreen\x1b[2J")
         clock.now = 12
         progress.waits("", "node1")
         progress.tick()
-        assert screen.left == ["a note", "\x1b[32mgreen?[2J\x1b[0m", "⠹ waiting for lab: 12 s of at most 1:00 min"]
+        assert screen.left == ["a note", "\x1b[32mgreen?[2J\x1b[0m", "⠹ waiting for lab: 12 s of at most 1 min"]
     assert screen.left == ["a note", "\x1b[32mgreen?[2J\x1b[0m", "waiting for lab: took 12 s", ""]
     before = screen.getvalue()
     progress.tick()
     progress.close()
     assert screen.getvalue() == before
+
+
+def test_a_line_that_a_narrower_terminal_has_wrapped_is_cleared_whole(
+    screen: Terminal, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    out = Output(out=screen, err=screen)
+    out.below("x" * 59)
+    for columns, ups in ((60, 0), (59, 0), (58, 1), (30, 1), (20, 2)):
+        monkeypatch.setenv("COLUMNS", str(columns))
+        before = len(screen.getvalue())
+        out.say("a note")
+        written = screen.getvalue()[before:]
+        assert written == f"{ERASE}\x1b[1A" * ups + f"{ERASE}a note\n" + "x" * 59
+    out.below("")
+    assert screen.getvalue().endswith(f"{ERASE}\x1b[1A" * 2 + ERASE)
 
 
 def test_a_terminal_shows_bytes_as_a_bar(screen: Terminal) -> None:

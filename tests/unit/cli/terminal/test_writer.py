@@ -35,6 +35,16 @@ def test_a_reader_that_has_gone_ends_nothing(pipe: tuple[Output, int]) -> None:
     output.WRITER.drain()
 
 
+def test_a_reader_that_leaves_in_silence_is_noticed(pipe: tuple[Output, int]) -> None:
+    """A run may print nothing for hours after `| head` has seen enough."""
+    out, there = pipe
+    out.line("one")
+    assert os.read(there, 10) == b"one\n"
+    assert not out.is_closed
+    os.close(there)
+    assert out.is_closed
+
+
 def test_of_what_nobody_reads_there_is_a_limit_and_it_is_told(
     pipe: tuple[Output, int], monkeypatch: pytest.MonkeyPatch
 ) -> None:

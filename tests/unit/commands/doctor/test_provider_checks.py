@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 
 from gpuops.cli.terminal.output import Output
-from gpuops.clusters import creation
+from gpuops.clusters import available_offers
 from gpuops.commands.doctor import doctor
 from gpuops.core.context import Context
 from gpuops.core.errors import ProviderError
@@ -45,7 +45,7 @@ def test_before_something_is_made_a_note_is_no_warning(
     _, world = there
     finds(world, monkeypatch, WHOSE, SLOW)
     world.out = Output(err=io.StringIO())
-    creation.preview_offers(world, Request(NAME), LeaseLimits())
+    available_offers.preview_offers(world, Request(NAME), LeaseLimits())
     said = world.out.err.getvalue()  # type: ignore[attr-defined]
     assert "note: the account is alice's; --profile for another\n" in said
     assert "warning: the line is slow; move house\n" in said
@@ -55,7 +55,7 @@ def test_what_is_fatal_stops(there: tuple[Cloud, Context], monkeypatch: pytest.M
     cloud, world = there
     finds(world, monkeypatch, WHOSE, CLOSED)
     with pytest.raises(ProviderError) as caught:
-        creation.preview_offers(world, Request(NAME), LeaseLimits())
+        available_offers.preview_offers(world, Request(NAME), LeaseLimits())
     assert (caught.value.message, caught.value.hint) == ("the shop is closed", "come back tomorrow")
     assert "offers" not in cloud.calls()
 

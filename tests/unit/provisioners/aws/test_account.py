@@ -8,6 +8,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from botocore.awsrequest import AWSResponse
 
 from gpuops.core.errors import AuthFailed, NotSetUp, Rejected, UsageError
 from gpuops.core.models import Request
@@ -15,6 +16,7 @@ from provisioners.aws import credentials
 from provisioners.aws.account import PROFILES, Account
 from provisioners.aws.api import pages
 from tests.fakes.aws import FakeAWS
+from tests.fakes.provider import FakeClock
 
 
 @pytest.fixture
@@ -42,6 +44,21 @@ def account(fake: FakeAWS, tmp_path: Path) -> Account:
 
 def without(env: dict[str, str], *names: str) -> dict[str, str]:
     return {name: value for name, value in env.items() if name not in names}
+
+
+def test_every_answer_tells_what_time_it_is_there(env: dict[str, str], tmp_path: Path) -> None:
+    account = Account(env, tmp_path, clock=FakeClock())
+    assert account.server_clock.now() is None
+    for client in (account.client("ec2", "us-east-1"), account.launcher("us-west-2")):
+        for date, moment in (
+            ("Tue, 24 Nov 2026 15:30:00 GMT", 1_795_534_200.0),
+            ("Tue, 24 Nov 2026 15:30:07 GMT", 1_795_534_207.0),
+        ):
+            answer = AWSResponse("https://x", 503, {"Date": date}, None)
+            client.meta.events.emit(
+                "after-call.ec2.DescribeRegions", http_response=answer, parsed={}, model=None, context={}
+            )
+            assert account.server_clock.now() == moment
 
 
 KEYS = ("AWS_ACCESS_KEY_ID", "AWS_SECRET_ACCESS_KEY")

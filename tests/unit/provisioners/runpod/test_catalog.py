@@ -181,6 +181,16 @@ def test_offers_are_the_cheapest_first_and_itemised() -> None:
     assert (first.nodes, first.gpus, first.region) == (1, 4, "runpod")
 
 
+@pytest.mark.parametrize(
+    ("centers", "where"),
+    [(["EU-RO-1"], ", EU-RO-1, "), (["EU-RO-1", "US-KS-2", "EU-SE-1"], ", EU-RO-1 or 2 more, ")],
+)
+def test_other_places_are_counted_in_words(centers: list[str], where: str) -> None:
+    stocks = tuple(CenterStock(center, "HIGH") for center in centers)
+    (found,) = offers.offers([dataclasses.replace(gpu("A", 0.25), places=stocks)], wished(), centers, None)
+    assert where in found.say
+
+
 def test_what_is_taken_is_not_tried_and_is_said() -> None:
     found = offers.offers([gpu("A", 0.25, "NONE"), gpu("B", 0.5)], wished(), [], None)
     assert [one.data["gpu_name"] for one in found] == ["B"]

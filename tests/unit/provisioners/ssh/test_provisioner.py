@@ -2,19 +2,26 @@
 
 from __future__ import annotations
 
+import base64
+import errno
 import stat
 from pathlib import Path
 
 import pytest
 
-from gpuops.core.errors import Rejected, Unknown, UsageError
-from gpuops.core.models import Request
+from gpuops.core.errors import ConnectionLost, Rejected, Unknown, UsageError
+from gpuops.core.models import Intent, Request, ResourceState
 from gpuops.core.provider import Context
+from gpuops.nodes import bootstrap
 from gpuops.nodes.bootstrap import MachineProbe
+from gpuops.transport import ssh
 from gpuops.transport.ssh import Target
+from provisioners.ssh.host_agent import NodeRecord
 from provisioners.ssh.hosts import HostBook, KnownHost
-from provisioners.ssh.placement import Host, place_nodes
+from provisioners.ssh.placement import Host, NodePlace, place_nodes
 from provisioners.ssh.provisioner import SshProvisioner
+from tests.fakes import host as fake
+from tests.fakes.host import FakeHost
 
 
 def host(name: str, gpus: int = 0) -> Host:
@@ -69,6 +76,47 @@ def test_what_makes_no_sense_for_hosts_of_ones_own(tmp_path: Path) -> None:
     assert provisioner(tmp_path).list_owned("0badcafe", ["root@gone"]) == []
 
 
+KEYS = [
+    "ssh-ed25519 " + base64.b64encode(b"\0\0\0\x0bssh-ed25519\0\0\0\x20" + bytes([number]) * 32).decode()
+    for number in range(2)
+]
+
+
+@pytest.fixture
+def refusing(monkeypatch: pytest.MonkeyPatch) -> dict[str, str]:
+    """Hosts that show a key each (the value) and let nobody in."""
+    shown = {"10.0.0.8": KEYS[0], "10.0.0.9": KEYS[1]}
+
+    def refuse(*_: object) -> None:
+        raise ConnectionLost("it lets nobody in", "")
+
+    monkeypatch.setattr(ssh, "resolve_target", lambda typed, **_: Target(typed.split("@")[1], user="me"))
+    monkeypatch.setattr(ssh, "scan_host_key", lambda target, **_: (shown[target.host],))
+    monkeypatch.setattr(ssh, "revoked_keys", lambda *_: ())
+    monkeypatch.setattr(ssh, "connect", refuse)
+    return shown
+
+
+def test_a_key_that_was_accepted_is_kept_although_nobody_gets_in(tmp_path: Path, refusing: dict[str, str]) -> None:
+    both = {"host": ["me@10.0.0.8", "me@10.0.0.9"]}
+
+    def settles(**options: object) -> list[str]:
+        return [one.settle for one in provisioner(tmp_path).preflight(Request("ssh", options={**both, **options}))]
+
+    assert settles() == ["accept-new", "accept-new"]
+    assert settles(**{"accept-new": True}) == ["", ""]
+    assert settles() == ["", ""], "they are known from now on"
+    kept = (tmp_path / "ssh" / "known_hosts").read_text().splitlines()
+    assert sorted(kept) == sorted(f"{name} {key}" for name, key in refusing.items()), "in the order of their answers"
+    refusing["10.0.0.9"] = KEYS[0]
+    changed = provisioner(tmp_path).preflight(Request("ssh", options={**both, "accept-new": True}))[1]
+    assert "the host key of me@10.0.0.9 is not the one that is known" in changed.say
+    assert changed.hint == "if the host was set up anew: gpuops reap --forget me@10.0.0.9, then try again"
+    assert provisioner(tmp_path).forget("me@10.0.0.9")
+    assert not provisioner(tmp_path).forget("me@10.0.0.9")
+    assert settles() == ["", "accept-new"]
+
+
 def test_the_book_of_hosts_is_for_our_eyes_and_whole(tmp_path: Path) -> None:
     path = tmp_path / "ssh" / "hosts.json"
     book, met = HostBook(path), KnownHost(host("a").target, "/root/.gpuops-0badcafe", "/usr/bin/python3")
@@ -88,5 +136,108 @@ def test_the_book_of_hosts_is_for_our_eyes_and_whole(tmp_path: Path) -> None:
     with pytest.raises(Rejected, match="root@a was forgotten"):
         book.require("root@a")
     path.write_text("{torn")
-    with pytest.raises(Unknown, match=r"hosts\.json cannot be read"):
+    with pytest.raises(Rejected, match=r"hosts\.json cannot be read"):
         book.names()
+
+
+FOLDER = f"{fake.ROOT}/lab/n0"
+NODE = NodeRecord("gpuops-0badcafe-lab-0", FOLDER, ResourceState.RUNNING)
+
+
+@pytest.fixture
+def known(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> tuple[FakeHost, SshProvisioner]:
+    """A host with one node of ours, in the file of hosts."""
+    there = FakeHost()
+    there.put_node(NODE)
+    monkeypatch.setattr("gpuops.transport.ssh.connect", there.connect)
+    HostBook(tmp_path / "ssh" / "hosts.json").record(fake.NAME, there.known_host)
+    return there, provisioner(tmp_path)
+
+
+def test_where_somebody_removed_the_agent_ours_is_brought(known: tuple[FakeHost, SshProvisioner]) -> None:
+    """Processes of ours may still run there: only an agent finds and ends them."""
+    there, hosts = known
+    there.agents.clear()
+    (found,) = hosts.list_owned("0badcafe", [])
+    assert found.data["folder"] == FOLDER
+    assert there.programs == ["nodes", "install", "nodes"]
+    there.agents.clear()
+    hosts.destroy([found])
+    assert there.nodes == {}
+    assert there.programs[3:6] == ["end", "install", "end"]
+    assert hosts.list_owned("0badcafe", []) == []
+    assert HostBook(hosts.context.home / "ssh" / "hosts.json").names() == []
+
+
+def test_where_no_agent_can_be_brought_either_that_is_said(known: tuple[FakeHost, SshProvisioner]) -> None:
+    there, hosts = known
+    there.agents.clear()
+    there.takes_agents = False
+    with pytest.raises(Unknown, match=r"the agent cannot be put on root@a: .*Read-only file system"):
+        hosts.list_owned("0badcafe", [])
+
+
+@pytest.mark.parametrize(("broken", "said"), [
+    ("build_agent", "no agent can be brought: [Errno 30] Read-only file system"),
+    ("install_agent", "[Errno 30] Read-only file system"),
+])  # fmt: skip
+def test_an_end_that_fails_in_its_thread_is_told(
+    known: tuple[FakeHost, SshProvisioner], monkeypatch: pytest.MonkeyPatch, broken: str, said: str
+) -> None:
+    there, hosts = known
+    nodes = hosts.list_owned("0badcafe", [])
+    there.agents.clear()
+
+    def refuse(*_: object) -> None:
+        raise OSError(errno.EROFS, "Read-only file system")
+
+    monkeypatch.setattr(bootstrap, broken, refuse)
+    with pytest.raises((Rejected, OSError)) as caught:
+        hosts.destroy(nodes)
+    assert str(caught.value) == said
+
+
+def test_a_host_that_is_away_may_be_forgotten(known: tuple[FakeHost, SshProvisioner]) -> None:
+    there, hosts = known
+    there.is_up = False
+    with pytest.raises(Unknown) as caught:
+        hosts.list_owned("0badcafe", [])
+    assert caught.value.hint.endswith("listens there; gone for good? gpuops reap --forget root@a")
+
+
+def test_what_cannot_be_tidied_up_fails_no_list(
+    known: tuple[FakeHost, SshProvisioner], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Nothing of ours is there, and the next list tidies up: an environment may take minutes to delete."""
+    there, hosts = known
+    there.nodes.clear()
+
+    def fall_silent(*_: object) -> None:
+        raise ConnectionLost("root@a has not moved for 0:55 min", "try again")
+
+    monkeypatch.setattr("gpuops.nodes.bootstrap.remove_agent", fall_silent)
+    monkeypatch.setattr("provisioners.ssh.provisioner.ABANDONED_S", -1.0)
+    book = HostBook(hosts.context.home / "ssh" / "hosts.json")
+    assert (hosts.list_owned("0badcafe", []), book.names()) == ([], [fake.NAME])
+    monkeypatch.undo()
+    monkeypatch.setattr("gpuops.transport.ssh.connect", there.connect)
+    monkeypatch.setattr("provisioners.ssh.provisioner.ABANDONED_S", -1.0)
+    assert (hosts.list_owned("0badcafe", []), book.names()) == ([], [])
+
+
+@pytest.mark.parametrize("is_removed", [True, False])
+def test_an_agent_that_another_commands_end_takes_away_is_brought_once_more(
+    known: tuple[FakeHost, SshProvisioner], tmp_path: Path, is_removed: bool
+) -> None:
+    """Two loops of `up` and `down` on one host."""
+    there, hosts = known
+    there.nodes.clear()
+    there.before_init = lambda: there.agents.clear() if is_removed and there.programs.count("init") == 1 else None
+    intent = Intent("0badcafe", "lab", "token", 2e9, tmp_path / "fedcba987654.pyz")
+    intent.agent.write_bytes(b"the agent")
+    place = NodePlace(fake.NAME, there.known_host.target, "/root", "python3", 0, None, 1.0)
+    agent = hosts._agent(fake.NAME, there.known_host).install(intent.agent)
+    hosts._create_node(0, place, agent, intent)
+    assert list(there.nodes) == [FOLDER]
+    again = ["install", "init"] if is_removed else []
+    assert there.programs == ["install", "init", *again]

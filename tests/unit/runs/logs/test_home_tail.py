@@ -52,6 +52,44 @@ def test_each_byte_is_shown_once(tmp_path: Path) -> None:
     assert list(shown.rest()) == []
 
 
+def test_of_too_much_the_last_lines_of_each_stream_are_left(tmp_path: Path) -> None:
+    """A line that was begun before the gap ends there; what is not shown at all takes no room."""
+    shown = HomeTail(RunHome(tmp_path), LineMerger(nodes=2, ranks=2))
+    write(tmp_path, 0, "rank0.out", "begu")
+    assert list(shown.new()) == []
+    write(tmp_path, 0, "rank0.out", "n\n" + "".join(f"line {number:03}\n" for number in range(100)))
+    write(tmp_path, 0, "launcher.err", "x" * 10_000)
+    write(tmp_path, 1, "rank1.out", "short\n")
+    assert shown.skip(6 + 27) == 1 + 97
+    assert list(shown.rest()) == [*(f"[n0 r0] line {number:03}" for number in (97, 98, 99)), "[n1 r1] short"]
+    assert shown.skip(0) == 0
+
+
+@pytest.mark.parametrize("text", ["", "one\ntwo\n", "no end"])
+def test_what_fits_is_shown_whole(tmp_path: Path, text: str) -> None:
+    shown = tail(tmp_path)
+    write(tmp_path, 0, "rank0.out", "begu")
+    list(shown.new())
+    write(tmp_path, 0, "rank0.out", text)
+    assert shown.skip(len(text)) == 0
+    assert list(shown.rest()) == [f"[n0 r0] {line}" for line in ("begu" + text).splitlines()]
+
+
+def test_a_line_without_an_end_is_passed_over_as_well(tmp_path: Path) -> None:
+    write(tmp_path, 0, "rank0.out", "x" * 200_000)
+    shown = tail(tmp_path)
+    assert shown.skip(5) == 1
+    assert list(shown.rest()) == ["[n0 r0] xxxxx"]
+
+
+def test_a_tail_stops_between_two_pieces_and_misses_nothing(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("gpuops.runs.logs.home_tail.CHUNK_BYTES", 4)
+    write(tmp_path, 0, "rank0.out", "one\ntwo\nthree\n")
+    shown, looks = tail(tmp_path), iter([False, False, True])
+    assert list(shown.new(until=lambda: next(looks))) == ["[n0 r0] one", "[n0 r0] two"]
+    assert list(shown.rest()) == ["[n0 r0] three"]
+
+
 def test_what_is_no_output_is_not_shown(tmp_path: Path) -> None:
     write(tmp_path, 0, "events.jsonl", "{}\n")
     write(tmp_path, 0, "notes.txt", "mine\n")

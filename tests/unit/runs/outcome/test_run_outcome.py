@@ -22,6 +22,7 @@ from gpuops.runs.outcome.run_outcome import (
     NodeState,
     Retryable,
     classify_nodes,
+    find_moved_clocks,
     judge_run,
     may_defer,
 )
@@ -50,10 +51,10 @@ def report(state: NodeState) -> NodeReport:
     return lost_report(0, "as it says", LOST_KINDS[state]) if state in LOST_KINDS else OWN
 
 
-def judged(evidence: Evidence, sink: Any = None) -> Judgement:
+def judged(evidence: Evidence, sink: Any = None, *, saved: bool = False) -> Judgement:
     request = RunRequest(kind="command", mode="run", nodes=1, gpus=None, argv=("true",), sink=sink)
     row = SimpleNamespace(name="r-1", facts=RunFacts(bucket={"place": "s3://results/r-1"}), home=Path())
-    return judge_run(cast("Any", row), request, evidence, saved=False)
+    return judge_run(cast("Any", row), request, evidence, saved=saved)
 
 
 TABLE: list[tuple[NodeState, BucketFetch, Complete | Retryable | Lost]] = [
@@ -140,3 +141,58 @@ def test_every_kind_of_reason_is_a_state() -> None:
     own = [reports[index].kind for index, state in classify_nodes(reports).items() if state is NodeState.REPORTED]
     assert {*ReasonKind} - {*own} == {*LOST_KINDS.values()}
     assert ReasonKind("of a later version") is ReasonKind.OTHER
+
+
+@pytest.mark.parametrize(
+    ("saved", "ending"), [(True, "; what it had made is home: `--resume r-1` goes on from that"), (False, "")]
+)
+def test_a_failed_run_that_left_something_says_how_to_go_on(saved: bool, ending: str) -> None:
+    failed = {"outcome": "failed", "reason": {"kind": "command"}, "ranks": [], "launcher": {"code": 3}, "tail": "boom"}
+    verdict = judged(Evidence(0.0, {0: parse_report(0, failed)}, FinalFetch()), saved=saved).verdict
+    assert verdict.hint == f"its last words are above; `gpuops logs r-1 --node 0` shows everything it said{ending}"
+
+
+CLOSED = "RuntimeError: [gloo/transport/tcp/pair.cc:553] Connection closed by peer [10.0.0.5]:30107"
+NAN = "ValueError: loss is nan"
+
+
+def died(node: int, at: float, words: str, **reason: object) -> NodeReport:
+    rank = {"rank": node, "code": 1, "ended": at, "tail": words}
+    why = {"kind": "rank", **reason}
+    return parse_report(node, {"outcome": "failed", "reason": why, "ended": at, "ranks": [rank]})
+
+
+def blamed(reports: list[NodeReport], before: list[float], after: dict[int, float]) -> int | None:
+    request = RunRequest(kind="torchrun", mode="multinode", nodes=2, gpus=1, script="train.py")
+    row = SimpleNamespace(name="r-1", facts=RunFacts(skews=before, world=2), home=Path())
+    evidence = Evidence(0.0, {one.node: one for one in reports}, FinalFetch(), skews=after)
+    return judge_run(cast("Any", row), request, evidence, saved=False).verdict.node
+
+
+def test_a_clock_that_was_set_during_the_run_does_not_clear_the_culprit() -> None:
+    """Node 1 raised first, by a clock that had meanwhile been put forward by nine seconds."""
+    reports = [died(0, 100.3, CLOSED), died(1, 109.0, NAN)]
+    assert blamed(reports, [0.0, 0.0], {}) == 0  # as it looks without a second look at the clocks
+    assert blamed(reports, [0.0, 0.0], {0: 0.01, 1: -9.0}) == 1
+
+
+@pytest.mark.parametrize(("origin", "culprit"), [(0, 0), (1, 1)])
+def test_where_clocks_cannot_tell_it_is_whom_the_others_heard_of_first(origin: int, culprit: int) -> None:
+    other = parse_report(2, {"outcome": "stopped", "reason": {"kind": "gang", "from": origin}, "ranks": []})
+    reports = [died(0, 100.0, "ValueError: a"), died(1, 101.0, NAN), other]
+    assert blamed(reports, [0.0, 0.0, 0.0], {0: 0.0, 1: -9.0, 2: 0.0}) == culprit
+
+
+@pytest.mark.parametrize(
+    ("before", "after", "moved"),
+    [
+        ([5.0, 0.0], {0: 5.2, 1: 0.1}, set()),
+        ([5.0, 0.0], {0: 5.2, 1: -9.0}, {1}),
+        ([5.0, 0.0], {0: 3605.0, 1: 3600.0}, set()),  # this computer slept
+        ([5.0, 0.0], {1: 9.0}, {1}),
+        ([], {0: 1.0, 1: 9.0}, set()),
+        ([5.0, 0.0], {}, set()),
+    ],
+)
+def test_whose_clock_was_set(before: list[float], after: dict[int, float], moved: set[int]) -> None:
+    assert find_moved_clocks(dict(enumerate(before)), after) == moved

@@ -12,6 +12,20 @@ from gpuops.runs.outcome.failure_cause import extract_exception
 from gpuops.runs.outcome.suggested_fixes import advice, last_line, wants_gpus, was_joining
 
 GPUS = "it wants GPUs: run it on a machine that has them, with a torch built for them (`--on ssh --host USER@HOST`)"
+NPROC_GPU = """\
+Traceback (most recent call last):
+  File "/venv/lib/python3.11/site-packages/torch/distributed/run.py", line 748, in determine_local_world_size
+    return int(nproc_per_node)
+           ^^^^^^^^^^^^^^^^^^^
+ValueError: invalid literal for int() with base 10: 'gpu'
+
+The above exception was the direct cause of the following exception:
+
+Traceback (most recent call last):
+  File "/venv/lib/python3.11/site-packages/torch/distributed/run.py", line 755, in determine_local_world_size
+    raise ValueError("Cuda is not available.") from e
+ValueError: Cuda is not available.
+"""
 WORDS = [
     # GPUs
     ("AttributeError: module 'torch._C' has no attribute '_cuda_setDevice'", GPUS),
@@ -30,6 +44,27 @@ WORDS = [
     ("ValueError: ProcessGroupNCCL is only supported with GPUs, no GPUs found!", "nccl needs GPUs"),  # CUDA
     ("torch.AcceleratorError: CUDA error: invalid device ordinal", "it asks for a GPU that its node does not have"),
     ("RuntimeError: CUDA error: no kernel image is available for execution on the device", "`gpuops doctor` says"),
+    (
+        NPROC_GPU,
+        "`--nproc_per_node=gpu` counts the GPUs of its machine, and it has none: name a number",
+    ),
+    # questions
+    (
+        "EOFError: EOF when reading a line",
+        "it asked for input, and nobody can answer there: give it behind `--`, with --env or with --secret",
+    ),
+    (
+        "wandb: Enter your choice: Traceback (most recent call last):\nEOFError: EOF when reading a line",
+        "it asked for input, and nobody can answer there: --secret WANDB_API_KEY, or --env WANDB_MODE=offline",
+    ),
+    (
+        "wandb.errors.errors.UsageError: api_key not configured (no-tty). call wandb.login(key=[your_api_key])",
+        "nobody can log in there: --secret WANDB_API_KEY, or --env WANDB_MODE=offline",
+    ),
+    (
+        "wandb.errors.errors.UsageError: No API key configured. Use `wandb login` to log in.",
+        "nobody can log in there: --secret WANDB_API_KEY, or --env WANDB_MODE=offline",
+    ),
     # modules
     ("ModuleNotFoundError: No module named 'boto3'", "`--setup 'pip install boto3'` installs it on every node"),
     ("ModuleNotFoundError: No module named 'hydra.core'", "`--setup 'pip install hydra-core'`"),
@@ -53,8 +88,10 @@ WORDS = [
     # files
     (
         "FileNotFoundError: [Errno 2] No such file or directory: 'data/shakespeare_char/train.bin'",
-        "there is no data/shakespeare_char/train.bin on the node: what git ignores is not sent, `--data PATH`",
+        "is not sent, `--data data/shakespeare_char` brings it, once it is here",
     ),
+    ("FileNotFoundError: [Errno 2] No such file or directory: './train.bin'", "`--data train.bin` brings it"),
+    ("FileNotFoundError: [Errno 2] No such file or directory: '/data/train.bin'", "`--data PATH` brings it"),
     (
         "requests.exceptions.ConnectionError: HTTPSConnectionPool(host='x'): Max retries exceeded with url: /y",
         "have it here, and send it with `--data PATH`",

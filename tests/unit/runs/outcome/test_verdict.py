@@ -10,7 +10,7 @@ from typing import Any, NamedTuple
 import pytest
 
 from gpuops.core.run_models import RunRequest, Verdict, VerdictOutcome
-from gpuops.runs.outcome.failure_cause import extract_exception
+from gpuops.runs.outcome.failure_cause import drop_first_warnings, extract_exception, final_words
 from gpuops.runs.outcome.node_report import NodeReport, Reason, parse_report
 from gpuops.runs.outcome.verdict import is_port_clash, judge, resume_hint
 
@@ -72,6 +72,10 @@ PORT = """\
                   ^^^^^^^^^^^^^^^^^^^^^^^^^^^^^^^^^^^
 torch.distributed.DistNetworkError: The server socket has failed to listen on any local network address. port: 20777, \
 useIpv6: false, code: -98, name: EADDRINUSE, message: address already in use
+"""
+PRELUDE = """\
+bash: line 1: module: command not found
+gpuops: the prelude line `module load cuda` failed with exit code 127
 """
 NO_PEER = "torch.distributed.DistStoreError: Timed out after 6 seconds waiting for clients. 1/2 clients joined.\n"
 NO_HEAD = (
@@ -229,6 +233,13 @@ RANKS: dict[str, tuple[list[NodeReport], Then]] = {
         [VICTIM0, node(1, "failed", killed(2, 15), rank(3, 3, 99.9, "bad config\n"), code=1)],
         blames_3("failed with exit code 3", "`gpuops logs --rank 3` shows everything it said"),
     ),
+    "a prelude line that fails": (
+        [VICTIM0, node(1, "failed", rank(3, 126, 100.0, PRELUDE))],
+        blames_3(
+            "never began: the prelude line `module load cuda` failed with exit code 127",
+            "correct it, or go on in spite of it: --prelude 'LINE || true'",
+        ),
+    ),
     "no space left on the device": (
         [VICTIM0, node(1, "failed", rank(3, 1, tail=DISK_FULL))],
         blames_3("found no space on its disk and failed with exit code 1", "make room on that disk"),
@@ -366,7 +377,13 @@ RANKS: dict[str, tuple[list[NodeReport], Then]] = {
     ),
 }  # fmt: skip
 
+IDLE = "no rank had joined the others, and nothing was printed or worked on for 30 min"
 OUTSIDE: dict[str, tuple[list[NodeReport], Then]] = {
+    "no rank joined": (
+        [node(0, "stopped", killed(0, 15, after_stop=True), killed(1, 15, after_stop=True), why="unjoined", say=IDLE),
+         gang(1, killed(2, 15, after_stop=True), killed(3, 15, after_stop=True), origin=0)],
+        Then(1, "unformed", f"{IDLE}: the run was ended", "`gpuops run -- python train.py`", node=0),
+    ),
     "torchrun killed": (
         [node(0, "failed", killed(0, 9), killed(1, 9, after_stop=True), why="launcher", code=None, signal=9), GOOD1],
         Then(1, "failed", "torchrun on node0 was ended by SIGKILL", "something outside gpuops killed it", node=0),
@@ -505,7 +522,7 @@ FORMED: dict[str, tuple[list[NodeReport], Then]] = {
     "all joined": ([GOOD0, GOOD1], Then(0, "done", "all 4 ranks ended well")),
     "none joined, and none said why": (
         joined(False, False, False, False),
-        unformed(f"none of them joined {ASKED}: they printed nothing", "`gpuops run -- python SCRIPT`"),
+        unformed(f"none of them joined {ASKED}: they printed nothing", "`gpuops run -- python train.py`"),
     ),
     "none joined, and all said the same": (
         joined(False, False, False, False, out=("hello\n",) * 4),
@@ -530,11 +547,30 @@ FORMED: dict[str, tuple[list[NodeReport], Then]] = {
     "too soon to tell": (
         joined(None, True, None, None),
         Then(0, "unclear",
-             "all 4 ranks ended well, but too soon: gpuops could not tell whether they formed one world of 4"),
+             "all 4 ranks ended well; whether they formed one world of 4 could not be seen: they were done too soon",
+             hint="nothing to do where the script only prints; where it trains, look for the world size in what rank"),
     ),
 }  # fmt: skip
 
 ROWS = RANKS | OUTSIDE | FORMED
+
+SOCKET = (
+    "[W1124 14:58:01.123456789 socket.cpp:767] [c10d] The client socket cannot be initialized to connect to [::1]\n"
+)
+
+
+@pytest.mark.parametrize(
+    ("tail", "shown"),
+    [
+        (f"{SOCKET}{SOCKET}ValueError: no\n", "ValueError: no\n"),
+        (f"[rank3]:{SOCKET}ValueError: no", "ValueError: no"),
+        (f"ValueError: no\n{SOCKET}", f"ValueError: no\n{SOCKET}"),
+        (SOCKET, SOCKET),
+        ("", ""),
+    ],
+)
+def test_last_words_do_not_begin_with_warnings_of_others(tail: str, shown: str) -> None:
+    assert drop_first_warnings(tail) == shown
 
 
 def check(verdict: Verdict, then: Then) -> None:
@@ -549,6 +585,19 @@ def test_verdict(row: str) -> None:
     results, then = ROWS[row]
     check(judge(TRAIN, 4, results), then)
     check(judge(TRAIN, 4, results[::-1]), then)  # whichever node answers first
+
+
+@pytest.mark.parametrize(("apart_s", "blamed"), [(0.2, 0), (4.9, 0), (5.1, 3)])
+def test_of_those_who_died_together_one_that_says_why_is_blamed(apart_s: float, blamed: int) -> None:
+    usage = "usage: ddp.py [-h]\nddp.py: error: argument --lr: invalid float value: 'x'\n"
+    results = [node(0, "failed", rank(0, 2, 100.0 + apart_s, usage)), node(1, "failed", rank(3, 2, 100.0))]
+    verdict = judge(TRAIN, 4, results)
+    assert (verdict.rank, verdict.tail) == (blamed, "" if blamed else usage.rstrip())
+
+
+def test_nobody_is_sent_to_read_the_log_of_a_silent_rank() -> None:
+    verdict = judge(TRAIN, 4, [VICTIM0, node(1, "failed", rank(3, 3))], run="boom-1")
+    assert verdict.hint == "it said nothing; `gpuops logs boom-1` shows all that was said"
 
 
 def test_what_a_hint_tells_to_type_names_the_run() -> None:
@@ -645,6 +694,20 @@ def test_the_hint_names_the_run_to_go_on_from(saved: bool, hint: str) -> None:
     assert hint in judge(TRAIN, 1, results, resume_hint("digits-2", saved)).hint
 
 
+@pytest.mark.parametrize(
+    ("saved", "joined", "hint"),
+    [
+        (False, False, "itself is for `gpuops run -- python train.py`"),
+        (False, True, "run it again: it left no snapshot"),
+        (True, False, "--resume digits-2"),
+    ],
+)
+def test_who_stops_a_run_that_no_rank_joined_is_told_the_line(saved: bool, joined: bool, hint: str) -> None:
+    others = gang(1, killed(2, 15, joined=None), killed(3, 15, joined=None), origin=0)
+    results = [node(0, "stopped", killed(0, 15, joined=False), killed(1, 15, joined=joined), why="stop"), others]
+    assert hint in judge(TRAIN, 4, results, resume_hint("digits-2", saved)).hint
+
+
 def test_a_message_kept_by_record_stands_in_for_missing_words() -> None:
     kept = {"message": {"message": "ValueError: x", "extraInfo": {"py_callstack": "Traceback …\nValueError: x\n"}}}
     assert judge(TRAIN, 1, [node(0, "failed", rank(0, 1, error=kept))]).tail == "Traceback …\nValueError: x"
@@ -694,3 +757,22 @@ RAW_CLASH = {"outcome": "failed", "ranks": [{"rank": 0, "started": None}], "tail
 def test_only_torchruns_own_port_is_worth_a_relaunch(change: dict[str, Any], clash: bool) -> None:
     peer = {"outcome": "stopped", "reason": {"kind": "gang"}, "ranks": [], "tail": ""}
     assert is_port_clash(map(parse_report, (0, 1), [peer, {**RAW_CLASH, **change}])) is clash
+
+
+@pytest.mark.parametrize(
+    ("tail", "said"),
+    [
+        ("", ""),
+        ("a warning\na bad batch\n", "a bad batch"),
+        (
+            (
+                '[rank1]: Traceback (most recent call last):\n[rank1]:   File "a.py", line 1\n'
+                "[rank1]: RuntimeError: CUDA error: out of memory\n[rank1]: Compile with TORCH_USE_CUDA_DSA"
+            ),
+            "RuntimeError: CUDA error: out of memory",
+        ),
+        ("word " * 40, "word " * 23 + "…"),
+    ],
+)
+def test_what_ended_a_program_in_one_line(tail: str, said: str) -> None:
+    assert final_words(tail) == said

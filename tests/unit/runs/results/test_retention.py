@@ -46,11 +46,12 @@ def test_what_stays_up_by_its_users_word_is_not_ended_sooner_for_holding_results
         ),
         (7200.0, Lease(NOON + 5400), "by 13:30 (local time), when the lease ends"),
         (7200.0, Lease(None, 1800.0, NOON + 7200), "by 14:00 (local time), when the lease ends"),
-        (600.0, Lease(None, 1800.0), "within 10:00 min after the run's end"),
+        (600.0, Lease(None, 1800.0), "within 10 min after the run's end"),
     ],
 )  # fmt: skip
 def test_the_clock_is_named_where_it_is_known(hold: float, lease: Lease, words: str) -> None:
-    assert retention.loss_warning(hold, lease, NOON) == f"results are lost unless this computer is back {words}"
+    said = retention.loss_warning(hold, lease, NOON)
+    assert said == f"results are lost unless this computer is back {words}; {retention.AFTER_RESTART}"
 
 
 def test_who_detaches_is_told_what_the_wait_may_cost() -> None:

@@ -1,0 +1,118 @@
+"""The offers for a request: what the provider cannot do or refuses is said before anything is rented."""
+
+from __future__ import annotations
+
+import dataclasses
+import math
+from collections.abc import Sequence
+
+from gpuops.core.context import Context
+from gpuops.core.errors import (
+    NoCapacity,
+    ProviderError,
+    UsageError,
+)
+from gpuops.core.format import money
+from gpuops.core.models import Offer, Payer, Problem, Request
+from gpuops.core.provider import Provisioner, is_rented
+from gpuops.offers import offer_table
+from gpuops.offers.lease_limits import LeaseLimits
+from gpuops.offers.price_approval import PriceApproval
+from gpuops.offers.price_terms import Terms
+from gpuops.offers.search import OfferSearch, OfferSource
+
+
+def find_offers(ctx: Context, request: Request, known_notes: set[str] | None = None) -> tuple[Provisioner, list[Offer]]:
+    """Check the request and get its offers; nothing is created. Raises ProviderError, UsageError.
+
+    `known_notes`: notes that were printed before, and are not printed again; new ones are added.
+    """
+    known_notes = set() if known_notes is None else known_notes
+    provisioner = ctx.provisioner(request.provider)
+    _check_capabilities(provisioner, request)
+    problems = _preflight(ctx, provisioner, request)
+    settled = _settle_problems(ctx, request, problems)
+    if settled != request:
+        request, problems = settled, _preflight(ctx, provisioner, settled)
+    for note in [_describe_problem(problem) for problem in problems if not problem.fatal]:
+        if note not in known_notes:
+            known_notes.add(note)
+            ctx.out.say(note)
+    fatal = [problem for problem in problems if problem.fatal]
+    if fatal:
+        raise ProviderError("; ".join(dict.fromkeys(problem.say for problem in fatal)), fatal[0].hint)
+    with ctx.progress.during(f"asking {request.provider} what it has"):
+        all_offers = provisioner.offers(request)
+    offers = [
+        offer
+        for offer in all_offers
+        if offer.nodes == request.nodes and (request.max_price is None or offer.per_hour <= request.max_price)
+    ]
+    if not offers:
+        fitting = [offer.per_hour for offer in all_offers if offer.nodes == request.nodes]
+        if fitting and request.max_price is not None:
+            raise NoCapacity(
+                f"{request.provider} offers nothing at {money(request.max_price)}/h or less: the cheapest that fits "
+                f"is {money(min(fitting))}/h",
+                "raise --max-price, or ask for less",
+            )
+        raise NoCapacity(
+            f"{request.provider} offers nothing that fits this request", "ask for less, or try another provider"
+        )
+    if is_rented(provisioner):
+        for offer in offers:
+            if not 0 < offer.per_hour < math.inf:
+                raise ProviderError(f"{request.provider} says no price for {offer.say}", "nothing was created")
+    return provisioner, offers
+
+
+def _describe_problem(problem: Problem) -> str:
+    return f"{'note' if problem.note else 'warning'}: {problem.say}; {problem.hint}"
+
+
+def _preflight(ctx: Context, provisioner: Provisioner, request: Request) -> list[Problem]:
+    with ctx.progress.during(f"looking whether {request.provider} is ready"):
+        return list(provisioner.preflight(request))
+
+
+def _settle_problems(ctx: Context, request: Request, problems: Sequence[Problem]) -> Request:
+    """The request with the user's confirmation of what only a person can settle (hosts' keys): one question, for all
+    or none."""
+    open_ones = [problem for problem in problems if problem.settle]
+    if not open_ones or ctx.yes or not ctx.out.interactive:
+        return request
+    question = open_ones[0].say
+    if len(open_ones) > 1:
+        for problem in open_ones:
+            ctx.out.say(problem.say)
+        question = f"all {len(open_ones)} are right"
+    if ctx.out.confirm(f"{question}: go on?"):
+        settled = {problem.settle: True for problem in open_ones}
+        return dataclasses.replace(request, options={**request.options, **settled})
+    return request
+
+
+def _check_capabilities(provisioner: Provisioner, request: Request) -> None:
+    for is_needed, capability in ((request.nodes > 1, "multinode"), (request.spot, "spot")):
+        answer = provisioner.capabilities.get(capability, f"{provisioner.name} does not say that it can")
+        if is_needed and answer is not True:
+            raise UsageError(
+                f"{provisioner.name} cannot do {capability}: {answer}", "leave that out, or name another provider"
+            )
+
+
+def preview_offers(ctx: Context, request: Request, wish: LeaseLimits) -> tuple[Sequence[Offer], Payer | None]:
+    """The offers of a dry run, and who would pay; notes on the price are printed. Raises ProviderError, UsageError."""
+    rented = is_rented(ctx.provisioner(request.provider))
+    approval = PriceApproval()
+    search = OfferSearch(ctx, dataclasses.replace(request, wait_s=0.0), offer_source(ctx), approval)
+    offers = search.offers()
+    terms = Terms(ctx, request, wish, rented, search, approval)
+    terms.warn_of_balance(offers[0])
+    return offers, terms.payer(offers[0])
+
+
+def offer_source(ctx: Context, avoided: Sequence[str] = ()) -> OfferSource:
+    return lambda request, known_notes: offer_table.order_avoided_last(
+        find_offers(ctx, request, known_notes)[1], avoided
+    )

@@ -1,0 +1,126 @@
+"""The agent on one of the user's hosts, whatever version lies there; it is brought again where somebody removed it."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from gpuops.core.errors import NodeError, NodeRefused, RefusalKind, Rejected
+from gpuops.core.models import ResourceState
+from provisioners.ssh.hosts import KnownHost
+
+if TYPE_CHECKING:
+    from gpuops.transport import schemas
+    from gpuops.transport.connection import Connection
+
+NO_AGENT_ERROR = json.dumps({
+    "error": {
+        "kind": RefusalKind.NO_AGENT.value,
+        "say": "somebody has removed the agent there, and nodes of ours are still there",
+        "hint": "end their processes and remove ~/.gpuops-* there by hand",
+    }
+})  # fmt: skip
+FIND_AGENT = f"""no_agent() {{ printf '%s\\n' '{NO_AGENT_ERROR}' >&2; exit 1; }}
+agent=$(ls -t "$2"/*.pyz 2>/dev/null | head -n 1)
+"""
+"""The newest agent there, which understands the files of every earlier one."""
+LIST_SCRIPT = (
+    FIND_AGENT
+    + """if [ -z "$agent" ]; then
+for node in "$3"/*/n*/node.json; do [ ! -e "$node" ] || no_agent; done
+printf '{"nodes": []}'; exit 0; fi
+exec "$1" -I "$agent" nodes --root "$3" --host "$4" """
+)
+"""Lists nodes. No agent and no node: an empty list."""
+END_SCRIPT = (
+    FIND_AGENT
+    + """if [ ! -d "$3" ]; then printf '{"ended": 0, "left": 0}'; exit 0; fi
+[ -n "$agent" ] || no_agent
+exec "$1" -I "$agent" end --node "$3" --remove --root """
+)
+
+
+@dataclass(frozen=True)
+class NodeRecord:
+    """A node as the agent on its host lists it."""
+
+    mark: str
+    """Its name: `gpuops-<owner>-<cluster>-<index>`."""
+    folder: str
+    state: ResourceState
+    gpus: Sequence[str] | None = None
+    """None: all of its host."""
+    cores_share: float | None = None
+    artefact: str | None = None
+    token: str | None = None
+    on: int | None = None
+    """Of a virtual node, the index of the node whose machine it shares."""
+
+
+def parse_record(document: Mapping[str, Any]) -> NodeRecord | None:
+    """A node of an agent's list; None for an entry that is none of ours."""
+    mark, folder, state = (document.get(name) for name in ("mark", "folder", "state"))
+    if not (isinstance(mark, str) and isinstance(folder, str) and isinstance(state, str)):
+        return None
+    more = {name: document.get(name) for name in ("gpus", "cores_share", "artefact", "token", "on")}
+    return NodeRecord(mark, folder, ResourceState.parse(state), **more)
+
+
+class HostAgent:
+    """The agent on one host. `cache`: the folder on this computer for the one that is brought."""
+
+    def __init__(self, connection: Connection, host: KnownHost, cache: Path) -> None:
+        self._connection = connection
+        self._host = host
+        self._cache = cache
+
+    def install(self, artefact: Path) -> str:
+        """Bring an agent. Returns its path there. Raises NodeError, ConnectionLost."""
+        from gpuops.nodes import bootstrap
+
+        return bootstrap.install_agent(self._connection, self._host.root, artefact)
+
+    def create_node(self, agent: str, artefact: Path, folder: str, document: Mapping[str, Any]) -> None:
+        """Start a node by an installed agent. Another command's end of the last node may have removed that since: it
+        is brought once more. Raises NodeRefused, NodeError, ConnectionLost."""
+        from gpuops.nodes import bootstrap
+
+        try:
+            bootstrap.init(self._connection, self._host.python, agent, folder, document)
+        except NodeError:
+            if bootstrap.is_installed(self._connection, agent):
+                raise
+            bootstrap.init(self._connection, self._host.python, self.install(artefact), folder, document)
+
+    def list_nodes(self, name: str) -> list[NodeRecord]:
+        """The nodes of the host that is called `name`. Raises Rejected, NodeRefused, NodeError, ConnectionLost."""
+        documents = self._call(LIST_SCRIPT, self._host.root, name).nodes
+        if documents is None:
+            raise Rejected(
+                f"what answers on {name} is no agent of gpuops", f"look at what {self._host.python} is there"
+            )
+        return [record for document in documents if (record := parse_record(document)) is not None]
+
+    def end_node(self, folder: str) -> None:
+        """End a node and remove its folder, the shared ones with the last node. Raises NodeRefused, NodeError."""
+        self._call(END_SCRIPT, folder)
+
+    def _call(self, script: str, *arguments: str) -> schemas.ModeAnswer:
+        """What the agent there answers; ours is brought where there is none."""
+        from gpuops.nodes import bootstrap
+
+        argv = ["sh", "-c", script, "sh", self._host.python, f"{self._host.root}/agent", *arguments]
+        try:
+            return bootstrap.call_agent_mode(self._connection, argv)
+        except NodeRefused as error:
+            if error.kind != RefusalKind.NO_AGENT:
+                raise
+        try:
+            artefact, _ = bootstrap.build_agent(self._cache)
+        except OSError as error:
+            raise NodeError(f"no agent can be brought: {error}", f"see that {self._cache} can be written") from error
+        self.install(artefact)
+        return bootstrap.call_agent_mode(self._connection, argv)
