@@ -106,7 +106,9 @@ def test_the_watchdog_of_the_machine_is_told_how_to_revive(laptop: Laptop, house
     up = laptop.run("up", "landlord", "--name", "next", "--yes")
     assert up.returncode == 0, up.stderr
     assert "no watchdog" not in up.stderr
-    host.run(["sh", "-c", "kill -9 $(pgrep -f '[p]yz watchdog ') $(pgrep -f '[p]yz agent ')"], check=True)
+    # Stopped first: an agent starts a watchdog anew that was killed before it.
+    pids = "$(pgrep -f '[p]yz watchdog ') $(pgrep -f '[p]yz agent ')"
+    host.run(["sh", "-c", f'pids="{pids}"; kill -STOP $pids; kill -9 $pids'], check=True)
     until(lambda: not ours(host) & {"watchdog", "agent"}, "both are gone")
     host.run(["sh", "/run/gpuops/revive"], check=True)
     until(lambda: ours(host) >= {"watchdog", "agent"}, f"both are there again, but {ours(host)}")
