@@ -29,6 +29,11 @@ def list_outputs(home: RunHome) -> list[str]:
 def check_resumable(row: RunRow, tree: str) -> None:
     """Raises UsageError where a run in `tree` cannot resume this one: no files, another kind of run, a file is gone."""
     home = RunHome(row.home)
+    if not home.path.is_dir() and row.started is None:
+        raise UsageError(
+            f"{row.name} was never started, and left nothing to resume from",
+            "leave --resume out to start from the beginning",
+        )
     if not home.path.is_dir():
         raise UsageError(
             f"the results of {row.name} are gone: there is no {row.home}",

@@ -172,7 +172,8 @@ def test_what_only_a_live_cluster_can_say(shell: Shell) -> None:
         2, [f"error: node0: '{bare}' has no torch", "hint: install torch there, or leave --python out"],
     )  # fmt: skip
     assert failed(shell, "train", "single", "--resume", "true-1") == (
-        2, ["error: true-1 left no snapshots to resume from", f"hint: look into {shell.folder}/runs/true-1"],
+        2, ["error: true-1 was never started, and left nothing to resume from",
+            "hint: leave --resume out to start from the beginning"],
     )  # fmt: skip
     first = shell.start("run", "--", "sh", "-c", "trap 'exit 0' USR1; echo on; while :; do sleep 0.1; done")
     log = shell.folder / "runs/sh-1/logs/node0/launcher.out"

@@ -73,6 +73,6 @@ def test_what_each_node_made_for_itself_stays_its_own(home: Home) -> None:
 
 
 def test_results_that_are_gone_are_not_called_none(tmp_path: Path) -> None:
-    row: Any = SimpleNamespace(name="r-1", home=tmp_path / "runs/r-1", tree="project")
+    row: Any = SimpleNamespace(name="r-1", home=tmp_path / "runs/r-1", tree="project", started=1.0)
     with pytest.raises(UsageError, match=r"the results of r-1 are gone: there is no .*/runs/r-1"):
         check_resumable(row, "project")
