@@ -80,7 +80,7 @@ def test_pip_gives_up_soon_unless_the_machine_says_otherwise(
 
 @pytest.mark.parametrize(
     ("index", "named"),
-    [("", "the package index,"), ("https://me:token@mirror/simple", "https://mirror/simple,")],
+    [("", "the package index,"), ("https://me@mirror/simple", "https://mirror/simple,")],
 )
 def test_the_hint_names_the_index_that_was_asked_without_its_login(index: str, named: str) -> None:
     def spawn(*_: Any, **__: Any) -> Any:
