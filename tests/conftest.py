@@ -25,7 +25,8 @@ from filelock import FileLock
 from gpuops.cli.terminal import output, writer
 from gpuops.cli.terminal.output import Output
 from gpuops.core.context import Context
-from gpuops.core.heartbeat import Heart
+from gpuops.core.heartbeat import Heart, here
+from gpuops.core.installed_code import installed_code
 from gpuops.core.platform import HERE
 from gpuops.core.signals import Signals
 from gpuops.guard import guard_heartbeat
@@ -56,6 +57,8 @@ for _name, _usual in (
 ):
     if signal.getsignal(getattr(signal, _name)) is signal.SIG_IGN:  # as under nohup: tests send them to what they start
         signal.signal(getattr(signal, _name), _usual)
+here()  # remembered, as is the next: not as a test sees them that pretends something
+installed_code()
 os.environ.pop("PYTHONDONTWRITEBYTECODE", None)  # commands start by the thousand: each would compile all of gpuops anew
 
 
