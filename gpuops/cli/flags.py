@@ -167,8 +167,8 @@ class LaunchFlags:
     send_anyway: Annotated[
         list[str] | None,
         _option(
-            "Send a file that looks like a secret, a script that is no Python here, or what links in --data lead to. "
-            "Repeatable.",
+            "Send a file that looks like a secret, a script with what is a syntax error here, or what links in --data "
+            "lead to. Repeatable.",
             metavar="PATH",
         ),
     ] = None

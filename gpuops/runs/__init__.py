@@ -1,7 +1,7 @@
 """One launch: prepare, start, follow, stop, finish, judge.
 
 prepare        everything a run needs is brought to its nodes; its row in the ledger
-script_check   what a script's text says before anything exists: not sent, no Python, starts its own ranks
+script_check   what a script's text says before anything exists: not sent, a syntax error, starts its own ranks
 start_decision where ranks would begin, from what each node has of earlier runs (pure)
 earlier_files  what earlier runs left on the nodes: compared, put on all of them, or taken off (`--fresh`)
 launch_spec    what each node is to start (pure)

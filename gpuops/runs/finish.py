@@ -173,11 +173,10 @@ def _require_bucket(ctx: Context, row: RunRow, evidence: Evidence) -> None:
 
 def _judge_and_persist(ctx: Context, row: RunRow, evidence: Evidence, policy: Policy) -> RunOutcome:
     home, request = RunHome(row.home), request_of(row)
-    if home.folder_id() != row.facts.folder_id != 0:
-        project = row.home.parent.parent
+    if was_folder_replaced(row):
         ctx.out.say(
-            f"note: {project} was moved or removed while {row.name} ran; what came home since is in {row.home}, what "
-            "came before, where you moved it"
+            f"note: {row.home.parent.parent} was moved or removed after {row.name} began; what came home since is in "
+            f"{row.home}, what came before, where you moved it"
         )
     inherit(home, evidence.handed)
     judgement = judge_run(row, request, evidence, saved=bool(list_outputs(home)))
@@ -203,6 +202,12 @@ def _judge_and_persist(ctx: Context, row: RunRow, evidence: Evidence, policy: Po
         left_behind=evidence.fetched.left_behind,
         record_again=record_again,
     )
+
+
+def was_folder_replaced(row: RunRow) -> bool:
+    """Whether another folder lies where that of the run was made, or none: results go to the path that is known."""
+    made = row.facts.folder_id
+    return made != 0 and RunHome(row.home).folder_id() != made
 
 
 def _write_record(ctx: Context, row: RunRow, evidence: Evidence, judgement: Judgement, policy: Policy) -> RunRecord:

@@ -102,7 +102,7 @@ def _parse(path: str, source: bytes) -> ast.Module | None:
     except SyntaxError as error:
         at = f" line {error.lineno}" if error.lineno else ""
         raise UsageError(
-            f"{path}{at} is no Python: {error.msg}",
+            f"{path}{at}: syntax error: {error.msg}",
             f"correct it (or send it as it is, for a newer Python on the nodes: --send-anyway {shlex.quote(path)})",
         ) from None
     except (RecursionError, MemoryError, ValueError):

@@ -22,7 +22,7 @@ ROWS = [
         "take it out of the ignore file", files={"a.py": "", ".gpuopsignore": "*.py\n"}),
     Row("a script that holds a key", (*TRAIN, "a.py"), "a.py is not sent: a secret of the kind private-key",
         "send it: --send-anyway a.py", files={"a.py": KEY}),
-    Row("a script with a syntax error", (*TRAIN, "--on", "runpod", "a.py"), "a.py line 2 is no Python: expected ':'",
+    Row("a script with a syntax error", (*TRAIN, "--on", "runpod", "a.py"), "a.py line 2: syntax error: expected ':'",
         "correct it (or send it as it is, for a newer Python on the nodes: --send-anyway a.py)",
         files={"a.py": "import torch\nfor step in range(3)\n"}),
     Row("a script that starts its own ranks", ("train", "multigpu", "multigpu.py", "--", "50", "10"),

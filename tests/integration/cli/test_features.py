@@ -430,7 +430,7 @@ def test_a_project_that_is_renamed_under_its_run_is_told_of(lab: Shell, tmp_path
     (note,) = [line for line in err.splitlines() if "was moved or removed" in line]
     home = lab.folder / "runs/sh-1"
     assert note.startswith(
-        f"note: {lab.folder} was moved or removed while {home.name} ran; what came home since is in {home}"
+        f"note: {lab.folder} was moved or removed after {home.name} began; what came home since is in {home}"
     )
     assert (home / "out/a.pt").read_text() == "1\n"
     logs = [path.read_text() for root in (moved, lab.folder) for path in root.glob("runs/*/logs/node0/*")]

@@ -10,6 +10,8 @@ from pathlib import Path
 import pytest
 from filelock import FileLock
 
+from gpuops.core.heartbeat import here
+from gpuops.core.installed_code import installed_code
 from gpuops.core.processes import Identity, started
 from gpuops.guard import guard_heartbeat, start
 from tests.conftest import until
@@ -52,7 +54,7 @@ def test_a_guard_that_hangs_is_replaced(
     assert begun == [], "it works"
     monkeypatch.setattr(guard_heartbeat, "STALE_S", 0.0)
     start.ensure(tmp_path, row(), waits=False)
-    assert begun == [start.command(tmp_path, 1)]
+    assert begun == [start.command(tmp_path, 1)], (guard_heartbeat.read(tmp_path, 1), here(), installed_code(), hanging)
     until(lambda: not any(one.alive() for one in hanging), "its end, and its child's")
     with FileLock(guard_heartbeat.lock_path(tmp_path, 1), timeout=60):
         pass

@@ -4,45 +4,37 @@ from __future__ import annotations
 
 import dataclasses
 import io
-import time
 from collections import Counter
 from collections.abc import Sequence
 from pathlib import Path
 
 import pytest
 
-from gpuops.cli.entry import execute
 from gpuops.cli.terminal.output import Output
-from gpuops.clusters import available_offers, creation, readiness
-from gpuops.clusters.creation import CREATE_ATTEMPTS_MAX
+from gpuops.clusters import creation, readiness
 from gpuops.clusters.teardown import select_by_tag, tear_down
 from gpuops.core.context import Context
 from gpuops.core.errors import (
     AuthFailed,
     GpuopsError,
-    Interrupted,
     LocalDisk,
     MachineGone,
     NoCapacity,
     NodeError,
     ProviderError,
-    RateLimited,
     Rejected,
     StillBilling,
     Unknown,
-    UsageError,
 )
 from gpuops.core.format import clock_time, money
-from gpuops.core.models import Intent, Journal, Lease, Offer, Price, Problem, Request, Resource
-from gpuops.core.polling import Clock
+from gpuops.core.models import Intent, Journal, Lease, Offer, Price, Request, Resource
 from gpuops.nodes.session import ClusterSession
 from gpuops.offers.lease_limits import LeaseLimits
 from gpuops.offers.price_approval import PriceApproval
 from gpuops.offers.price_terms import Terms
 from gpuops.offers.search import OfferSearch
 from gpuops.transport.ssh import Denied
-from tests.conftest import no_guards
-from tests.fakes.provider import NAME, PRICE, Cloud, FakeClock, Fault, Scripted, surroundings
+from tests.fakes.provider import NAME, PRICE, Cloud, Fault, Scripted, surroundings
 
 TWO = Request(NAME, nodes=2, timeout_min=1.0)
 STATES_HELD = ["starting", "ended", "unknown", "EXITED"]
@@ -60,77 +52,6 @@ def up(world: Context, request: Request = TWO) -> ClusterSession:
 def assert_nothing_left(cloud: Cloud, world: Context) -> None:
     assert cloud.machines() == []
     assert world.ledger.clusters() == []
-
-
-class OneByOne(Scripted):
-    """So many machines in a call, then it is too soon for the next."""
-
-    launches_apart_s = 12.0
-    at_once = 1
-
-    def create(self, offer: Offer, intent: Intent, journal: Journal) -> Sequence[Resource]:
-        made = list(intent.made)
-        for index in range(len(made), offer.nodes):
-            if index >= len(intent.made) + self.at_once or index == self.script.get("full_at"):
-                journal.will("machine", intent.mark(index), intent.token, "moon")
-                raise RateLimited("too soon", "wait", self.script.get("retry_after"))
-            made.append(self._create_one(index, Fault(), intent, journal))
-        return made
-
-
-def create_one_by_one(there: tuple[Cloud, Context], boot_s: float = 600.0, **script: object) -> list[str]:
-    """Create three machines; the ids of those that are there."""
-    cloud, world = there
-    cloud.play(**script)
-    (cloud.site / "scripted-1.0.dist-info" / "entry_points.txt").write_text(
-        f"[gpuops.provisioners]\n{NAME} = {__name__}:OneByOne\n"
-    )
-    now = world.clock.now()
-    row = world.ledger.intend(provider=NAME, name="lab", folder=world.folder, ephemeral=False, token="t", request={},
-                              boot_deadline=now + boot_s, lease=Lease(), owner_process=world.me, now=now)  # fmt: skip
-    provisioner = world.provisioner(NAME)
-    offer = provisioner.offers(Request(NAME, nodes=3))[0]
-    intent = Intent(world.owner, "lab", "t", row.boot_deadline, Path("agent.pyz"))
-    creation.create_once(world, provisioner, offer, row, intent)
-    machines = [machine for machine in world.ledger.resources(row.id) if machine.is_machine]
-    assert [machine.name[-1] for machine in machines] == ["0", "1", "2"]
-    assert not world.ledger.has_open_intents(row.id)
-    return cloud.machines()
-
-
-@pytest.mark.parametrize(("retry_after", "waited"), [(None, 12.0), (3.0, 12.0), (30.0, 30.0)])
-def test_a_limited_launch_is_repeated_alone(
-    there: tuple[Cloud, Context], retry_after: float | None, waited: float
-) -> None:
-    """What was made before it bills, and is not undone for it."""
-    cloud, world = there
-    assert len(create_one_by_one(there, retry_after=retry_after)) == 3
-    assert "destroy" not in cloud.calls()
-    assert isinstance(world.clock, FakeClock)
-    assert sum(world.clock.slept) == pytest.approx(2 * waited, abs=1.0)
-
-
-@pytest.mark.parametrize(("boot_s", "waits"), [(600.0, CREATE_ATTEMPTS_MAX), (30.0, 3)])
-def test_a_launch_is_not_repeated_for_ever(there: tuple[Cloud, Context], boot_s: float, waits: int) -> None:
-    """Nor past the boot deadline, at which the machines that were made end."""
-    _, world = there
-    with pytest.raises(RateLimited):
-        create_one_by_one(there, boot_s, full_at=1)
-    assert isinstance(world.clock, FakeClock)
-    assert sum(world.clock.slept) == pytest.approx((waits - 1) * 12.0, abs=5.0)
-
-
-@pytest.mark.parametrize(("error_s", "waits"), [(-3600.0, CREATE_ATTEMPTS_MAX), (3600.0, 3)])
-def test_the_boot_deadline_of_a_launch_goes_by_the_providers_clock(
-    there: tuple[Cloud, Context], monkeypatch: pytest.MonkeyPatch, error_s: float, waits: int
-) -> None:
-    """A wrong clock of this computer neither ends the attempts at once, nor goes on past the machines' end."""
-    _, world = there
-    monkeypatch.setattr(OneByOne, "provider_time", lambda _: world.clock.now() + error_s, raising=False)
-    with pytest.raises(RateLimited):
-        create_one_by_one(there, (600.0 if error_s < 0 else 30.0) + error_s, full_at=1)
-    assert isinstance(world.clock, FakeClock)
-    assert sum(world.clock.slept) == pytest.approx((waits - 1) * 12.0, abs=5.0)
 
 
 # -- creation -----------------------------------------------------------------------------------
@@ -159,21 +80,6 @@ def test_what_fails_half_way_is_undone(there: tuple[Cloud, Context], fault: Faul
     with pytest.raises(error):
         up(world)
     assert_nothing_left(cloud, world)
-
-
-def test_a_name_that_is_taken_is_said_before_anybody_is_asked(
-    there: tuple[Cloud, Context], monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str]
-) -> None:
-    cloud, world = there
-    for name, value in (("GPUOPS_HOME", world.home), ("SCRIPTED", cloud.folder)):
-        monkeypatch.setenv(name, str(value))
-    monkeypatch.chdir(world.folder)
-    world.ledger.intend(provider=NAME, name="lab", folder=world.folder, ephemeral=False, token="t", request={},
-                        boot_deadline=time.time() + 86400, lease=Lease(), owner_process=world.me, now=0.0)  # fmt: skip
-    with no_guards(world.home):
-        assert execute(["up", NAME, "--yes", "--name", "lab"]) == 2
-    assert "a cluster named lab exists already" in capfd.readouterr().err
-    assert "offers" not in cloud.calls()
 
 
 def test_a_lost_answer_of_a_provider_that_lags_leaves_no_orphan(there: tuple[Cloud, Context]) -> None:
@@ -312,29 +218,6 @@ def test_what_the_list_hides_but_the_ledger_knows_is_ended_too(there: tuple[Clou
     assert_nothing_left(cloud, world)
 
 
-def test_slow_down_in_the_middle_of_a_gang_makes_nothing_twice(there: tuple[Cloud, Context]) -> None:
-    cloud, world = there
-    cloud.play(create=[Fault("RateLimited", made=1, retry_after=7.0), Fault("AuthFailed")])
-    with pytest.raises(AuthFailed):
-        up(world)
-    assert cloud.calls().index("destroy") < len(cloud.calls()) - 1 - cloud.calls()[::-1].index("create")
-    assert len(set(cloud.tokens())) == 2, "the second call is another one, with another token"
-    assert 7.0 in world.clock.slept  # type: ignore[attr-defined]
-    assert_nothing_left(cloud, world)
-
-
-@pytest.mark.parametrize("retry_after", [None, 0.0, -5.0, 1e9, float("nan"), float("inf")])
-def test_slow_down_for_ever_has_a_limit(there: tuple[Cloud, Context], retry_after: float | None) -> None:
-    cloud, world = there
-    cloud.play(create_always=[Fault("RateLimited", made=0, retry_after=retry_after)])
-    began = world.clock.monotonic()
-    with pytest.raises(RateLimited):
-        up(world)
-    assert cloud.calls().count("create") == CREATE_ATTEMPTS_MAX
-    assert world.clock.monotonic() - began < 3600
-    assert_nothing_left(cloud, world)
-
-
 def test_offer_after_offer(there: tuple[Cloud, Context]) -> None:
     cloud, world = there
     cloud.play(offers_at=[1.0, 1.0, 1.0], create_always=[Fault("NoCapacity", made=1)])
@@ -410,36 +293,6 @@ class Yes(Output):
     def confirm(self, question: str) -> bool:
         self.asked.append(question)
         return len(self.asked) == 1
-
-
-@pytest.mark.parametrize("hosts", [1, 3])
-def test_keys_of_several_hosts_are_one_question(
-    there: tuple[Cloud, Context], monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str], hosts: int
-) -> None:
-    _, world = there
-    says = [f"host{number} was never met before, its key is SHA256:{number}" for number in range(hosts)]
-    asked: list[str] = []
-    world.yes, world.out = False, Yes(asked)
-
-    def preflight(_: Scripted, request: Request) -> list[Problem]:
-        return [] if request.options.get("accept-new") else [Problem(say, "", settle="accept-new") for say in says]
-
-    monkeypatch.setattr("tests.fakes.provider.Scripted.preflight", preflight)
-    available_offers.find_offers(world, TWO)
-    said = capsys.readouterr().err.splitlines()
-    if hosts == 1:
-        assert (said, asked) == ([], [f"{says[0]}: go on?"])
-    else:
-        assert (said, asked) == (says, ["all 3 are right: go on?"])
-
-
-def test_an_offer_of_fewer_nodes_is_none(there: tuple[Cloud, Context], monkeypatch: pytest.MonkeyPatch) -> None:
-    _, world = there
-    provisioner = world.provisioner(NAME)
-    two = provisioner.offers(TWO)
-    monkeypatch.setattr("tests.fakes.provider.Scripted.offers", lambda *_: two)
-    with pytest.raises(NoCapacity):
-        available_offers.find_offers(world, Request(NAME, nodes=3))
 
 
 # -- waiting ------------------------------------------------------------------------------------
@@ -555,7 +408,7 @@ def test_a_machine_that_does_not_know_our_key_yet_is_waited_for(
 
 def made(cloud: Cloud, world: Context, **script: object) -> int:
     """A cluster that is up as far as the ledger knows, on machines on which nothing answers."""
-    from gpuops.core.models import Intent, Lease
+    from gpuops.core.models import Intent
     from gpuops.ledger.store import LedgerJournal
 
     row = world.ledger.intend(provider=NAME, name="lab", folder=world.folder, ephemeral=False, token="t",
@@ -568,135 +421,6 @@ def made(cloud: Cloud, world: Context, **script: object) -> int:
     (cloud.folder / "calls").unlink()
     cloud.play(**script)
     return row.id
-
-
-@pytest.mark.parametrize(
-    "script",
-    [
-        {"destroy_always": [Fault(lie=True)]},
-        {"destroy_always": [Fault("Unknown", lie=True)]},
-        {"destroy_always": [Fault("KeyError", lie=True)]},
-        {"destroy_always": [Fault("RateLimited", lie=True, retry_after=3600.0)]},
-        {"destroy_always": [Fault("AuthFailed", lie=True)]},
-        {"destroy_always": [Fault(lie=True)], "list_owned_always": [Fault(lie=True)]},
-        {"list_owned_always": [Fault("RateLimited", retry_after=-1.0)]},
-        {"list_owned_always": [Fault("Unknown")]},
-        {"list_owned_always": [Fault("AuthFailed")]},
-        {"list_owned_always": [Fault("OSError")]},
-    ],
-    ids=str,
-)
-def test_down_never_says_gone_of_what_may_be_there(there: tuple[Cloud, Context], script: dict[str, object]) -> None:
-    cloud, world = there
-    row = made(cloud, world, **script)
-    began = world.clock.monotonic()
-    with pytest.raises(StillBilling) as caught:
-        tear_down(world, row, "down")
-    assert world.clock.monotonic() - began < 200
-    assert caught.value.exit_code == 5
-    refused = any(one.error == "AuthFailed" for faults in script.values() for one in faults)  # type: ignore[attr-defined]
-    assert caught.value.hint == ("do something about it; then: " if refused else "") + "gpuops down lab"
-    assert "lab-0" in caught.value.message
-    assert "lab-1" in caught.value.message
-    assert f"${2 * PRICE:.2f}/h" in caught.value.message
-    assert world.ledger.cluster(row).state == "ending", "the guard, or the next `down`, goes on"
-    cloud.play()
-    tear_down(world, row, "down")
-    assert_nothing_left(cloud, world)
-
-
-@pytest.mark.parametrize("kind", [Unknown, AuthFailed])
-@pytest.mark.parametrize("alive", [True, False])
-def test_what_has_ended_is_not_named_because_another_region_is_silent(
-    there: tuple[Cloud, Context], monkeypatch: pytest.MonkeyPatch, alive: bool, kind: type[ProviderError]
-) -> None:
-    """`alive`: whether something of the cluster is known to be where nobody answers."""
-    cloud, world = there
-    row = made(cloud, world)
-    first, second = world.ledger.resources(row)
-    if alive:
-        world.ledger.update_resource(row, dataclasses.replace(second, region="mars"))
-        world.ledger.db.execute("UPDATE resources SET region = 'mars' WHERE mark = ?", (second.name,))
-    else:  # what was asked for there was refused
-        world.ledger.will(row, "machine", first.name, "t", "mars")
-        world.ledger.mark_refused(row)
-    real = Scripted.list_owned
-
-    def listed(self: Scripted, owner: str, regions: Sequence[str]) -> Sequence[Resource]:
-        if "mars" in regions:
-            raise kind("mars does not answer", "do something about it")
-        return [one for one in real(self, owner, regions) if one.id != second.id or not alive]
-
-    monkeypatch.setattr(Scripted, "list_owned", listed)
-    with pytest.raises(StillBilling) as caught:
-        tear_down(world, row, "down")
-    what = f"{second.name} may still be there and bill ${PRICE:.2f}/h" if alive else "lab may still be there"
-    assert caught.value.message == f"{what}: mars does not answer"
-    assert world.ledger.cluster(row).state == "ending"
-    monkeypatch.undo()
-    tear_down(world, row, "down")
-    assert_nothing_left(cloud, world)
-
-
-@pytest.mark.parametrize(
-    "script",
-    [
-        {"destroy": [Fault("Unknown"), Fault("Unknown", lie=True), Fault("RateLimited", lie=True)]},
-        {"destroy": [Fault("Unknown")] * 3, "list_owned": [Fault("Unknown")] * 3},
-        {"destroy": [Fault(lie=True)] * 4},
-        {"list_owned_always": [Fault(twice=True)]},
-    ],
-    ids=str,
-)
-def test_down_gets_there_in_the_end(there: tuple[Cloud, Context], script: dict[str, object]) -> None:
-    cloud, world = there
-    row = made(cloud, world, **script)
-    tear_down(world, row, "down")
-    assert_nothing_left(cloud, world)
-
-
-def test_what_was_ended_in_the_last_moment_is_looked_at_again(
-    there: tuple[Cloud, Context], monkeypatch: pytest.MonkeyPatch
-) -> None:
-    """An end that is answered only after `gone_s` is one."""
-    cloud, world = there
-    row = made(cloud, world)
-    real = Scripted.destroy
-
-    def destroy(self: Scripted, resources: Sequence[Resource]) -> None:
-        real(self, resources)
-        world.clock.sleep(self.gone_s + 1)
-
-    monkeypatch.setattr(Scripted, "destroy", destroy)
-    tear_down(world, row, "down")
-    assert_nothing_left(cloud, world)
-
-
-def test_a_full_disk_keeps_nothing_alive(there: tuple[Cloud, Context]) -> None:
-    """The ledger cannot be written any more: the machines end all the same, and the error is told."""
-    cloud, world = there
-    row = made(cloud, world)
-    world.ledger.db.execute("PRAGMA query_only = ON")
-    with pytest.raises(UsageError, match="cannot be used"):
-        tear_down(world, row, "down")
-    assert cloud.machines() == []
-    world.ledger.db.execute("PRAGMA query_only = OFF")
-    tear_down(world, row, "down")
-    assert_nothing_left(cloud, world)
-
-
-def test_a_full_disk_hides_no_machine_that_may_bill(
-    there: tuple[Cloud, Context], monkeypatch: pytest.MonkeyPatch
-) -> None:
-    _, world = there
-
-    def fail(*_: object) -> None:
-        world.ledger.db.execute("PRAGMA query_only = ON")
-        raise StillBilling("lab-0 may still be there", "gpuops down lab")
-
-    monkeypatch.setattr(creation, "wait_ready", fail)
-    with pytest.raises(StillBilling, match="lab-0 may still be there"):
-        up(world)
 
 
 def test_without_a_guard_nothing_is_rented(there: tuple[Cloud, Context]) -> None:
@@ -749,74 +473,6 @@ def test_machines_that_do_not_get_ready_end_by_their_providers_clock(
     assert note in err.getvalue()
 
 
-def test_a_cluster_that_another_command_ends_while_it_is_made(there: tuple[Cloud, Context]) -> None:
-    cloud, world = there
-    row = made(cloud, world)
-    world.ledger.set_cluster(row, state="ending")
-    with pytest.raises(Interrupted, match="another command ends lab"):
-        world.ledger.will(row, "machine", "m", "t", "moon")
-    assert not world.ledger.mark_up(row, world.ledger.cluster(row).lease, 0.0)
-    tear_down(world, row, "down")
-    assert_nothing_left(cloud, world)
-
-
-def test_machines_that_another_command_ends_while_they_boot(there: tuple[Cloud, Context]) -> None:
-    """They are gone and nobody says why; but they did not go by nobody's wish, and nothing is to replace them."""
-    cloud, world = there
-    cloud.play(describe_always=[*[Fault(state="starting")] * 6, Fault(state="ended")])
-
-    class Other(FakeClock):
-        def sleep(self, seconds: float) -> None:
-            for row in world.ledger.clusters():
-                world.ledger.begin_end(row.id)
-            super().sleep(seconds)
-
-    world.clock = Other()
-    with pytest.raises(Interrupted, match="another command ends lab while it is being created"):
-        up(world)
-    assert_nothing_left(cloud, world)
-
-
-def test_what_was_made_after_a_cluster_was_gone_is_ended_all_the_same(there: tuple[Cloud, Context]) -> None:
-    cloud, world = there
-    row = made(cloud, world)
-    machines = world.ledger.resources(row)
-    world.ledger.mark_gone(row, 0.0, "somebody else's look came too early")
-    world.ledger.got(row, machines[0])
-    tear_down(world, row, "down")
-    assert cloud.machines() == []
-
-
-def test_two_teardowns_at_once_leave_a_newer_cluster_of_the_name_alone(there: tuple[Cloud, Context]) -> None:
-    """While the second waits for its provider's list, the first is done, and `up` takes the name again."""
-    cloud, world = there
-    row = made(cloud, world, destroy=[Fault(lie=True)])
-    newer = []
-
-    class Meanwhile(Clock):
-        def sleep(self, seconds: float) -> None:  # noqa: ARG002
-            if not newer:
-                for path in cloud.folder.glob("machines/*"):
-                    path.unlink()
-                world.ledger.mark_gone(row, 0.0, "the other command")
-                newer.append(made(cloud, world))
-
-    world.clock = Meanwhile()
-    tear_down(world, row, "down")
-    assert world.ledger.cluster(newer[0]).state == "up"
-    assert len(cloud.machines()) == 2
-    assert world.ledger.cluster(row).why == "the other command"
-
-
-def test_a_cluster_that_is_gone_is_not_made_to_end_again(there: tuple[Cloud, Context]) -> None:
-    cloud, world = there
-    row = made(cloud, world)
-    assert world.ledger.begin_end(row)
-    world.ledger.mark_gone(row, 0.0, "down")
-    assert not world.ledger.begin_end(row)
-    assert world.ledger.cluster(row).state == "gone"
-
-
 def test_a_command_has_one_provisioner_of_each_provider(there: tuple[Cloud, Context]) -> None:
     _, world = there
     assert world.provisioner(NAME) is world.provisioner(NAME)
@@ -831,12 +487,3 @@ def test_a_mark_is_read_to_its_last_dash(there: tuple[Cloud, Context]) -> None:
     assert select_by_tag(both, world.owner, "la") == []
     other = [type(one)(**{**vars(one), "name": one.name.replace("lab-", "lab-b-")}) for one in both]
     assert select_by_tag(other, world.owner, "lab") == []
-
-
-@pytest.mark.parametrize("price", [0.0, -1.0, float("inf"), float("nan")])
-def test_who_rents_says_a_price(there: tuple[Cloud, Context], monkeypatch: pytest.MonkeyPatch, price: float) -> None:
-    cloud, world = there
-    monkeypatch.setattr("tests.fakes.provider.PRICE", price)
-    with pytest.raises(ProviderError, match="says no price"):
-        up(world)
-    assert cloud.machines() == []

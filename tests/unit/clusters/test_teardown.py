@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
+from contextlib import nullcontext
 from pathlib import Path
 
 import pytest
 
-from gpuops.clusters import leftovers, orphans
+from gpuops.clusters import leftovers, orphans, teardown
 from gpuops.clusters.teardown import (
     PERMANENT_ERRORS_MAX,
     Destroy,
@@ -208,6 +209,21 @@ def test_a_refusal_is_the_last_word(there: tuple[Cloud, Context], monkeypatch: p
     with pytest.raises(AuthFailed):
         leftovers.clear_leftovers(world, row)
     assert left(world, row) == [f"gpuops-{OWNER}-lab-0"]
+
+
+@pytest.mark.parametrize(("error", "given_up"), [("AuthFailed", False), ("Rejected", True)])
+def test_force_gives_up_what_cannot_be_ended_and_nothing_for_want_of_credentials(
+    there: tuple[Cloud, Context], monkeypatch: pytest.MonkeyPatch, error: str, given_up: bool
+) -> None:
+    """On hosts of the user's own; refused credentials can be mended."""
+    cloud, world = there
+    row = cluster(world)
+    monkeypatch.setattr(teardown, "is_rented", lambda _: False)
+    cloud.play(list_owned_always=[Fault(error=error)])
+    monkeypatch.setattr(Clock, "sleep", lambda *_: None)
+    with nullcontext() if given_up else pytest.raises(StillBilling):
+        tear_down(world, row.id, "its end", force=True)
+    assert (world.ledger.cluster(row.id).state == "gone") is given_up
 
 
 RUNS = Resource("machine", "1", "", "gpuops-o-lab-0", True, state="running")

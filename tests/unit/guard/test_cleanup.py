@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from contextlib import nullcontext
 from pathlib import Path
 
 import pytest
@@ -10,8 +11,11 @@ from gpuops.core import provider as contract
 from gpuops.core.context import Context
 from gpuops.core.models import Lease
 from gpuops.core.processes import Identity, myself
+from gpuops.core.run_models import Verdict, VerdictOutcome
 from gpuops.guard import cleanup
 from gpuops.ledger.store import LedgerUnwritable, RunRow
+from gpuops.sync.run_folder import RunHome
+from gpuops.sync.run_record import RunRecord
 from tests.fakes.provider import NAME, OWNER, Cloud, Scripted, surroundings
 
 ME = myself()
@@ -103,3 +107,24 @@ def test_a_run_that_this_attempt_did_not_finish_keeps_its_machines(
         cleanup.clean_up(world, lab)
     assert len(cloud.machines()) == 1
     assert world.ledger.run(one.id).state == "running"
+
+
+@pytest.mark.parametrize("missing", ["", "a.pt is not home"])
+def test_a_verdict_that_the_ledger_missed_is_taken_over(
+    there: tuple[Cloud, Context], monkeypatch: pytest.MonkeyPatch, missing: str
+) -> None:
+    """Its command could not write it there, and has died; the nodes may have ended since, and say nothing."""
+    _, world = there
+    lab = add_cluster(world, "up")
+    one = add_run(world, lab)
+    home = RunHome(one.home)
+    home.create()
+    verdict = Verdict(VerdictOutcome.DONE, 0, "all well")
+    home.write_record(RunRecord(run=one.name, ended=5.0, verdict=verdict, missing=missing))
+    asked = []
+    monkeypatch.setattr(cleanup, "_open_session", lambda *_: asked.append(1) or 1 / 0)
+    with nullcontext() if not missing else pytest.raises(ZeroDivisionError):
+        cleanup.clean_up(world, lab)
+    assert bool(asked) == bool(missing), "what is not home is on the nodes"
+    row = world.ledger.run(one.id)
+    assert (row.state, row.verdict) == (("running", None) if missing else ("home", verdict))

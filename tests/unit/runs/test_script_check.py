@@ -161,7 +161,7 @@ def test_a_syntax_error_is_said_with_its_line(tmp_path: Path, how: dict[str, obj
     broken = "import torch\nfor epoch in range(3)\n    pass\n"
     with pytest.raises(UsageError) as refused:
         check(tmp_path, broken, **how)
-    assert refused.value.message == "my.py line 2 is no Python: expected ':'"
+    assert refused.value.message == "my.py line 2: syntax error: expected ':'"
     assert refused.value.hint == (
         "correct it (or send it as it is, for a newer Python on the nodes: --send-anyway my.py)"
     )
@@ -202,5 +202,5 @@ def test_a_script_behind_links_is_sent_where_they_stay_in_the_project(tmp_path: 
             check_script(RunRequest(kind="torchrun", mode="multigpu", nodes=1, gpus=2, script=script), tree)
         return refused.value.message
 
-    assert say_of("latest/my.py").startswith("latest/my.py line 1 is no Python")
+    assert say_of("latest/my.py").startswith("latest/my.py line 1: syntax error")
     assert say_of("out.py") == "out.py is a link that leads out of the project"

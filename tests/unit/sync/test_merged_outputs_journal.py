@@ -12,7 +12,7 @@ import pytest
 
 from gpuops.core.errors import LocalDisk
 from gpuops.core.safe_folder import SafeFolder
-from gpuops.sync import merged_outputs_journal
+from gpuops.sync import merged_outputs, merged_outputs_journal
 from gpuops.sync.merged_outputs import OutFolder
 from gpuops.sync.merged_outputs_journal import DOCUMENT_FILE, JOURNAL_FILE
 from gpuops.sync.merged_outputs_record import Arrival
@@ -103,6 +103,23 @@ def test_a_line_that_was_cut_off_anywhere_was_not_written(home: RunHome) -> None
         assert watching.memory().held.keys() == {"a", "c"}
         assert publish(OutFolder(home), "b") == []
         (home.out / "c").unlink()
+
+
+def test_a_crash_behind_a_line_that_was_cut_off_makes_no_file_a_persons(
+    home: RunHome, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """What is about to be renamed into place is on a line of its own, whatever the crash before has left."""
+    journal = home.out / JOURNAL_FILE
+    publish(OutFolder(home), "a")
+    size = journal.stat().st_size
+    publish(OutFolder(home), "b")
+    journal.write_bytes(journal.read_bytes()[: size + 5])
+    (home.out / "b").unlink()
+    with monkeypatch.context() as killed:
+        killed.setattr(merged_outputs, "record_moved", lambda *_: 1 / 0)
+        with pytest.raises(ZeroDivisionError):
+            publish(OutFolder(home), "c")
+    assert publish(OutFolder(home), "c", version=2) == []
 
 
 def test_many_versions_take_no_more_room_than_one(home: RunHome, monkeypatch: pytest.MonkeyPatch) -> None:
