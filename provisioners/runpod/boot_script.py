@@ -123,11 +123,18 @@ unset GPUOPS_HOST_KEY GPUOPS_HOST_PUBLIC GPUOPS_END GPUOPS_TOKEN GPUOPS_START
 watch_over "$first_end" </dev/null >"$watch/log" 2>&1 &
 printf '%s\n' "$!" >"$watch/pid"
 
+# This shell stays the container's first process, which alone survives `kill -9 -1` by a program in it. It ends with what
+# it waits for, RunPod starts the container again, and with it the watchdog. (The other way round, with the image's start
+# in the background, nothing in the pod would ever see a Ctrl-C: POSIX has what is in the background ignore SIGINT.)
+run_to_its_end() {
+    exec sh -c '"$@"; exit' gpuops "$@"  # once more, so that the environment holds no secret
+}
+
 start=@ROOT@/start.sh
 if [ -f "$start" ] && grep -Eq 'PUBLIC_KEY|sshd|service ssh' "$start"; then
     umask 022
-    [ -x "$start" ] && exec "$start"
-    exec bash "$start"
+    [ -x "$start" ] && run_to_its_end "$start"
+    run_to_its_end bash "$start"
 fi
 
 # An image that knows nothing of RunPod.
@@ -169,7 +176,7 @@ grep -qxF -- "$PUBLIC_KEY" "$home/.ssh/authorized_keys" 2>/dev/null ||
     printf '%s\n' "$PUBLIC_KEY" >>"$home/.ssh/authorized_keys"
 chmod 600 "$home/.ssh/authorized_keys"
 sed -i 's/^root:!/root:*/' @ROOT@/etc/shadow 2>/dev/null  # nobody may log in to an account that is locked
-exec "$(server)" -D -e -o PermitRootLogin=prohibit-password -o PasswordAuthentication=no -o PubkeyAuthentication=yes
+run_to_its_end "$(server)" -D -e -o PermitRootLogin=prohibit-password -o PasswordAuthentication=no -o PubkeyAuthentication=yes
 """
 
 

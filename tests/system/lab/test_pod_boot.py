@@ -85,6 +85,16 @@ def test_nobody_comes_and_its_boot_lease_ends_it(lab: Lab, fake: FakeRunPod, ima
 
 
 @pytest.mark.parametrize("image", IMAGES)
+def test_it_ends_though_a_program_in_it_killed_all_others(lab: Lab, fake: FakeRunPod, image: str, tmp_path: Path) -> None:
+    """`kill -9 -1`, and nobody comes back: its first process goes on, and has to end with what it had started."""
+    pod = made(lab, fake, image)
+    until(lambda: login(lab, pod, "true", tmp_path / "known").returncode == 0, f"a login: {pod.log}")
+    login(lab, pod, f"echo {int(time.time()) + 8} >/run/gpuops/end; kill -9 -1", tmp_path / "known")
+    assert fake.pods[pod.id].bills
+    until(lambda: not fake.pods[pod.id].bills, f"it ends itself: {pod.log}")
+
+
+@pytest.mark.parametrize("image", IMAGES)
 def test_a_node_ends_its_pod(lab: Lab, fake: FakeRunPod, image: str, tmp_path: Path) -> None:
     pod = made(lab, fake, image)
     until(lambda: login(lab, pod, "true", tmp_path / "known").returncode == 0, f"a login: {pod.log}")
