@@ -130,12 +130,14 @@ def give_system_torch(upper: Path, names: Iterable[str]) -> None:
     prefix, own = Path("/usr/local"), Path(sys.base_prefix)
     library = upper / "usr/local/lib" / VERSION
     _give_packages(library)
+    (library / "dist-packages").symlink_to("site-packages")  # what Debian's Python calls them
     (library / "EXTERNALLY-MANAGED").write_text("[externally-managed]\nError=The system manages this Python.\n")
     (upper / "usr/local/bin").mkdir(parents=True, exist_ok=True)
     if own != prefix:
         shutil.copy(os.path.realpath(sys.executable), upper / "usr/local/bin" / VERSION)
         shared = (own / "lib").glob("libpython*.so*")
-        for path in (*shared, *(one for one in (own / "lib" / VERSION).iterdir() if one.name != "site-packages")):
+        other = ("site-packages", "dist-packages", "EXTERNALLY-MANAGED")
+        for path in (*shared, *(one for one in (own / "lib" / VERSION).iterdir() if one.name not in other)):
             (upper / "usr/local" / path.relative_to(own)).symlink_to(path)
     hide(upper, programs("python"))
     for name in names:
