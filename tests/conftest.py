@@ -32,7 +32,7 @@ from gpuops.core.signals import Signals
 from gpuops.guard import guard_heartbeat
 from gpuops.guard.services import SERVICES
 from gpuops.ledger.store import Ledger
-from tests.fakes import torchrun
+from tests.fakes import kingfisher, torchrun
 from tests.platforms import LEFT_OUT, why_not
 from tests.processes import command_line, has_variable
 
@@ -147,8 +147,9 @@ class Shell:
 
     def environment(self) -> dict[str, str]:
         clean = {name: value for name, value in os.environ.items() if not name.startswith(("GPUOPS_", "VIRTUAL_ENV"))}
-        launcher = {"PYTHONPATH": str(torchrun.FOLDER)} if torchrun.is_stub() else {}
-        return {**clean, **launcher, "GPUOPS_HOME": str(self.home), "GPUOPS_TEST_HOME": str(self.home), **self.env}
+        places = [torchrun.FOLDER] * torchrun.is_stub() + [kingfisher.FOLDER]
+        path = {"PYTHONPATH": os.pathsep.join(map(str, places))}
+        return {**clean, **path, "GPUOPS_HOME": str(self.home), "GPUOPS_TEST_HOME": str(self.home), **self.env}
 
     def start(self, *arguments: str, driver: str | None = None, **options: Any) -> subprocess.Popen[str]:
         """Type a command and go on; `driver` is a point of sabotage (tests/system/chaos/driver.py)."""

@@ -123,9 +123,9 @@ unset GPUOPS_HOST_KEY GPUOPS_HOST_PUBLIC GPUOPS_END GPUOPS_TOKEN GPUOPS_START
 watch_over "$first_end" </dev/null >"$watch/log" 2>&1 &
 printf '%s\n' "$!" >"$watch/pid"
 
-# This shell stays the container's first process, which alone survives `kill -9 -1` by a program in it. It ends with what
-# it waits for, RunPod starts the container again, and with it the watchdog. (The other way round, with the image's start
-# in the background, nothing in the pod would ever see a Ctrl-C: POSIX has what is in the background ignore SIGINT.)
+# A shell stays the container's first process, which alone survives `kill -9 -1` by a program in it. It ends with what
+# it waits for, RunPod starts the container again, and with it the watchdog. Not the other way round, with the image's
+# start in the background: what is there ignores SIGINT (POSIX), and so would all that is ever started in the pod.
 run_to_its_end() {
     exec sh -c '"$@"; exit' gpuops "$@"  # once more, so that the environment holds no secret
 }
@@ -176,7 +176,8 @@ grep -qxF -- "$PUBLIC_KEY" "$home/.ssh/authorized_keys" 2>/dev/null ||
     printf '%s\n' "$PUBLIC_KEY" >>"$home/.ssh/authorized_keys"
 chmod 600 "$home/.ssh/authorized_keys"
 sed -i 's/^root:!/root:*/' @ROOT@/etc/shadow 2>/dev/null  # nobody may log in to an account that is locked
-run_to_its_end "$(server)" -D -e -o PermitRootLogin=prohibit-password -o PasswordAuthentication=no -o PubkeyAuthentication=yes
+run_to_its_end "$(server)" -D -e \
+    -o PermitRootLogin=prohibit-password -o PasswordAuthentication=no -o PubkeyAuthentication=yes
 """
 
 

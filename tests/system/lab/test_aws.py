@@ -17,8 +17,6 @@ from tests.fakes.aws import FakeAWS, Instance
 from tests.system.lab.available import why_no_machines
 from tests.system.lab.laptop import Laptop
 
-pytestmark = pytest.mark.real_torch
-
 PROVE_S = 900
 """A hang guard, in seconds."""
 PROGRAMS = Path(__file__).parents[3] / "train"
@@ -76,6 +74,7 @@ def expect_nothing_left(cloud: FakeAWS, laptop: Laptop) -> None:
     assert cloud.left() == []
 
 
+@pytest.mark.real_torch
 def test_one_command_from_nothing_to_a_receipt(cloud: FakeAWS, laptop: Laptop) -> None:
     """SSH goes by public addresses, which the machines do not have of each other; what they train over is private."""
     laptop.write("train.py", NETWORK)
@@ -135,6 +134,7 @@ def ended(cloud: FakeAWS, laptop: Laptop, process: subprocess.Popen[str], first:
     return dict(loss)
 
 
+@pytest.mark.real_torch
 def test_a_notice_moves_the_run_to_the_next_zone(cloud: FakeAWS, laptop: Laptop) -> None:
     """In the two minutes that are left it saves, stops, and its snapshot comes home: no step is lost."""
     process, node1 = begin(cloud, laptop)
@@ -144,6 +144,7 @@ def test_a_notice_moves_the_run_to_the_next_zone(cloud: FakeAWS, laptop: Laptop)
     assert loss["say"].startswith(f"reclaimed by AWS at step {loss['step']} (node1")
 
 
+@pytest.mark.real_torch
 @pytest.mark.proof  # test_crash_replaced.py does the same without torch, and loses an answer besides
 def test_machines_that_go_without_a_notice(cloud: FakeAWS, laptop: Laptop) -> None:
     """What came home while the run went on is what it goes on from."""
@@ -152,6 +153,8 @@ def test_machines_that_go_without_a_notice(cloud: FakeAWS, laptop: Laptop) -> No
     assert not ended(cloud, laptop, process, node1.zone)["warned"]
 
 
+@pytest.mark.real_torch
+@pytest.mark.proof  # what a hint asks for is in tests/integration/agent/test_node_preemption.py
 def test_a_hint_keeps_a_snapshot_and_machines_that_go_then_have_lost_little(
     cloud: FakeAWS, laptop: Laptop, capsys: pytest.CaptureFixture[str]
 ) -> None:
@@ -173,7 +176,7 @@ def test_a_hint_keeps_a_snapshot_and_machines_that_go_then_have_lost_little(
 
 def test_a_machine_that_is_taken_back_while_it_boots(cloud: FakeAWS, laptop: Laptop) -> None:
     """The other one, which was a node by then perhaps, goes as well; and another zone is tried."""
-    laptop.write("train.py", NETWORK)
+    laptop.write("train.py", "print('trained')")
     cloud.mishaps[1] = "dead"
     process = laptop.start(*TRAIN, "--retries", "1", "--json", "train.py")
     until(lambda: len(cloud.instances()) == 2 or process.poll() is not None, "two machines")
@@ -195,6 +198,7 @@ def test_a_machine_that_is_taken_back_while_it_boots(cloud: FakeAWS, laptop: Lap
     expect_nothing_left(cloud, laptop)
 
 
+@pytest.mark.real_torch
 @pytest.mark.proof
 @pytest.mark.timeout(PROVE_S + 60)
 @pytest.mark.parametrize("machines", [("--nodes", "2", "--spot"), ("--cpu",)], ids=["spot", "cpu"])

@@ -80,7 +80,8 @@ def test_set_up_runs_and_logins_see_what_the_image_brings(runpod: FakeRunPod, la
     assert out.splitlines()[-1].endswith("/one/n0/project")
 
 
-def test_an_image_that_knows_nothing_of_runpod_brings_the_same(runpod: FakeRunPod, laptop: Laptop) -> None:
+@pytest.mark.usefixtures("runpod")
+def test_an_image_that_knows_nothing_of_runpod_brings_the_same(laptop: Laptop) -> None:
     """Where sshd is ours: it writes its title over its environment."""
     up(laptop, "runpod", "--gpus", "1", "--image", "debian:13")
     assert said(laptop.run("run", "--", "printenv", "HF_HOME")).endswith("/srv/models\n")
