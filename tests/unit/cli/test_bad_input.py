@@ -8,6 +8,9 @@ from pathlib import Path
 
 import pytest
 
+from gpuops.cli.launch import resolve_script
+from gpuops.cli.request import check_data
+from gpuops.core.errors import UsageError
 from gpuops.ledger.store import Ledger
 from tests.conftest import open_folder, without_root
 from tests.desk import Desk, Said
@@ -313,6 +316,27 @@ def expect_document(desk: Desk, row: Row) -> None:
 
 def test_the_secret_itself_is_not_repeated(desk: Desk) -> None:
     assert "hunter2" not in desk.type("run", "--secret", "TOKEN=hunter2", "--", "true").err
+
+
+def test_a_path_through_a_link_to_the_project_lies_in_it(desk: Desk) -> None:
+    """A shell that went there through a link keeps it in $PWD, and completes paths with it."""
+    for name in ("a.py", "data/x"):
+        desk.write(name, "")
+    here = desk.folder.with_name("link")
+    here.symlink_to(desk.folder)
+    for folder in (desk.folder, here, f"{here}/../{desk.folder.name}"):
+        assert resolve_script(desk.folder, f"{folder}/a.py") == "a.py"
+        assert check_data(f"{folder}/data", desk.folder) == "data"
+        with pytest.raises(UsageError, match="is the project itself"):
+            check_data(str(folder), desk.folder)
+
+
+def test_a_link_in_the_project_lies_in_it_wherever_it_leads(desk: Desk) -> None:
+    data = desk.folder.with_name("data")
+    data.mkdir()
+    (desk.folder / "data").symlink_to(data)
+    assert check_data(f"../{desk.folder.name}/data", desk.folder) == "data"
+    assert check_data("../data", desk.folder) == str(data)
 
 
 @pytest.mark.parametrize("words", [("down",), ("down", "--all")])
