@@ -93,12 +93,13 @@ def lease_limits(flags: MachineFlags) -> LeaseLimits:
 class _Parser(argparse.ArgumentParser):
     def error(self, message: str) -> NoReturn:
         text = re.sub(r"argument (--[\w-]+): expected one argument", r"\1 needs a value", message)
-        raise UsageError(re.sub(r"argument (--[\w-]+): ", r"\1: ", text), f"see: gpuops {self.prog} --help")
+        text = re.sub(r"argument (--[\w-]+): ignored explicit argument .*", r"\1 takes no value", text)
+        raise UsageError(text, f"see: gpuops {self.prog} --help")
 
 
 def parse_provider_options(ctx: Context, provider: str, words: Sequence[str], command: str = "up") -> dict[str, Any]:
     """A provider's own flags, parsed as it declares them. Raises UsageError for an unknown flag."""
-    parser = _Parser(prog=f"up {provider}", add_help=False, allow_abbrev=False)
+    parser = _Parser(prog=f"{command} {provider}", add_help=False, allow_abbrev=False)
     options = ctx.provisioner(provider).options
     for option in options:
         _add_option(parser, option)

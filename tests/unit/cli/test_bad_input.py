@@ -135,6 +135,8 @@ ROWS = [
         "gpuops train multinode --nodes 2"),
     Row("single on four GPUs", ("train", "single", "--gpus", "4"),
         "train single is one rank on one GPU, 4 were asked for", "gpuops train multigpu --gpus 4"),
+    Row("one node of a module's", ("train", "multigpu", "--nodes=2", "-m", "pkg", "--", "5"),
+        "train multigpu is for one node, 2 were asked for", "gpuops train multinode --nodes=2 -m pkg -- 5"),
     Row("a lease of words", ("lease", "lab", "--extend", "soon"), "'soon' is not a length of time",
         "write it like 90s, 30min, 2h or 1h30m"),
     # Names.
@@ -162,6 +164,8 @@ ROWS = [
         "for how many it is --gpus 4"),
     Row("an option of up alone", ("prove", "local", "--dry-run"), "there is no option --dry-run",
         "see: gpuops prove --help"),
+    Row("a value for a switch of the provider", ("up", "ssh", "--accept-new=yes"), "--accept-new takes no value",
+        "see: gpuops up ssh --help"),
     Row("too much for up", ("up", "local", "two"), "'two' is more than gpuops up takes", "see: gpuops up local --help"),
     Row("cluster to end", ("down", "lab"), "there is no live cluster named lab", "live clusters: there is none"),
     Row("cluster to use", ("run", "--cluster", "lab", "--", "true"), "there is no live cluster named lab",
