@@ -10,7 +10,7 @@ from gpuops.cli import completion
 from gpuops.cli.context import Needs, make_context, report_new_home, report_news
 from gpuops.cli.flags import Json
 from gpuops.cli.help import example_help
-from gpuops.core.errors import StillBilling
+from gpuops.core.errors import StillBilling, UsageError
 
 if TYPE_CHECKING:
     from gpuops.core.context import Context
@@ -49,6 +49,8 @@ def down(
     from gpuops.commands import down as down_command
     from gpuops.ledger.store import LedgerTooNew
 
+    if names and everything:
+        raise UsageError("--all and a name exclude each other", f"to end these alone: gpuops down {' '.join(names)}")
     ctx, _ = make_context(as_json=as_json, needs=Needs.LOOK)
     try:
         report_news(ctx, orphans=False)
