@@ -25,7 +25,7 @@ from gpuops.core.provider import Provisioner, is_rented
 from gpuops.ledger.store import ClusterRow
 from gpuops.nodes import bootstrap
 from gpuops.offers.billing_account import find_payer, payer_record
-from gpuops.offers.price_terms import BOOT_MARGIN_S
+from gpuops.offers.lease_limits import BOOT_MARGIN_S
 from provisioners import checked_provisioner, registry
 from provisioners.checked_provisioner import CallTimeout, CheckedProvisioner, call_with_timeout
 
