@@ -47,7 +47,7 @@ def push(
         bool, typer.Option("--overwrite", help="Send files over versions edited on the node.")
     ] = False,
     send_anyway: Annotated[
-        list[str] | None, typer.Option(metavar="PATH", help="Send a file that looks like a secret.")
+        list[str] | None, typer.Option(metavar="PATH", help="Send a file that looks like a secret. Repeatable.")
     ] = None,
     dry_run: Annotated[bool, typer.Option("--dry-run", help="Only list what would be sent.")] = False,
     as_json: Json = False,
@@ -71,7 +71,9 @@ def pull(
             metavar="RUN", help="Whose results; without, this folder's latest run.", autocompletion=completion.runs
         ),
     ] = None,
-    edits: Annotated[bool, typer.Option("--edits", help="Bring home files that were edited on the nodes.")] = False,
+    edits: Annotated[
+        bool, typer.Option("--edits", help="Instead, bring home files that were edited on the nodes of --cluster.")
+    ] = False,
     cluster: Cluster = None,
     as_json: Json = False,
 ) -> None:

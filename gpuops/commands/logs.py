@@ -5,7 +5,7 @@ from __future__ import annotations
 import dataclasses
 from collections import deque
 from collections.abc import Iterator
-from contextlib import ExitStack
+from contextlib import ExitStack, closing
 
 from gpuops.commands.stop import pick_run
 from gpuops.core.context import Context
@@ -191,30 +191,31 @@ def _print_live(ctx: Context, row: RunRow, log_filter: Filter, follow: bool) -> 
     try:
         session = open_session(ctx, ctx.ledger.cluster(row.cluster), some=True)
     except GpuopsError as error:
-        return _print_unreachable(ctx, row, log_filter, follow, error)
-    try:
+        _print_unreachable(ctx, row, log_filter, follow, error)
+        return
+    with closing(session):
         for index in range(request_of(row).nodes):
             try:
                 mirror(session.clients[index], row.name, index, RunHome(row.home), False, lambda *_: None)
             except GpuopsError as error:
                 ctx.out.say(f"note: {error.message}; its lines so far are those at home")
         if not follow:
-            return _print_all(ctx, row, log_filter)
+            _print_all(ctx, row, log_filter)
+            return
         tail = _make_tail(ctx, row, log_filter)
         with show_waiting(ctx, row, log_filter) as first:
             _print_new(ctx, tail, first, log_filter.tail)
             _follow_lines(ctx, session, row, tail, first)
         _print(ctx, tail.rest())
         _say_verdict(ctx, row)
-    finally:
-        session.close()
 
 
 def _print_unreachable(ctx: Context, row: RunRow, log_filter: Filter, follow: bool, error: GpuopsError) -> None:
     """Print the lines where no node is reachable: those here, and those that the run's owner process downloads."""
     ctx.out.say(f"note: {error.message}; its lines so far are those at home")
     if not follow:
-        return _print_all(ctx, row, log_filter)
+        _print_all(ctx, row, log_filter)
+        return
     tail = _make_tail(ctx, row, log_filter)
     with show_waiting(ctx, row, log_filter) as first:
         _print_new(ctx, tail, first, log_filter.tail)
@@ -225,7 +226,6 @@ def _print_unreachable(ctx: Context, row: RunRow, log_filter: Filter, follow: bo
                 break
     _print(ctx, tail.rest())
     _say_verdict(ctx, row)
-    return None
 
 
 def _follow_lines(ctx: Context, session: ClusterSession, row: RunRow, tail: HomeTail, first: ExitStack) -> None:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from contextlib import closing, contextmanager
 from dataclasses import dataclass
 
 from gpuops.clusters import selection
@@ -80,19 +80,18 @@ def pull_project_edits(ctx: Context, cluster: str | None) -> PulledEdits:
     """Download the project's files that were edited on the nodes; where the file here was changed as well, the node's
     is put beside it. Raises UsageError, and NodeError where some of it is missing."""
     row = selection.pick_cluster(ctx.ledger.clusters(), ctx.folder, cluster, "gpuops pull --edits --cluster")
-    session = open_session(ctx, row, some=True)
     record = PushRecord(ctx.home, row.token, "project")
     brought: list[PulledEdit] = []
     failed: dict[int, NodeError] = {}
     refused: list[str] = []
-    try:
-        with ctx.progress.during("looking for what was edited on the nodes"):
-            for index, client in enumerate(session.clients):
-                with _collect_failure(failed, index):
-                    if refusal := pull_edits(client, "project", ctx.folder, record, brought):
-                        refused.append(f"{client.label}: {refusal}")
-    finally:
-        session.close()
+    with (
+        closing(open_session(ctx, row, some=True)) as session,
+        ctx.progress.during("looking for what was edited on the nodes"),
+    ):
+        for index, client in enumerate(session.clients):
+            with _collect_failure(failed, index):
+                if refusal := pull_edits(client, "project", ctx.folder, record, brought):
+                    refused.append(f"{client.label}: {refusal}")
     if failed or refused:
         for edit in brought:
             ctx.out.say(edit.say)
@@ -159,11 +158,8 @@ def pull_results(ctx: Context, name: str | None, progress: Progress) -> PulledRe
                 f"{row.name} has results that are not home, and {cluster.name} is {cluster.state}",
                 "`gpuops status --cloud` shows what is still there",
             )
-        session = open_session(ctx, cluster, some=True)
-        try:
+        with closing(open_session(ctx, cluster, some=True)) as session:
             _pull_from_nodes(ctx, session, row, progress)
-        finally:
-            session.close()
     files = list_outputs(home)
     if not files and not home.path.exists():
         where = "`gpuops runs` lists where each run's results are"

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 from collections.abc import Sequence
+from contextlib import closing
 from dataclasses import dataclass
 
 from gpuops.clusters import selection
@@ -52,8 +53,7 @@ def push_project(
     if dry_run:
         return PushOutcome(tree, None)
     row = selection.pick_cluster(ctx.ledger.clusters(), ctx.folder, cluster, "gpuops push --cluster")
-    session = open_session(ctx, row)
-    try:
+    with closing(open_session(ctx, row)) as session:
         first, *more = upload.summary(tree)
         for sentence in (f"code: {first}", *more):
             ctx.out.say(sentence)
@@ -62,8 +62,6 @@ def push_project(
             reports = upload.push_many(
                 session.present(), "project", tree, overwrite=overwrite, progress=progress, record=record
             )
-    finally:
-        session.close()
     return PushOutcome(tree, reports)
 
 

@@ -9,6 +9,7 @@ import socket
 import subprocess
 import threading
 from collections.abc import Callable, Sequence
+from contextlib import closing
 from enum import Enum
 from fnmatch import fnmatch
 from pathlib import Path
@@ -172,11 +173,8 @@ def _run_ssh(ctx: Context, row: ClusterRow, machine: Resource, node: int, run: C
 
 
 def _log_in(machine: Resource, node: int) -> None:
-    connection = connect(machine, node)
-    try:
+    with closing(connect(machine, node)) as connection:
         connection.open(["true"]).close()
-    finally:
-        connection.close()
 
 
 def forward(ctx: Context, row: ClusterRow, machine: Resource, node: int, port: int, local_port: int) -> int:

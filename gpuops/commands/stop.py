@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from contextlib import closing
+
 from gpuops.core.context import Context
 from gpuops.core.errors import NodeError, UsageError
 from gpuops.core.reporting import Progress
@@ -44,15 +46,12 @@ def stop(ctx: Context, run: RunRow, progress: Progress) -> str:
             raise UsageError(f"{run.name} is still being prepared", "press Ctrl-C where it was started")
         return f"{run.name} was never started: the guard removes it"
     row = ctx.ledger.cluster(run.cluster)
-    session = open_session(ctx, row, some=True)
-    try:
+    with closing(open_session(ctx, row, some=True)) as session:
         reports = stop_and_wait(ctx, session, run, "gpuops stop")
         if ctx.ledger.take_run_ownership(run.id, ctx.me):
             bring_home(ctx, run, Agents(session, reports), progress)
         elif _has_live_owner(ctx, run) and all(one.kind == ReasonKind.NEVER_STARTED for one in reports.values()):
             raise UsageError(f"{run.name} is only just being started", f"try again: gpuops stop {run.name}")
-    finally:
-        session.close()
     return f"{run.name} is stopped; its results are in {run.home}"
 
 
