@@ -97,8 +97,8 @@ def _make_job(
     rents = bool(flags.on) and is_rented(ctx.provisioner(str(flags.on)))
     trust.require_trust(ctx, settings.toml, typed.table, typed.flags, typed.machine, rents=rents)
     machine = filled_from_table(settings, typed.table, typed.machine)
-    excess = {name: getattr(typed.machine, name) for name in typed.single if getattr(machine, name) != 1}
-    machine = dataclasses.replace(machine, **excess)
+    of_other_modes = {name: getattr(typed.machine, name) for name in typed.single if getattr(machine, name) != 1}
+    machine = dataclasses.replace(machine, **of_other_modes)
     options = parse_provider_options(ctx, flags.on, typed.provider_words) if flags.on else {}
     if flags.on and flags.sink:
         options = sinks.with_volume_option(

@@ -20,6 +20,7 @@ from gpuops.runs.launch_spec import request_of
 from gpuops.runs.logs.home_tail import Filter, HomeTail, LogTimes, last_output_time
 from gpuops.runs.logs.lines import LineMerger
 from gpuops.runs.monitor import close_at_first_line, follow_with_remarks, show_waiting
+from gpuops.runs.prepare import NOT_STARTED
 from gpuops.sync.log_mirror import mirror
 from gpuops.sync.run_folder import RunHome
 
@@ -27,8 +28,6 @@ POLL_INTERVAL_S = 0.2
 """Seconds between two looks for new lines: short enough for a person who watches."""
 TIME_NOTE_DELAY_S = 5.0
 """Seconds after which the times of downloaded lines are here as well: nodes send them after the bytes."""
-NOT_STARTED = "not started: "
-"""How the verdict begins on a run that was given up before its start (`prepare.record_not_started`)."""
 VERDICT_TIMEOUT_S = 30.0
 """Seconds that `logs -f` waits at the end for the process that finishes the run to write the verdict."""
 

@@ -49,10 +49,10 @@ def push_project(
 
     Raises UsageError and NodeError.
     """
-    tree = workloads_and_data.scan_project(ctx, ctx.folder, allow)
     if dry_run:
-        return PushOutcome(tree, None)
+        return PushOutcome(workloads_and_data.scan_project(ctx, ctx.folder, allow), None)
     row = selection.pick_cluster(ctx.ledger.clusters(), ctx.folder, cluster, "gpuops push --cluster")
+    tree = workloads_and_data.scan_project(ctx, ctx.folder, allow)
     with closing(open_session(ctx, row)) as session:
         first, *more = upload.summary(tree)
         for sentence in (f"code: {first}", *more):

@@ -222,6 +222,7 @@ def _run_foreground(argv: Sequence[str], beside: Callable[[subprocess.Popen[byte
 
     `beside` is called with the process, in a thread.
     """
+    # Without the mark by which the processes of a run are found: this command may be typed inside one.
     environment = {name: value for name, value in os.environ.items() if name != "GPUOPS_RUN"}
     try:
         process = subprocess.Popen(list(argv), env=environment)

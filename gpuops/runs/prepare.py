@@ -162,13 +162,17 @@ def _name_hosts(session: ClusterSession) -> list[str]:
     return list(hosts) if session.row.provider == "ssh" else []
 
 
+NOT_STARTED = "not started: "
+"""How the verdict begins on a run that was given up before its start."""
+
+
 def record_not_started(ctx: Context, row: RunRow, error: BaseException) -> None:
     """Note a run that never started, and why; the folder that was to hold its results goes."""
     if isinstance(error, Interrupted):
         verdict = Verdict(VerdictOutcome.STOPPED, error.exit_code, "stopped before it was started")
     else:
         say = error.message if isinstance(error, GpuopsError) else type(error).__name__
-        verdict = Verdict(VerdictOutcome.FAILED, getattr(error, "exit_code", BUG), f"not started: {say}")
+        verdict = Verdict(VerdictOutcome.FAILED, getattr(error, "exit_code", BUG), f"{NOT_STARTED}{say}")
     ctx.ledger.set_run(row.id, state=RunState.HOME, owner_process=None, ended=ctx.clock.now(), verdict=verdict)
     RunHome(row.home).remove_unused()
 

@@ -168,6 +168,8 @@ ROWS = [
         "see: gpuops up ssh --help"),
     Row("too much for up", ("up", "local", "two"), "'two' is more than gpuops up takes", "see: gpuops up local --help"),
     Row("cluster to end", ("down", "lab"), "there is no live cluster named lab", "live clusters: there is none"),
+    *(Row(f"a cluster that a shell's variable does not name: {words[0]}", words, "there is no live cluster named ''",
+          "live clusters: there is none") for words in (("push", "--cluster", ""), ("ssh", ""), ("down", ""))),
     Row("cluster to use", ("run", "--cluster", "lab", "--", "true"), "there is no live cluster named lab",
         "live clusters: there is none"),
     Row("cluster to extend", ("lease", "lab"), "there is no live cluster named lab", "live clusters: there is none"),
