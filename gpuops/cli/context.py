@@ -88,27 +88,29 @@ def tables() -> Tables:
 def report_news(ctx: Context, *, orphans: bool = True) -> None:
     """Print the ledger's notices and orphaned clusters, and start the guard where it is needed.
 
-    A full disk or a ledger that another command holds is printed as a note; the command goes on. `orphans`: whether
-    to look for clusters that the ledger does not know. Raises LedgerTooNew.
-
-    Where the home cannot be written, that is printed, and what is unread stays so.
+    A full disk or a ledger that another command holds is printed as a note; the command goes on. Where the home cannot
+    be written, that is printed, and notices stay unread. `orphans`: whether to look for clusters that the ledger does
+    not know. Raises LedgerTooNew.
     """
     if ctx.read_only and ctx.home.exists():
         ctx.out.say(f"note: {ctx.home} cannot be written: no guard is started, and what happens now is not noted there")
     if not (ctx.home / ledger.FILE).exists():  # no cluster was ever created, or the ledger was deleted
-        return _report_orphans(ctx, lambda: ()) if orphans else None
+        if orphans:
+            _report_orphans(ctx, lambda: ())
+        return
     from gpuops.ledger.store import LedgerUnwritable
 
+    steps = [] if ctx.read_only else [_report_notices, _ensure_guards]
+    if orphans:
+        steps.append(_report_unknown_to_ledger)
     problems = set()
-    writing = () if ctx.read_only else (_report_notices, _ensure_guards)
-    for step in (*writing, *([_report_unknown_to_ledger] * orphans)):
+    for step in steps:
         try:
             step(ctx)
         except (LedgerUnwritable, LocalDisk) as error:
             problems.add(error.message)
     for sentence in sorted(problems):
         ctx.out.say(f"note: {sentence}")
-    return None
 
 
 def report_new_home(ctx: Context) -> None:

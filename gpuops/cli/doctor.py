@@ -6,7 +6,7 @@ from typing import Annotated
 
 import typer
 
-from gpuops.cli.context import make_context
+from gpuops.cli.context import Needs, make_context
 from gpuops.cli.flags import Json
 from gpuops.cli.help import NamesProvider, example_help
 from gpuops.core.errors import UsageError
@@ -48,7 +48,7 @@ def doctor(
 
     if cluster is not None and where is not None:
         raise UsageError("--cluster and a name exclude each other", f"leave out {where}, or --cluster")
-    ctx, _ = make_context(as_json=as_json)
+    ctx, _ = make_context(as_json=as_json, needs=Needs.LOOK)
     if where is not None and where in registry.provider_names():
         options = parse_provider_options(ctx, where, context.args, "doctor")
         request = Request(where, nodes=count_named_machines(ctx, where, options), options=options)
@@ -57,10 +57,10 @@ def doctor(
         raise UsageError(f"there is no option {where}", "a provider's own options follow its name: see --help")
     elif context.args:
         raise UsageError(f"'{context.args[0]}' is more than gpuops doctor takes", "see: gpuops doctor --help")
-    elif where is None and cluster is None:
+    elif (name := where if cluster is None else cluster) is None:
         report = checks.check_computer(ctx, python or "")
     else:
-        report = checks.check_cluster(ctx, checks.find_live_cluster(ctx, str(cluster or where)), python or "")
+        report = checks.check_cluster(ctx, checks.find_live_cluster(ctx, name), python or "")
     ctx.out.result("doctor", report.document(), report.lines())
     if report.exit_code:
         raise typer.Exit(report.exit_code)

@@ -10,7 +10,7 @@ from gpuops.cli import completion
 from gpuops.cli.context import Needs, make_context, report_new_home, report_news
 from gpuops.cli.flags import Json
 from gpuops.cli.help import example_help
-from gpuops.core.errors import StillBilling
+from gpuops.core.errors import StillBilling, UsageError
 
 if TYPE_CHECKING:
     from gpuops.core.context import Context
@@ -32,7 +32,7 @@ def down(
     names: Annotated[
         list[str] | None,
         typer.Argument(
-            metavar="NAME", help="Which clusters; without, the one there is.", autocompletion=completion.clusters
+            metavar="NAME...", help="Which clusters; without, the one there is.", autocompletion=completion.clusters
         ),
     ] = None,
     everything: Annotated[bool, typer.Option("--all", help="Every live cluster.")] = False,
@@ -45,16 +45,18 @@ def down(
     ] = None,
     as_json: Json = False,
 ) -> None:
-    from gpuops.clusters.orphans import down_by_tag
     from gpuops.commands import down as down_command
     from gpuops.ledger.store import LedgerTooNew
 
+    if names and everything:
+        raise UsageError("--all and a name exclude each other", f"to end these alone: gpuops down {' '.join(names)}")
     ctx, _ = make_context(as_json=as_json, needs=Needs.LOOK)
     try:
         report_news(ctx, orphans=False)
         if ctx.read_only and ctx.owner:
-            said = _down_in_read_only_home(ctx, names or [], everything, force)
-            return _print_result(ctx, said)
+            if not force:  # nothing could note that results came home
+                down_command.refuse_unsaved(ctx, names or [])
+            return _print_result(ctx, _end_by_tag(ctx, names or [], everything))
         orphaned = down_command.find_orphans(ctx, names or [])
         with ctx.signals:
             ctx.signals.backward()
@@ -69,19 +71,14 @@ def down(
             )
     except LedgerTooNew as error:
         ctx.out.say(f"note: {error.message}: working from the marks at the providers")
-        said = down_by_tag(ctx, names or [], everything)
-        for sentence in said:
-            ctx.out.say(sentence)
+        said = _end_by_tag(ctx, names or [], everything)
     return _print_result(ctx, said)
 
 
-def _down_in_read_only_home(ctx: Context, names: list[str], everything: bool, force: bool) -> list[str]:
-    """End clusters by their tags; what their runs made cannot come home, since nothing could note that it did."""
+def _end_by_tag(ctx: Context, names: list[str], everything: bool) -> list[str]:
+    """End clusters without the ledger. Returns a sentence for each, which was printed."""
     from gpuops.clusters.orphans import down_by_tag
-    from gpuops.commands.down import refuse_unsaved
 
-    if not force:
-        refuse_unsaved(ctx, names)
     said = down_by_tag(ctx, names, everything)
     for sentence in said:
         ctx.out.say(sentence)

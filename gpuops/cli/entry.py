@@ -34,7 +34,7 @@ def build(names: Iterable[str]) -> typer.Typer:
 
 
 def _root() -> None:
-    pass  # `gpuops` alone, its help and its version are answered before typer is imported
+    pass  # `gpuops` alone, its help and its version are answered by `short_answer`
 
 
 DISK_FULL_ERRORS = (errno.ENOSPC, errno.EDQUOT, errno.EROFS)
@@ -70,8 +70,6 @@ def execute(arguments: Sequence[str]) -> int:
 def _call(ours: Sequence[str]) -> int:
     """Let typer parse the line and call its command. Raises GpuopsError, Interrupted, or any exception of a bug."""
     names = _commands_of(ours)
-    import typer
-
     from gpuops.cli.errors import explain_parser_error
 
     try:

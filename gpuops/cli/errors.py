@@ -17,11 +17,11 @@ from gpuops.core.names import did_you_mean
 
 NEAR = 0.75
 """Similarity from which one word counts as a misspelling of another: `--epochs` is no `--detach`."""
-PASSED: dict[str, str] = {
-    "train": "what belongs to your script stands behind `--`: gpuops train multinode train.py -- 50 10",
-    "run": "your command stands behind `--`: gpuops run -- python3 hello.py",
+SEPARATED: dict[str, tuple[str, str]] = {
+    "train": ("what belongs to your script stands behind `--`", "gpuops train multinode train.py -- 50 10"),
+    "run": ("your command stands behind `--`", "gpuops run -- python3 hello.py"),
 }
-"""What belongs behind `--`, with an example."""
+"""What belongs behind `--`, and an example."""
 MODE_FIRST = "say single, multigpu or multinode first"
 MODES_HINT = (
     "say how far to spread: gpuops train single (one rank), gpuops train multigpu (a rank per GPU of one node) "
@@ -52,8 +52,7 @@ def explain_parser_error(error: Exception, arguments: Sequence[str], commands: S
             say = f"{name} is a flag of torchrun, which gpuops train starts by itself"
             return say, f"type: {sorted_line(context)}"
         if command == "train" and not _nearest(name, known) and len(arguments) > 1:
-            rule = PASSED[command].partition(": ")[0]
-            return f"there is no option {name}", f"{rule}: {sorted_line(context)}"
+            return f"there is no option {name}", f"{SEPARATED[command][0]}: {sorted_line(context)}"
         ran = " ".join(arguments[1:]) if command == "run" and not "".join(arguments[1:2]).startswith("-") else ""
         return f"there is no option {name}{_nearest(name, known)}", _separator_hint(
             command, arguments, ran
@@ -82,9 +81,9 @@ def sorted_line(context: Any) -> str:
 def _separator_hint(command: str, arguments: Sequence[str], theirs: str) -> str:
     """The hint that `--` is missing: the typed line with `--` before `theirs` where it ends with those, otherwise an
     example. Empty for commands other than `train` and `run`."""
-    if command not in PASSED:
+    if command not in SEPARATED:
         return ""
-    rule, _, example = PASSED[command].partition(": ")
+    rule, example = SEPARATED[command]
     for at in range(1, len(arguments)):
         if " ".join(arguments[at:]) == theirs:
             example = shlex.join(["gpuops", *arguments[:at], "--", *arguments[at:], *(passed_words() or ())])

@@ -28,9 +28,7 @@ class Free(enum.Enum):
 
 
 Json = Annotated[bool, typer.Option("--json", help="One JSON document on stdout.")]
-Yes = Annotated[
-    bool, typer.Option("--yes", "-y", help="Ask no questions. What gpuops.toml reaches for is not answered by it.")
-]
+Yes = Annotated[bool, typer.Option("--yes", "-y", help="Ask no questions. Only `gpuops trust` trusts a gpuops.toml.")]
 
 
 def _option(help_text: str, *names: str, metavar: str | None = None, offers: Any = None) -> Any:
@@ -117,7 +115,7 @@ class LaunchFlags:
         bool | None,
         typer.Option(
             "--fresh",
-            help="Take what earlier runs made off the nodes first, once it is home: gpuops train multinode --fresh.",
+            help="Take what earlier runs made off the nodes first, once it is home.",
             show_default=False,
         ),
     ] = None

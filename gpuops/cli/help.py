@@ -38,11 +38,14 @@ def passed_words() -> list[str] | None:
 
 
 WORDS = "gpuops.words"
+"""In a context's `meta`: the options of the provider behind `--on`, as they were typed."""
 TYPED = "gpuops.typed"
+"""In a context's `meta`: all words behind the command's name."""
 
 
 class TakesArguments(TyperCommand):
-    """`train`: what stands behind `--` goes to the script; `--on PROVIDER` brings that provider's own options."""
+    """What stands behind `--` is not parsed (`train`: it goes to the script), and `--on PROVIDER` brings that
+    provider's own options."""
 
     passed = "[-- ARGS...]"
 
@@ -69,17 +72,17 @@ class MayTakeCommand(TakesArguments):
 
 
 class NamesProvider(TyperCommand):
-    """`up`: its help ends with the options of the provider that was named."""
+    """A command whose help ends with the options of the provider that was named."""
 
     def parse_args(self, ctx: Any, args: list[str]) -> list[str]:
-        ctx.meta[WORDS] = list(args)
+        ctx.meta[TYPED] = list(args)
         return super().parse_args(ctx, args)
 
     def format_epilog(self, ctx: Any, formatter: Any) -> None:
         from provisioners import registry
 
         providers = registry.provider_names()
-        named = next((word for word in ctx.meta.get(WORDS, ()) if word in providers), None)
+        named = next((word for word in ctx.meta.get(TYPED, ()) if word in providers), None)
         if named is None:
             formatter.write_paragraph()
             formatter.write_text(f"Providers: {', '.join(providers)}. Their own options: gpuops up PROVIDER --help")

@@ -8,7 +8,7 @@ from __future__ import annotations
 import dataclasses
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from pathlib import Path, PurePosixPath
+from pathlib import Path
 from typing import TYPE_CHECKING, Literal
 
 import typer
@@ -34,7 +34,7 @@ from gpuops.core.errors import UsageError
 from gpuops.core.provider import is_rented
 from gpuops.core.run_models import RunRequest
 from gpuops.core.settings import Settings
-from gpuops.core.typed_paths import typed_path
+from gpuops.core.typed_paths import path_inside, typed_path
 from gpuops.sync import sinks, workloads_and_data
 
 if TYPE_CHECKING:
@@ -97,8 +97,8 @@ def _make_job(
     rents = bool(flags.on) and is_rented(ctx.provisioner(str(flags.on)))
     trust.require_trust(ctx, settings.toml, typed.table, typed.flags, typed.machine, rents=rents)
     machine = filled_from_table(settings, typed.table, typed.machine)
-    excess = {name: getattr(typed.machine, name) for name in typed.single if getattr(machine, name) != 1}
-    machine = dataclasses.replace(machine, **excess)
+    of_other_modes = {name: getattr(typed.machine, name) for name in typed.single if getattr(machine, name) != 1}
+    machine = dataclasses.replace(machine, **of_other_modes)
     options = parse_provider_options(ctx, flags.on, typed.provider_words) if flags.on else {}
     if flags.on and flags.sink:
         options = sinks.with_volume_option(
@@ -188,16 +188,12 @@ def resolve_script(folder: Path, script: str) -> str:
         raise UsageError(f"there is no script {script}", "check the path; it is looked for under the current folder")
     if not full.is_file():
         raise UsageError(f"{script} is no file that Python could run", "name your training script")
-    resolved = Path(*full.parts)
-    try:
-        inside = resolved.relative_to(folder)
-        if ".." in inside.parts:
-            inside = full.resolve().relative_to(folder.resolve())
-    except ValueError:
+    inside = path_inside(full, folder)
+    if inside is None:
         raise UsageError(
             f"{script} lies outside the project {folder}", f"start gpuops in the folder that holds it: cd {full.parent}"
-        ) from None
-    return str(PurePosixPath(inside))
+        )
+    return inside
 
 
 def _check_resume(ctx: Context, request: RunRequest) -> RunRequest:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from contextlib import closing
 from typing import Annotated
 
 import typer
@@ -45,11 +46,8 @@ def lease(
         if ours == Lease():
             ctx.out.say(f"note: {row.name} had no end until now")
         ours = lease_limits.extend_lease(ours, by_s, now)
-        session = open_session(ctx, row, any_version=True)
-        try:
+        with closing(open_session(ctx, row, any_version=True)) as session:
             send_lease(session, ours, now)
-        finally:
-            session.close()
         if not ctx.ledger.set_lease(row.id, ours):
             raise NodeError(
                 f"{row.name} is being ended: its lease cannot be extended any more", "gpuops status shows what is left"

@@ -9,7 +9,6 @@ import typer
 
 from gpuops.cli import completion
 from gpuops.cli.context import Needs, make_context, report_news
-from gpuops.cli.flags import Json
 from gpuops.cli.help import example_help
 from gpuops.core.errors import UsageError
 
@@ -46,7 +45,7 @@ def logs(
         str | None, typer.Option(metavar="REGEX", help="Only lines in which this is found.", show_default=False)
     ] = None,
     launcher: Annotated[bool, typer.Option("--launcher", help="Show torchrun's own lines as well.")] = False,
-    as_json: Json = False,
+    as_json: Annotated[bool, typer.Option("--json", help="One JSON document a line, on stdout.")] = False,
 ) -> None:
     from gpuops.commands.logs import show_logs
     from gpuops.runs.logs.home_tail import Filter, parse_moment

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 import shlex
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
@@ -115,9 +116,7 @@ def _as_ours(flag: str, value: str) -> list[str]:
 
 def _spread(line: TrainLine) -> None:
     """Name the mode that the line's size needs."""
-    count = {
-        name: value for name, value in zip(line.ours, line.ours[1:], strict=False) if name in ("--nodes", "--gpus")
-    }
+    count = dict(re.findall(r"(--nodes|--gpus)[ =](\S+)", " ".join(line.ours)))
     if not line.positional:
         line.positional.append("multinode")
     mode = line.positional[0]

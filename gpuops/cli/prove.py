@@ -11,7 +11,7 @@ import typer
 from gpuops.cli.context import make_context, report_news
 from gpuops.cli.flags import Json, MachineFlags, Yes, with_flags
 from gpuops.cli.help import NamesProvider, example_help
-from gpuops.core.errors import UsageError
+from gpuops.core.errors import LocalDisk, UsageError, worst_exit_code
 from gpuops.core.typed_paths import typed_path
 
 PROVE_HELP = example_help(
@@ -71,8 +71,13 @@ def prove(
     ctx.out.result(proof_record.KIND, proof.record.document(), [])
     for line in proof.last:
         ctx.out.say(line)
+    code = proof.exit_code
     if record is not None:
-        proof_record.save(record, proof.record)
-        ctx.out.say(f"the record is in {record}")
-    if proof.exit_code:
-        raise typer.Exit(proof.exit_code)
+        try:
+            proof_record.save(record, proof.record)
+            ctx.out.say(f"the record is in {record}")
+        except LocalDisk as error:  # told here: with --json it would be a second document
+            ctx.out.say(f"error: {error.message}\nhint: {error.hint}")
+            code = worst_exit_code(code, error.exit_code)
+    if code:
+        raise typer.Exit(code)

@@ -10,6 +10,7 @@ from gpuops.cli import completion
 from gpuops.cli.context import make_context, report_news
 from gpuops.cli.flags import Json
 from gpuops.cli.help import example_help
+from gpuops.core.errors import UsageError
 
 Cluster = Annotated[
     str | None,
@@ -46,7 +47,7 @@ def push(
         bool, typer.Option("--overwrite", help="Send files over versions edited on the node.")
     ] = False,
     send_anyway: Annotated[
-        list[str] | None, typer.Option(metavar="PATH", help="Send a file that looks like a secret.")
+        list[str] | None, typer.Option(metavar="PATH", help="Send a file that looks like a secret. Repeatable.")
     ] = None,
     dry_run: Annotated[bool, typer.Option("--dry-run", help="Only list what would be sent.")] = False,
     as_json: Json = False,
@@ -55,10 +56,11 @@ def push(
 
     ctx, _ = make_context(as_json=as_json)
     report_news(ctx)
-    progress = ctx.progress
     with ctx.signals:
-        outcome = push_project(ctx, cluster, progress, overwrite=overwrite, allow=send_anyway or [], dry_run=dry_run)
-    progress.close()
+        outcome = push_project(
+            ctx, cluster, ctx.progress, overwrite=overwrite, allow=send_anyway or [], dry_run=dry_run
+        )
+    ctx.progress.close()
     ctx.out.result("push", outcome.document(), outcome.lines())
 
 
@@ -69,16 +71,21 @@ def pull(
             metavar="RUN", help="Whose results; without, this folder's latest run.", autocompletion=completion.runs
         ),
     ] = None,
-    edits: Annotated[bool, typer.Option("--edits", help="Bring home files that were edited on the nodes.")] = False,
+    edits: Annotated[
+        bool, typer.Option("--edits", help="Instead, bring home files that were edited on the nodes of --cluster.")
+    ] = False,
     cluster: Cluster = None,
     as_json: Json = False,
 ) -> None:
     from gpuops.commands.pull import pull_project_edits, pull_results
 
+    if edits and run is not None:
+        raise UsageError("--edits is of a cluster, not of a run", f"leave out {run}; or name one: --cluster NAME")
+    if cluster is not None and not edits:
+        raise UsageError("--cluster goes with --edits", "name the run: gpuops pull RUN; `gpuops runs` lists them")
     ctx, _ = make_context(as_json=as_json)
     report_news(ctx)
-    progress = ctx.progress
     with ctx.signals:
-        pulled = pull_project_edits(ctx, cluster) if edits else pull_results(ctx, run, progress)
-    progress.close()
+        pulled = pull_project_edits(ctx, cluster) if edits else pull_results(ctx, run, ctx.progress)
+    ctx.progress.close()
     ctx.out.result("pull", pulled.document(), pulled.lines())

@@ -16,7 +16,7 @@ from gpuops.core.errors import UsageError
 QUOTA_HELP = example_help(
     "Show what an account may have at once, whether a request fits, and ask for more.\n\n"
     "Says what runs today, where there is room, and the smallest increase that would do. Exit code 3 where what is "
-    "asked for does not fit; what may not be read is unknown, and no reason against it.",
+    "asked for does not fit; a quota that may not be read counts as unknown, and refuses nothing.",
     "gpuops quota aws",
     "gpuops quota aws --gpus 4 --nodes 2 --spot",
     "gpuops quota aws --gpus 4 --spot --region all",

@@ -20,7 +20,7 @@ from gpuops.core.models import Option, Request
 from gpuops.core.names import did_you_mean
 from gpuops.core.run_models import RunRequest
 from gpuops.core.settings import KEYS, Settings
-from gpuops.core.typed_paths import typed_path
+from gpuops.core.typed_paths import path_inside, typed_path
 from gpuops.offers.lease_limits import LeaseLimits, parse_span
 
 F = TypeVar("F")
@@ -93,12 +93,13 @@ def lease_limits(flags: MachineFlags) -> LeaseLimits:
 class _Parser(argparse.ArgumentParser):
     def error(self, message: str) -> NoReturn:
         text = re.sub(r"argument (--[\w-]+): expected one argument", r"\1 needs a value", message)
-        raise UsageError(re.sub(r"argument (--[\w-]+): ", r"\1: ", text), f"see: gpuops {self.prog} --help")
+        text = re.sub(r"argument (--[\w-]+): ignored explicit argument .*", r"\1 takes no value", text)
+        raise UsageError(text, f"see: gpuops {self.prog} --help")
 
 
 def parse_provider_options(ctx: Context, provider: str, words: Sequence[str], command: str = "up") -> dict[str, Any]:
     """A provider's own flags, parsed as it declares them. Raises UsageError for an unknown flag."""
-    parser = _Parser(prog=f"up {provider}", add_help=False, allow_abbrev=False)
+    parser = _Parser(prog=f"{command} {provider}", add_help=False, allow_abbrev=False)
     options = ctx.provisioner(provider).options
     for option in options:
         _add_option(parser, option)
@@ -221,10 +222,10 @@ def check_data(data: str | None, folder: Path, *, inside: bool = True) -> str | 
         raise UsageError(f"--data {data}: there is no such file or folder", "check the path")
     if not full.is_file() and not full.is_dir():
         raise UsageError(f"--data {data} is neither a file nor a folder", "name what the run reads")
-    full = Path(os.path.normpath(full))
-    if full == folder:
+    within = path_inside(full, folder)
+    if within == ".":
         raise UsageError(f"--data {data} is the project itself, which is sent anyway", "leave out --data")
-    return full.relative_to(folder).as_posix() if inside and full.is_relative_to(folder) else str(full)
+    return within if inside and within else os.path.normpath(full)
 
 
 def parse_grace(hours: float | None) -> float | None:

@@ -86,7 +86,7 @@ def train(
         workload = workloads_and_data.DEFAULT_WORKLOAD
 
     def make_request(machine: MachineFlags) -> RunRequest:
-        check_size(checked, machine, script)
+        check_size(checked, machine, context)
         return RunRequest(
             kind="torchrun",
             mode=checked,
@@ -111,19 +111,12 @@ def check_mode(mode: str, context: typer.Context) -> Literal["single", "multigpu
     raise UsageError(*explain_unknown_mode(mode, context))
 
 
-def check_size(mode: str, machine: MachineFlags, script: str | None) -> None:
+def check_size(mode: str, machine: MachineFlags, context: typer.Context) -> None:
     """Raises UsageError where --nodes or --gpus contradict the mode."""
-    same = f" {script}" if script else ""
     if mode != "multinode" and machine.nodes not in (None, 1):
-        raise UsageError(
-            f"train {mode} is for one node, {machine.nodes} were asked for",
-            f"gpuops train multinode --nodes {machine.nodes}{same}",
-        )
+        raise UsageError(f"train {mode} is for one node, {machine.nodes} were asked for", sorted_line(context))
     if mode == "single" and machine.gpus not in (None, 1):
-        raise UsageError(
-            f"train single is one rank on one GPU, {machine.gpus} were asked for",
-            f"gpuops train multigpu --gpus {machine.gpus}{same}",
-        )
+        raise UsageError(f"train single is one rank on one GPU, {machine.gpus} were asked for", sorted_line(context))
 
 
 @with_flags(LaunchFlags, MachineFlags)

@@ -28,7 +28,6 @@ HELP = example_help(
     "gpuops up ssh --name lab --host alice@10.0.0.5 --host alice@10.0.0.6",
     "gpuops up runpod --gpus 4 --gpu-type 'rtx 4090' --max-hours 3",
     "gpuops up aws --gpus 4 --nodes 2 --spot --max-hours 3",
-    "gpuops up aws --gpus 4 --nodes 2 --spot",
 )
 
 
@@ -95,11 +94,10 @@ def _announce(ctx: Context, row: ClusterRow, machines: Sequence[Resource]) -> No
     from gpuops.offers import lease_limits as leases
 
     nodes = [{"name": one.name, "address": one.address, "per_hour": one.per_hour} for one in machines]
-    now = ctx.clock.now()
-    count = plural(len(nodes), "node")
+    now, lease = ctx.clock.now(), row.lease
     per_hour = sum(one.per_hour for one in machines if one.bills)
-    price = f" at {money(per_hour)}/h" if per_hour else ""
     ended_by = find_ended_by(ctx, row, machines)
+    terms = f" at {money(per_hour)}/h" if per_hour else f"; {leases.describe_lease(lease, now)}"
     ctx.out.result(
         "cluster",
         {
@@ -107,13 +105,13 @@ def _announce(ctx: Context, row: ClusterRow, machines: Sequence[Resource]) -> No
             "provider": row.provider,
             "nodes": nodes,
             "payer": row.payer and dataclasses.asdict(row.payer),
-            "hard_end": row.lease.end,
-            "idle_s": row.lease.idle_s,
+            "hard_end": lease.end,
+            "idle_s": lease.idle_s,
         },
         [
-            f"{row.name} is up: {count}{price}; {leases.describe_lease(row.lease, now)}",
+            f"{row.name} is up: {plural(len(nodes), 'node')}{terms}",
             *ssh.host_name_lines(ctx, row, machines),
-            *([leases.describe_how_to_end(row.name, row.lease, now, ended_by)] if per_hour else []),
+            *([leases.describe_how_to_end(row.name, lease, now, ended_by)] if per_hour else []),
         ],
     )
 

@@ -35,7 +35,7 @@ from gpuops.nodes import bootstrap
 from gpuops.nodes.session import ClusterSession, machines_of, send_lease
 from gpuops.offers import offer_table
 from gpuops.offers.billing_account import payer_record
-from gpuops.offers.lease_limits import MIN_LEASE_S, LeaseLimits, until_offer_ends
+from gpuops.offers.lease_limits import LeaseLimits, until_offer_ends
 from gpuops.offers.price_approval import PRICE_ROUNDING, PriceApproval
 from gpuops.offers.price_terms import Terms
 from gpuops.offers.refusals import Refusals
@@ -185,13 +185,7 @@ def bring_up(
         ctx.ledger.check_name_free(name)  # before others are asked, who may say no for reasons that then matter less
     provisioner = ctx.provisioner(request.provider)
     rented = is_rented(provisioner)
-    search = OfferSearch(
-        ctx,
-        request,
-        offer_source(ctx, approval.avoided),
-        approval,
-        until=None if wish.until is None else wish.until - MIN_LEASE_S,
-    )
+    search = OfferSearch(ctx, request, offer_source(ctx, approval.avoided), approval, wish)
     offers = search.offers()
     if rented:
         offer_table.show_offers(ctx, offers)

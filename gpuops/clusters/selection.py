@@ -27,7 +27,7 @@ def find_by_name(live: Sequence[ClusterRow], name: str) -> ClusterRow:
         if row.name == name:
             return row
     known = ", ".join(row.name for row in live) or "there is none"
-    raise UsageError(f"there is no live cluster named {name}", f"live clusters: {known}")
+    raise UsageError(f"there is no live cluster named {name or repr(name)}", f"live clusters: {known}")
 
 
 def find_to_end(history: Sequence[ClusterRow], name: str) -> ClusterRow:
@@ -55,7 +55,7 @@ def find_only_cluster(live: Sequence[ClusterRow], folder: Path, verb: str) -> Cl
 def pick_cluster(live: Sequence[ClusterRow], folder: Path, name: str | None, verb: str) -> ClusterRow:
     """The live cluster of that name, whose nodes can be reached; without a name, the only one that `verb` can mean.
     Raises UsageError."""
-    return refuse_unfinished(find_by_name(live, name) if name else find_only_cluster(live, folder, verb))
+    return refuse_unfinished(find_only_cluster(live, folder, verb) if name is None else find_by_name(live, name))
 
 
 def refuse_unfinished(row: ClusterRow) -> ClusterRow:

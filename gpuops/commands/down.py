@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from contextlib import suppress
+from contextlib import closing, suppress
 from dataclasses import dataclass
 
 from gpuops.clusters import selection
@@ -253,10 +253,8 @@ def _save_runs(ctx: Context, row: ClusterRow, progress: Progress, failed: list[G
                     failed.append(_given_up_error(row, run.name, outcome.nonsense))
             return []
         raise _unsaved_error(row, f"results of {runs[-1].name}", error) from error
-    try:
+    with closing(session):
         return [fetch for run in runs if (fetch := _save_run(ctx, session, run, progress, failed))]
-    finally:
-        session.close()
 
 
 def _save_edits(ctx: Context, row: ClusterRow, progress: Progress, failed: list[GpuopsError]) -> None:

@@ -126,7 +126,7 @@ class PlanPreview:
         lines += [f"would set up: {job.request.setup}"] if job.request.setup else []
         if job.retries:
             replaces = any(offer.per_hour for offer in self.cluster.offers)
-            lines.append(f"would {describe_retries(job.retries) if replaces else describe_restarts(job.retries)}")
+            lines.append(f"would {describe_retries(job.retries, replaces=replaces)}")
         return lines
 
 
@@ -223,11 +223,11 @@ def quote_command(argv: Sequence[str]) -> str:
     return " ".join(word if PLAIN.fullmatch(word) else shlex.quote(word) for word in argv)
 
 
-def describe_retries(times: int) -> str:
+def describe_retries(times: int, *, replaces: bool) -> str:
+    """What `--retries` does; `replaces`: with machines that are rented for the run."""
     how_often = "once" if times == 1 else f"up to {times} times"
-    return f"replace machines that are taken back {how_often}, elsewhere first and within the same limits, and resume"
-
-
-def describe_restarts(times: int) -> str:
-    how_often = "once" if times == 1 else f"up to {times} times"
+    if replaces:
+        return (
+            f"replace machines that are taken back {how_often}, elsewhere first and within the same limits, and resume"
+        )
     return f"start a run that fails again {how_often}, on the same nodes and with what it left"

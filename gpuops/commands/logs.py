@@ -5,7 +5,7 @@ from __future__ import annotations
 import dataclasses
 from collections import deque
 from collections.abc import Iterator
-from contextlib import ExitStack
+from contextlib import ExitStack, closing
 
 from gpuops.commands.stop import pick_run
 from gpuops.core.context import Context
@@ -20,6 +20,7 @@ from gpuops.runs.launch_spec import request_of
 from gpuops.runs.logs.home_tail import Filter, HomeTail, LogTimes, last_output_time
 from gpuops.runs.logs.lines import LineMerger
 from gpuops.runs.monitor import close_at_first_line, follow_with_remarks, show_waiting
+from gpuops.runs.prepare import NOT_STARTED
 from gpuops.sync.log_mirror import mirror
 from gpuops.sync.run_folder import RunHome
 
@@ -27,8 +28,6 @@ POLL_INTERVAL_S = 0.2
 """Seconds between two looks for new lines: short enough for a person who watches."""
 TIME_NOTE_DELAY_S = 5.0
 """Seconds after which the times of downloaded lines are here as well: nodes send them after the bytes."""
-NOT_STARTED = "not started: "
-"""How the verdict begins on a run that was given up before its start (`prepare.record_not_started`)."""
 VERDICT_TIMEOUT_S = 30.0
 """Seconds that `logs -f` waits at the end for the process that finishes the run to write the verdict."""
 
@@ -191,30 +190,31 @@ def _print_live(ctx: Context, row: RunRow, log_filter: Filter, follow: bool) -> 
     try:
         session = open_session(ctx, ctx.ledger.cluster(row.cluster), some=True)
     except GpuopsError as error:
-        return _print_unreachable(ctx, row, log_filter, follow, error)
-    try:
+        _print_unreachable(ctx, row, log_filter, follow, error)
+        return
+    with closing(session):
         for index in range(request_of(row).nodes):
             try:
                 mirror(session.clients[index], row.name, index, RunHome(row.home), False, lambda *_: None)
             except GpuopsError as error:
                 ctx.out.say(f"note: {error.message}; its lines so far are those at home")
         if not follow:
-            return _print_all(ctx, row, log_filter)
+            _print_all(ctx, row, log_filter)
+            return
         tail = _make_tail(ctx, row, log_filter)
         with show_waiting(ctx, row, log_filter) as first:
             _print_new(ctx, tail, first, log_filter.tail)
             _follow_lines(ctx, session, row, tail, first)
         _print(ctx, tail.rest())
         _say_verdict(ctx, row)
-    finally:
-        session.close()
 
 
 def _print_unreachable(ctx: Context, row: RunRow, log_filter: Filter, follow: bool, error: GpuopsError) -> None:
     """Print the lines where no node is reachable: those here, and those that the run's owner process downloads."""
     ctx.out.say(f"note: {error.message}; its lines so far are those at home")
     if not follow:
-        return _print_all(ctx, row, log_filter)
+        _print_all(ctx, row, log_filter)
+        return
     tail = _make_tail(ctx, row, log_filter)
     with show_waiting(ctx, row, log_filter) as first:
         _print_new(ctx, tail, first, log_filter.tail)
@@ -225,7 +225,6 @@ def _print_unreachable(ctx: Context, row: RunRow, log_filter: Filter, follow: bo
                 break
     _print(ctx, tail.rest())
     _say_verdict(ctx, row)
-    return None
 
 
 def _follow_lines(ctx: Context, session: ClusterSession, row: RunRow, tail: HomeTail, first: ExitStack) -> None:

@@ -3,11 +3,11 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from contextlib import closing, contextmanager
 from dataclasses import dataclass
 
 from gpuops.clusters import selection
-from gpuops.commands.stop import pick_run
+from gpuops.commands.stop import bring_home, pick_run
 from gpuops.core.context import Context
 from gpuops.core.errors import NodeError, UsageError
 from gpuops.core.format import plural
@@ -15,7 +15,7 @@ from gpuops.core.reporting import Progress
 from gpuops.ledger.rows import ClusterState, RunState
 from gpuops.ledger.store import ClusterRow, RunRow
 from gpuops.nodes.session import ClusterSession, open_session
-from gpuops.runs.finish import Policy, finish, finish_late, is_awaited
+from gpuops.runs.finish import finish_late, is_awaited
 from gpuops.runs.launch_spec import request_of
 from gpuops.runs.outcome.node_report import NodeReport, parse_report
 from gpuops.runs.results.collect import Agents, fetch_bucket, fetch_now
@@ -80,19 +80,18 @@ def pull_project_edits(ctx: Context, cluster: str | None) -> PulledEdits:
     """Download the project's files that were edited on the nodes; where the file here was changed as well, the node's
     is put beside it. Raises UsageError, and NodeError where some of it is missing."""
     row = selection.pick_cluster(ctx.ledger.clusters(), ctx.folder, cluster, "gpuops pull --edits --cluster")
-    session = open_session(ctx, row, some=True)
     record = PushRecord(ctx.home, row.token, "project")
     brought: list[PulledEdit] = []
     failed: dict[int, NodeError] = {}
     refused: list[str] = []
-    try:
-        with ctx.progress.during("looking for what was edited on the nodes"):
-            for index, client in enumerate(session.clients):
-                with _collect_failure(failed, index):
-                    if refusal := pull_edits(client, "project", ctx.folder, record, brought):
-                        refused.append(f"{client.label}: {refusal}")
-    finally:
-        session.close()
+    with (
+        closing(open_session(ctx, row, some=True)) as session,
+        ctx.progress.during("looking for what was edited on the nodes"),
+    ):
+        for index, client in enumerate(session.clients):
+            with _collect_failure(failed, index):
+                if refusal := pull_edits(client, "project", ctx.folder, record, brought):
+                    refused.append(f"{client.label}: {refusal}")
     if failed or refused:
         for edit in brought:
             ctx.out.say(edit.say)
@@ -100,7 +99,7 @@ def pull_project_edits(ctx: Context, cluster: str | None) -> PulledEdits:
         for sentence in refused if failed else refused[:-1]:
             ctx.out.say(f"note: not brought home: {sentence}")
     if failed:
-        raise _partial_error(failed, "what was edited there is not home", "gpuops pull --edits")
+        raise _partial_error(failed, "what was edited there is not home", f"gpuops pull --edits --cluster {row.name}")
     if refused:
         raise NodeError(
             f"not brought home: {refused[-1]}",
@@ -140,9 +139,7 @@ def _pull_from_nodes(ctx: Context, session: ClusterSession, row: RunRow, progres
         fetch_now(session, row, progress, final=False, nodes=[index for index in nodes if index not in failed])
         raise _partial_error(failed, f"what {row.name} made there is not home", f"gpuops pull {row.name}")
     if len(reports) == len(nodes) and row.state is RunState.ENDED:
-        outcome = finish(ctx, row, Agents(session, reports), Policy(progress))
-        if outcome.missing:
-            raise NodeError(f"results of {row.name} are not home: {outcome.missing}", "try again: gpuops pull")
+        bring_home(ctx, row, Agents(session, reports), progress)
     else:
         with progress.during(f"looking at what {row.name} made"):
             fetch_now(session, row, progress, final=len(reports) == len(nodes))
@@ -161,11 +158,8 @@ def pull_results(ctx: Context, name: str | None, progress: Progress) -> PulledRe
                 f"{row.name} has results that are not home, and {cluster.name} is {cluster.state}",
                 "`gpuops status --cloud` shows what is still there",
             )
-        session = open_session(ctx, cluster, some=True)
-        try:
+        with closing(open_session(ctx, cluster, some=True)) as session:
             _pull_from_nodes(ctx, session, row, progress)
-        finally:
-            session.close()
     files = list_outputs(home)
     if not files and not home.path.exists():
         where = "`gpuops runs` lists where each run's results are"

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 from collections.abc import Sequence
+from contextlib import closing
 from dataclasses import dataclass
 
 from gpuops.clusters import selection
@@ -48,12 +49,11 @@ def push_project(
 
     Raises UsageError and NodeError.
     """
-    tree = workloads_and_data.scan_project(ctx, ctx.folder, allow)
     if dry_run:
-        return PushOutcome(tree, None)
+        return PushOutcome(workloads_and_data.scan_project(ctx, ctx.folder, allow), None)
     row = selection.pick_cluster(ctx.ledger.clusters(), ctx.folder, cluster, "gpuops push --cluster")
-    session = open_session(ctx, row)
-    try:
+    tree = workloads_and_data.scan_project(ctx, ctx.folder, allow)
+    with closing(open_session(ctx, row)) as session:
         first, *more = upload.summary(tree)
         for sentence in (f"code: {first}", *more):
             ctx.out.say(sentence)
@@ -62,8 +62,6 @@ def push_project(
             reports = upload.push_many(
                 session.present(), "project", tree, overwrite=overwrite, progress=progress, record=record
             )
-    finally:
-        session.close()
     return PushOutcome(tree, reports)
 
 

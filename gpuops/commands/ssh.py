@@ -9,6 +9,7 @@ import socket
 import subprocess
 import threading
 from collections.abc import Callable, Sequence
+from contextlib import closing
 from enum import Enum
 from fnmatch import fnmatch
 from pathlib import Path
@@ -172,11 +173,8 @@ def _run_ssh(ctx: Context, row: ClusterRow, machine: Resource, node: int, run: C
 
 
 def _log_in(machine: Resource, node: int) -> None:
-    connection = connect(machine, node)
-    try:
+    with closing(connect(machine, node)) as connection:
         connection.open(["true"]).close()
-    finally:
-        connection.close()
 
 
 def forward(ctx: Context, row: ClusterRow, machine: Resource, node: int, port: int, local_port: int) -> int:
@@ -185,7 +183,7 @@ def forward(ctx: Context, row: ClusterRow, machine: Resource, node: int, port: i
         raise UsageError(f"the nodes of {row.name} are this machine", f"open http://127.0.0.1:{port} as it is")
     from gpuops.transport import ssh
 
-    _check_free(local_port, port)
+    check_free(local_port)
     program, *rest = ssh.command_line(
         ctx.home / "ssh", row.name, owner(machine, node), (), forwards=(f"{local_port}:127.0.0.1:{port}",)
     )
@@ -205,15 +203,17 @@ def forward(ctx: Context, row: ClusterRow, machine: Resource, node: int, port: i
     return _run_foreground([program, "-o", "LogLevel=ERROR", *rest], report)
 
 
-def _check_free(local_port: int, port: int) -> None:
+def check_free(port: int) -> None:
+    """Raises UsageError where a port of this computer is taken."""
     try:
         with socket.socket() as probe:
-            probe.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
-            probe.bind(("127.0.0.1", local_port))
+            if not HERE.windows:  # there it would take a port that another program has
+                probe.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+            probe.bind(("127.0.0.1", port))
     except OSError as error:
+        other = 6007 if port != 6007 else 6008
         raise UsageError(
-            f"port {local_port} of this computer cannot be had: {error.strerror}",
-            f"name another: gpuops forward {port} --local 6007",
+            f"port {port} of this computer cannot be had: {error.strerror}", f"name another: --local {other}"
         ) from error
 
 
@@ -222,11 +222,12 @@ def _run_foreground(argv: Sequence[str], beside: Callable[[subprocess.Popen[byte
 
     `beside` is called with the process, in a thread.
     """
+    # Without the mark by which the processes of a run are found: this command may be typed inside one.
     environment = {name: value for name, value in os.environ.items() if name != "GPUOPS_RUN"}
     try:
         process = subprocess.Popen(list(argv), env=environment)
     except OSError as error:
-        raise UsageError(f"{argv[0]} cannot be started: {error.strerror}", "install it") from error
+        raise UsageError(f"{argv[0]} cannot be started: {error.strerror}", HERE.install_ssh) from error
     if beside is not None:
         threading.Thread(target=beside, args=(process,), daemon=True, name="beside").start()
     for name in ("SIGTERM", HERE.hang_up):  # passed on, or the program would outlive this command

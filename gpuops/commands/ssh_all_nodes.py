@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
+from contextlib import closing
 from typing import BinaryIO
 
 from gpuops.commands.ssh import node_command
@@ -39,16 +40,13 @@ def run_on_all_nodes(ctx: Context, row: ClusterRow, machines: Sequence[Resource]
 
 
 def _run(ctx: Context, row: ClusterRow, machine: Resource, node: int, command: Sequence[str]) -> int:
-    connection = connect(machine, node)
-    try:
+    with closing(connect(machine, node)) as connection:
         channel = connection.open(node_command(row, machine, node, command, merged=True))
         channel.stdin.close()
         for line in _lines(channel.stdout):
             ctx.out.line(f"[n{node}] {line}")
         code = channel.wait()
         return code if code >= 0 else 128 - code  # a signal, as a shell reports it
-    finally:
-        connection.close()
 
 
 def _lines(stream: BinaryIO) -> Iterator[str]:

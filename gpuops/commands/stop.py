@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+from contextlib import closing
+
 from gpuops.core.context import Context
-from gpuops.core.errors import UsageError
+from gpuops.core.errors import NodeError, UsageError
 from gpuops.core.reporting import Progress
 from gpuops.ledger.rows import RunState
 from gpuops.ledger.store import RunRow
@@ -36,7 +38,7 @@ def pick_run(ctx: Context, name: str | None, *, running: bool) -> RunRow:
 
 def stop(ctx: Context, run: RunRow, progress: Progress) -> str:
     """Stop a run and download its results; the cluster stays, unless it was brought up for this run. Returns a
-    sentence. Raises UsageError while the run is being started."""
+    sentence. Raises UsageError while the run is being started, NodeError where results are not home."""
     if run.state not in (RunState.STARTING, RunState.RUNNING):
         return f"{run.name} has ended already"
     if run.state is RunState.STARTING:
@@ -44,16 +46,23 @@ def stop(ctx: Context, run: RunRow, progress: Progress) -> str:
             raise UsageError(f"{run.name} is still being prepared", "press Ctrl-C where it was started")
         return f"{run.name} was never started: the guard removes it"
     row = ctx.ledger.cluster(run.cluster)
-    session = open_session(ctx, row, some=True)
-    try:
+    with closing(open_session(ctx, row, some=True)) as session:
         reports = stop_and_wait(ctx, session, run, "gpuops stop")
         if ctx.ledger.take_run_ownership(run.id, ctx.me):
-            finish(ctx, run, Agents(session, reports), Policy(progress))
+            bring_home(ctx, run, Agents(session, reports), progress)
         elif _has_live_owner(ctx, run) and all(one.kind == ReasonKind.NEVER_STARTED for one in reports.values()):
             raise UsageError(f"{run.name} is only just being started", f"try again: gpuops stop {run.name}")
-    finally:
-        session.close()
     return f"{run.name} is stopped; its results are in {run.home}"
+
+
+def bring_home(ctx: Context, run: RunRow, nodes: Agents, progress: Progress) -> None:
+    """Download the results of a run that has ended, and judge it. Raises NodeError where some are not home."""
+    outcome = finish(ctx, run, nodes, Policy(progress, retry_hint=f"try again: gpuops pull {run.name}"))
+    if outcome.missing:
+        raise NodeError(
+            f"results of {run.name} are not home: {outcome.missing}",
+            outcome.kept or f"what came home is in {run.home}",
+        )
 
 
 def _has_live_owner(ctx: Context, run: RunRow) -> bool:

@@ -144,7 +144,7 @@ def _run_attempt(attempt: RunAttempt) -> JobOutcome:
             why = "interrupted" if isinstance(error, Interrupted) else "the run could not be started"
             end_after(ctx, session, why, error)
         elif choice.row is None:
-            _say_kept(ctx, session)
+            _say_kept(ctx, session, in_receipt=False)
         raise
     finally:
         session.close()
@@ -157,7 +157,7 @@ def _run_attempt(attempt: RunAttempt) -> JobOutcome:
     elif choice.row is None and not outcome.document.get("detached"):
         with suppress(LedgerUnwritable):  # it is kept all the same, and the verdict is still to be told
             ctx.ledger.set_cluster(session.row.id, owner_process=None)
-        _say_kept(ctx, session)
+        _say_kept(ctx, session, in_receipt=True)
     if outcome.record_again and outcome.finished is not None:
         with suppress(LedgerUnwritable):  # it was noted before
             outcome.record_again()
@@ -200,9 +200,13 @@ def _leave_to_guard(ctx: Context, session: ClusterSession, ours: RunRow | None =
     return JobOutcome(code, {**document, "cluster": session.row.name, "taken_over": True, "exit_code": code}, [say])
 
 
-def _say_kept(ctx: Context, session: ClusterSession) -> None:
-    name = session.row.name
-    ctx.out.say(f"{name} is kept: {_describe_known_bill(ctx, session) or f'`gpuops down {name}` ends it'}")
+def _say_kept(ctx: Context, session: ClusterSession, *, in_receipt: bool) -> None:
+    """Say that a cluster stays, and what it bills, unless that is `in_receipt`."""
+    name, bill = session.row.name, _describe_known_bill(ctx, session)
+    if not bill:
+        ctx.out.say(f"{name} is kept: `gpuops down {name}` ends it")
+    elif not in_receipt:
+        ctx.out.say(bill)
 
 
 def _describe_known_bill(ctx: Context, session: ClusterSession) -> str:

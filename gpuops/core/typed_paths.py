@@ -31,3 +31,16 @@ def typed_path(flag: str, text: str, folder: Path) -> Path:
             f"{named}: no home folder is known for {Path(text).parts[0]}", "write the whole path"
         ) from error
     return path
+
+
+def path_inside(path: Path, folder: Path) -> str | None:
+    """An absolute path from `folder` on, with slashes; `.` for the folder itself, None outside of it.
+
+    A path through a link to the folder is inside as well: a shell's $PWD keeps the link by which one went there. A link
+    in the folder is inside, wherever it leads.
+    """
+    real = folder.resolve()
+    for full, base in ((path, folder), (path.parent.resolve() / path.name, real), (path.resolve(), real)):
+        if full.is_relative_to(base) and ".." not in full.parts:
+            return full.relative_to(base).as_posix()
+    return None

@@ -32,12 +32,21 @@ def build_agent(cache: Path) -> tuple[Path, str]:
     Written unless the file exists with the same bytes: it runs here and on every node.
     """
     content = pack_zip(agent_sources())
-    sha = hashlib.sha256(content).hexdigest()[:12]
+    sha = _hash(content)
     path = cache / f"{sha}.pyz"
     if not path.is_file() or path.read_bytes() != content:
         cache.mkdir(mode=0o700, parents=True, exist_ok=True)
         write_atomic(path, content)
     return path, sha
+
+
+def is_own_agent(artefact: str) -> bool:
+    """Whether an artefact of this name is what `build_agent` builds, and not another version's."""
+    return artefact == _hash(pack_zip(agent_sources()))
+
+
+def _hash(content: bytes) -> str:
+    return hashlib.sha256(content).hexdigest()[:12]
 
 
 def agent_sources() -> Iterator[tuple[str, bytes]]:

@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
+from contextlib import closing
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any, TypeVar, cast
 
@@ -15,7 +16,7 @@ from gpuops.core.parallel import on_each
 from gpuops.core.provider import Provisioner, is_rented
 from gpuops.core.reporting import Progress, Silent
 from gpuops.ledger.store import ClusterRow
-from gpuops.nodes.bootstrap import revive
+from gpuops.nodes import bootstrap
 from gpuops.nodes.gpu_shares import is_virtual, with_virtual
 from gpuops.transport.connect import connect
 from gpuops.transport.rpc import AgentClient, NodePaths, Programs, UnreachableAgent
@@ -31,6 +32,8 @@ CLOCK_ATTEMPTS = 3
 """How many times a node's clock is read: one slow round trip must not decide its skew."""
 PROMPT_ANSWER_S = 0.5
 """An answer within this time is precise enough; the clock is not read again."""
+NO_AGENT_FILE = "can't open file"
+"""What Python says of an agent's file that somebody has removed."""
 ENDED_KINDS = (RefusalKind.ENDED, RefusalKind.NO_NODE)
 """Kinds of refusal of a node that has ended."""
 
@@ -173,9 +176,33 @@ def open_session(
         try:
             return contact()
         except ConnectionLost as error:
-            if not readmit_this_computer(ctx, row, ctx.ledger.resources(row.id)):
+            restored = restore_agents(ctx, dict(enumerate(nodes_of(ctx, row))), error)
+            if not restored and not readmit_this_computer(ctx, row, ctx.ledger.resources(row.id)):
                 raise (error if some else explain_connection_loss(ctx, row, error)) from error.__cause__
         return contact()
+
+
+def is_agent_removed(machine: Resource, error: NodeError) -> bool:
+    """Whether somebody has removed the file of a node's agent, which this gpuops can put back."""
+    return NO_AGENT_FILE in error.message and bootstrap.is_own_agent(str(machine.data.get("artefact", "")))
+
+
+def restore_agents(ctx: Context, nodes: Mapping[int, Resource], error: NodeError) -> bool:
+    """Put back the file of nodes' agents, where somebody's removal of it is what `error` tells. Returns whether one was
+    put back. `nodes`: their machines, by number."""
+    removed = {index: machine for index, machine in nodes.items() if is_agent_removed(machine, error)}
+
+    def restore(index: int) -> bool:
+        machine = removed[index]
+        try:
+            agent, _ = bootstrap.build_agent(ctx.home / "cache")
+            with closing(connect(machine, index)) as connection:
+                bootstrap.install_agent(connection, str(machine.data["root"]), agent)
+        except (NodeError, OSError):
+            return False  # the caller reports that the agent is not there
+        return True
+
+    return any(on_each(restore, list(removed)))
 
 
 def explain_connection_loss(ctx: Context, row: ClusterRow, error: ConnectionLost) -> ConnectionLost:
@@ -210,7 +237,7 @@ def _open_client(paths: NodePaths, machine: Resource, index: int) -> AgentClient
         except NodeRefused as refusal:
             if refusal.kind != RefusalKind.NO_AGENT or not machine.data.get("revives"):
                 raise
-            revive(connection, paths.python, paths.agent, paths.node)  # the machine was restarted
+            bootstrap.revive(connection, paths.python, paths.agent, paths.node)  # the machine was restarted
             return AgentClient(connection, paths)
     except BaseException:
         connection.close()

@@ -13,7 +13,7 @@ from enum import Enum
 
 from gpuops.core.errors import UsageError
 from gpuops.core.format import clock_time, money, span
-from gpuops.core.models import Lease, Offer
+from gpuops.core.models import Lease, Offer, Request
 
 RENTED_HOURS = 24.0
 """Hard end of rented machines without `--max-hours`."""
@@ -27,6 +27,8 @@ BALANCE_RESERVE_S = 300.0
 """The lease ends this much before the balance is used up: results come home while the nodes are still there."""
 MIN_LEASE_S = 600.0
 """No balance shortens a lease below this: a stale balance must not end a cluster immediately."""
+BOOT_MARGIN_S = 600.0
+"""The boot lease is this much longer than `--timeout`: the command gives up, and undoes, before the machines do."""
 LOW_BALANCE_S = 3600.0
 """A balance that lasts less is warned of: some providers do not rent for less than an hour."""
 
@@ -78,6 +80,19 @@ def new_lease(limits: LeaseLimits, *, rented: bool, per_hour: float, now: float,
     if limits.max_cost is not None and per_hour > 0:
         money_end = (now if since is None else since) + limits.max_cost / per_hour * 3600
     return Lease(min(ends, default=None), None if idle_min is None else idle_min * 60, money_end)
+
+
+def describe_most(limits: LeaseLimits, request: Request, cheapest: float, dearest: float, now: float) -> str:
+    """`until 14:50 at the latest, $8.64 at most`, where rented machines are found and become ready as late as the
+    request allows. Prices in $/h; `cheapest` is 0 where it is not known."""
+    created = now + (request.wait_s or 0.0)
+    ready = created + request.timeout_min * 60
+    end = new_lease(limits, rented=True, per_hour=cheapest, now=ready, since=created).end
+    latest = max(ready + BOOT_MARGIN_S, end or 0.0)
+    most = money_spent(dearest, created, latest)
+    if limits.max_cost is not None:
+        most = min(most, limits.max_cost)
+    return f"until {clock_time(latest, now)} at the latest, {money(most)} at most"
 
 
 def cut_to_balance(lease: Lease, funds: Funds, per_hour: float, now: float) -> tuple[Lease, str]:
@@ -179,14 +194,14 @@ class EndedBy(Enum):
 
 
 def describe_how_to_end(name: str, lease: Lease, now: float, by: EndedBy) -> str:
-    """How a cluster that costs money ends: the command, and who else does it."""
-    otherwise = f"; {by.value.format(at=clock_time(lease.end, now))}" if lease.end is not None else ""
-    return f"`gpuops down {name}` ends it{otherwise}"
+    """How a cluster that costs money ends, the command first:
+    `gpuops down lab` ends it; it ends by itself at 14:50, or after 30 min without use."""
+    ends = [] if lease.end is None else [by.value.format(at=clock_time(lease.end, now))]
+    if lease.idle_s is not None:
+        ends.append(f"{'or' if ends else 'it ends'} after {span(lease.idle_s)} without use")
+    return "; ".join(filter(None, [f"`gpuops down {name}` ends it", ", ".join(ends)]))
 
 
 def describe_bill(name: str, per_hour: float, lease: Lease, now: float, by: EndedBy) -> str:
-    """`lab goes on at $1.09/h: `gpuops down lab` ends it; it ends by itself at 14:50, or after 30 min without use`."""
-    idle = ""
-    if lease.idle_s is not None:
-        idle = f"{', or' if lease.end is not None else '; it ends'} after {span(lease.idle_s)} without use"
-    return f"{name} goes on at {money(per_hour)}/h: {describe_how_to_end(name, lease, now, by)}{idle}"
+    """What a cluster goes on to cost, and how it ends."""
+    return f"{name} goes on at {money(per_hour)}/h: {describe_how_to_end(name, lease, now, by)}"

@@ -16,6 +16,7 @@ from gpuops.core.format import money, span
 from gpuops.core.models import Offer, Payer, Request
 from gpuops.core.provider import is_rented
 from gpuops.offers.billing_account import find_payer
+from gpuops.offers.lease_limits import LeaseLimits, describe_most
 from gpuops.offers.offer_table import format_payer
 
 PRICE_ROUNDING = 0.01
@@ -25,8 +26,6 @@ MAX_PRICE_FACTOR = 1.5
 
 
 PayerOf = Callable[[Offer], Payer | None]
-MostOf = Callable[[float, float], str]
-"""Tells until when machines may live, and what they may cost, from the lowest and the highest price in $/h."""
 
 
 @dataclass
@@ -45,7 +44,7 @@ class PriceApproval:
     """Preempted machines will be replaced (`--retries`): the approval covers the replacements."""
 
     def confirm_offers(
-        self, ctx: Context, request: Request, offers: Sequence[Offer], payer_of: PayerOf, most_of: MostOf
+        self, ctx: Context, request: Request, offers: Sequence[Offer], payer_of: PayerOf, limits: LeaseLimits
     ) -> bool:
         """Have a person confirm the first offer, what may come in its place, and the most that it can cost. Returns
         whether that was told. Raises UsageError."""
@@ -59,7 +58,8 @@ class PriceApproval:
         cheapest, dearest = min(prices), max(prices)
         price = f"{money(self.first)}/h{self._alternatives(ceiling, dearest)}"
         highest = ceiling if self.replaces and not math.isinf(ceiling) else dearest
-        what = f"{offers[0].say}, {price}{format_payer(payer_of(offers[0]))}; {most_of(cheapest, highest)}"
+        most = describe_most(limits, request, cheapest, highest, ctx.clock.now())
+        what = f"{offers[0].say}, {price}{format_payer(payer_of(offers[0]))}; {most}"
         if ctx.yes:
             ctx.out.say(what)
         else:
@@ -73,7 +73,7 @@ class PriceApproval:
             return f" (and up to {money(ceiling)}/h for what replaces it)"
         return f" (or up to {money(dearest)}/h where that cannot be had)" if dearest > self.first else ""
 
-    def confirm_max_price(self, ctx: Context, request: Request, left_s: float) -> None:
+    def confirm_max_price(self, ctx: Context, request: Request, limits: LeaseLimits, left_s: float) -> None:
         """Have a person confirm `--max-price` before a wait of `left_s` seconds for an offer. Raises UsageError."""
         if ctx.yes or self.agreed or not is_rented(ctx.provisioner(request.provider)):
             return
@@ -82,7 +82,8 @@ class PriceApproval:
             ctx.out.say("note: stay near: you are asked when there is an offer; with --max-price you are asked now")
             return
         price = f"{money(request.max_price)}/h{format_payer(find_payer(ctx, request))}"
-        confirm_price(ctx, f"wait for {span(left_s)} at most, then rent for up to {price}")
+        most = describe_most(limits, request, 0.0, request.max_price, ctx.clock.now())
+        confirm_price(ctx, f"wait for {span(left_s)} at most, then rent for up to {price}; {most}")
         self.agreed = request.max_price
 
     def limit(self, request: Request, *, yes: bool) -> float:

@@ -6,16 +6,13 @@ from collections.abc import Sequence
 
 from gpuops.core.context import Context
 from gpuops.core.errors import Rejected
-from gpuops.core.format import clock_time, money
+from gpuops.core.format import money
 from gpuops.core.models import Lease, Offer, Payer, Request
 from gpuops.ledger.store import ClusterRow
 from gpuops.offers import lease_limits
-from gpuops.offers.lease_limits import LeaseLimits
+from gpuops.offers.lease_limits import BOOT_MARGIN_S, LeaseLimits
 from gpuops.offers.price_approval import PRICE_ROUNDING, PriceApproval, max_price_flag
 from gpuops.offers.search import ACCOUNT_WAIT_S, OfferSearch
-
-BOOT_MARGIN_S = 600.0
-"""The boot lease is this much longer than `--timeout`: the command gives up, and undoes, before the machines do."""
 
 
 class Terms:
@@ -43,21 +40,8 @@ class Terms:
     def confirm_price(self, offers: Sequence[Offer]) -> None:
         """Ask the one question before money is spent. Raises UsageError."""
         self.warn_of_balance(offers[0])
-        if self._approval.confirm_offers(self._ctx, self._request, offers, self.payer, self._describe_most):
+        if self._approval.confirm_offers(self._ctx, self._request, offers, self.payer, self._limits):
             self._confirmed = offers[0]
-
-    def _describe_most(self, cheapest: float, dearest: float) -> str:
-        """`until 14:50 at the latest, $8.64 at most`, where machines are found and become ready as late as the request
-        allows. Prices in $/h."""
-        now = self._ctx.clock.now()
-        created = now + (self._request.wait_s or 0.0)
-        ready = created + self._request.timeout_min * 60
-        end = self._requested_lease(cheapest, ready, created).end
-        latest = max(ready + BOOT_MARGIN_S, end or 0.0)
-        most = lease_limits.money_spent(dearest, created, latest)
-        if self._limits.max_cost is not None:
-            most = min(most, self._limits.max_cost)
-        return f"until {clock_time(latest, now)} at the latest, {money(most)} at most"
 
     def warn_of_balance(self, first: Offer) -> None:
         """Print how long the balance lasts, where it is known already and shortens the lease."""

@@ -19,7 +19,7 @@ from gpuops.ledger.rows import ClusterState
 from gpuops.ledger.store import ClusterRow
 from gpuops.offers import lease_limits
 from gpuops.offers.billing_account import find_payer, refuse_dotenv
-from gpuops.offers.lease_limits import Funds
+from gpuops.offers.lease_limits import MIN_LEASE_S, Funds, LeaseLimits
 from gpuops.offers.price_approval import PriceApproval
 
 ACCOUNT_WAIT_S = 3.0
@@ -85,19 +85,20 @@ class OfferSearch:
         request: Request,
         source: OfferSource,
         approval: PriceApproval | None = None,
-        *,
-        until: float | None = None,
+        limits: LeaseLimits | None = None,
     ) -> None:
-        """`until`: when no machine is worth renting any more (UTC seconds)."""
+        """`limits`: of the cluster that is searched for; shortly before their `until` no machine is worth renting."""
         self._ctx = ctx
         self._request = request
         self._source = source
         self._approval = approval or PriceApproval()
+        self._limits = limits or LeaseLimits()
         self._notes: set[str] = set()
         self._failed_rounds = 0
         replacing = REPLACEMENT_SEARCH_S if self._approval.settled else 0.0
         wait_s = replacing if request.wait_s is None else request.wait_s
-        self._wait_s = wait_s if until is None else max(0.0, min(wait_s, until - ctx.clock.now()))
+        until = self._limits.until
+        self._wait_s = wait_s if until is None else max(0.0, min(wait_s, until - MIN_LEASE_S - ctx.clock.now()))
         self._deadline = ctx.clock.monotonic() + self._wait_s
         self._poller = Poller.with_pauses(ctx.clock, self._deadline, SEARCH_PAUSES_S)
         self._rounds = iter(self._poller)
@@ -156,7 +157,7 @@ class OfferSearch:
             counted = " (preempted machines may still be counted)" if over_quota else ""
             ctx.out.say(f"{refused.message}{counted}: asking again for {span(left_s)}")
             if row is None:
-                self._approval.confirm_max_price(ctx, self._request, left_s)
+                self._approval.confirm_max_price(ctx, self._request, self._limits, left_s)
         self._failed_rounds += 1
         if isinstance(refused, RateLimited) and (refused.retry_after or 0.0) > self._poller.next_pause_s:
             self._poller.retry_after(refused.retry_after)

@@ -34,6 +34,7 @@ from gpuops.runs import earlier_files
 from gpuops.runs.follow import SLOW_RECONNECT_INTERVAL_S, UNREACHABLE_TIMEOUT_S
 from gpuops.runs.launch_spec import request_of
 from gpuops.runs.script_check import check_script
+from gpuops.runs.start_decision import may_go_on
 from gpuops.sync import upload, workloads_and_data
 from gpuops.sync.download import DEFAULT_OUTS
 from gpuops.sync.push_record import PushRecord
@@ -161,13 +162,17 @@ def _name_hosts(session: ClusterSession) -> list[str]:
     return list(hosts) if session.row.provider == "ssh" else []
 
 
+NOT_STARTED = "not started: "
+"""How the verdict begins on a run that was given up before its start."""
+
+
 def record_not_started(ctx: Context, row: RunRow, error: BaseException) -> None:
     """Note a run that never started, and why; the folder that was to hold its results goes."""
     if isinstance(error, Interrupted):
         verdict = Verdict(VerdictOutcome.STOPPED, error.exit_code, "stopped before it was started")
     else:
         say = error.message if isinstance(error, GpuopsError) else type(error).__name__
-        verdict = Verdict(VerdictOutcome.FAILED, getattr(error, "exit_code", BUG), f"not started: {say}")
+        verdict = Verdict(VerdictOutcome.FAILED, getattr(error, "exit_code", BUG), f"{NOT_STARTED}{say}")
     ctx.ledger.set_run(row.id, state=RunState.HOME, owner_process=None, ended=ctx.clock.now(), verdict=verdict)
     RunHome(row.home).remove_unused()
 
@@ -213,7 +218,8 @@ def _prepare_nodes(
         with progress.during(f"putting back what {request.resume} made"):
             count = restore_files(clients, name, find_run(ctx, request.resume))
         ctx.out.say(f"{plural(count, 'file')} of {request.resume} put back on every node")
-    if not afresh:
+    looks_back = start.is_training or request.resume or may_go_on(request.argv, {entry.path for entry in tree.files})
+    if looks_back and not afresh:
         earlier_files.prepare_start(ctx, start, progress)
     with progress.during("looking for a Python with torch" if request.kind == "torchrun" else "looking for a Python"):
         nodes = prepare_pythons(ctx, settings, session, request, folder, meeting.endpoints, progress)

@@ -6,31 +6,21 @@ A script finds a snapshot or not, on each node for itself: ranks must not begin 
 from __future__ import annotations
 
 import fnmatch
+import posixpath
 import re
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass
-from typing import TYPE_CHECKING
 
 from gpuops.sync.merged_outputs_record import Stamp
-
-if TYPE_CHECKING:
-    pass
-
 
 STATE_NAME = re.compile(
     r"(.*\.(pt|pth|tar|ckpt|safetensors|distcp|bin|npz|pkl|pickle|h5|hdf5|msgpack)|\.metadata)", re.I
 )
-
-
 STATE_FOLDER = re.compile(r"checkpoint|ckpt|snapshot|global_step|latest", re.I)
 """What a file or a folder above it is called that a script goes on from. Other results (predictions, pictures) may lie
 on one node alone: no script begins elsewhere for want of one."""
-
-
 NO_STATE = ("events.out.tfevents*", "*.log", "*.csv", "*.tsv", "*.jsonl", "*.png", "*.jpg", "*.svg", "*.pdf", "*.html")
 """Logs, curves and pictures, wherever they lie."""
-
-
 NUMBER = re.compile(r"\d+")
 
 
@@ -117,6 +107,12 @@ def may_be_resumed(path: str) -> bool:
     if any(fnmatch.fnmatchcase(name, pattern) for pattern in NO_STATE):
         return False
     return bool(STATE_NAME.fullmatch(name) or STATE_FOLDER.search(path))
+
+
+def may_go_on(argv: Sequence[str], sent: Collection[str]) -> bool:
+    """Whether a command may go on from a file: one that runs Python or a file of the project, and not `hostname`.
+    `sent`: the project's paths."""
+    return any("python" in word or posixpath.normpath(word) in sent for word in argv)
 
 
 def find_rank_files(uneven: Iterable[Uneven], count: int) -> set[str]:

@@ -9,19 +9,18 @@ from __future__ import annotations
 
 import errno
 from collections.abc import Iterator, Mapping, Sequence
-from contextlib import suppress
 from dataclasses import dataclass
 from itertools import chain, count
 from pathlib import Path
 from typing import TYPE_CHECKING
 
 from gpuops.core.context import Context
-from gpuops.core.errors import ConnectionLost, GpuopsError, NodeError, NodeRefused, ProviderError, RefusalKind
+from gpuops.core.errors import ConnectionLost, GpuopsError, NodeError, NodeRefused, RefusalKind
 from gpuops.core.models import Resource
 from gpuops.core.reporting import Progress
 from gpuops.core.safe_folder import SafeFolder, local_errors
 from gpuops.ledger.store import ClusterRow
-from gpuops.nodes.session import nodes_of, open_programs, rented_machine_ended
+from gpuops.nodes.session import nodes_of, open_programs, rented_machine_ended, restore_agents
 from gpuops.sync.merged_outputs import OutFolder
 from gpuops.sync.merged_outputs_record import Held
 from gpuops.sync.project_files import FileEntry, printable_path, read_entry
@@ -44,8 +43,6 @@ if TYPE_CHECKING:
 
 EDITS_TIMEOUT_S = 600.0
 """How long a node may take to look for edits in a large tree."""
-NO_AGENT_FILE = "can't open file"
-"""What Python says of an agent's file that somebody has removed."""
 PLAIN_MODE = 0o644
 """Permission bits of a file that was pushed as a link."""
 OWNER_MODE = 0o600
@@ -200,15 +197,12 @@ def save_cluster_edits(ctx: Context, row: ClusterRow, progress: Progress) -> Ite
 
 
 def _save_with_new_agent(ctx: Context, row: ClusterRow, machine: Resource, index: int, progress: Progress) -> str:
-    """`save_node_edits`, once more where somebody had removed the node's agent: a provider that is asked for the node
-    brings another. Raises NodeError, LocalDisk."""
+    """`save_node_edits`, once more where somebody had removed the node's agent. Raises NodeError, LocalDisk."""
     try:
         return save_node_edits(ctx, row, machine, index, progress)
     except ConnectionLost as error:
-        if NO_AGENT_FILE not in error.message:
+        if not restore_agents(ctx, {index: machine}, error):
             raise
-        with suppress(ProviderError):
-            ctx.provisioner_of(row).describe(machine)
         return save_node_edits(ctx, row, machine, index, progress)
 
 

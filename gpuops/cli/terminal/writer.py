@@ -87,8 +87,7 @@ class Writer:
                     self._changed.wait(1.0)
                     if self._moved != moved:
                         moved, since = self._moved, time.monotonic()
-                if self._queue:
-                    self._queue.clear()
+                self._queue.clear()
         except KeyboardInterrupt:
             pass
 

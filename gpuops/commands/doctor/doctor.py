@@ -23,7 +23,7 @@ from gpuops.core.provider import has_capability, is_rented
 from gpuops.ledger.store import ClusterRow
 from gpuops.nodes.gpu_shares import is_virtual
 from gpuops.nodes.python import own_pythons
-from gpuops.nodes.session import ENDED_KINDS, nodes_of, open_programs, suggest_giving_up
+from gpuops.nodes.session import ENDED_KINDS, is_agent_removed, nodes_of, open_programs, suggest_giving_up
 from gpuops.offers.billing_account import KEY_ORDER, find_payer, refuse_dotenv
 from gpuops.transport.connect import connect
 from gpuops.transport.connection import ProcessConnection
@@ -151,7 +151,8 @@ def _check_agents(row: ClusterRow, machines: Sequence[Resource]) -> list[Finding
             AgentClient(programs.connection, programs.paths).close()
         except NodeError as silent:
             kind = silent.kind if isinstance(silent, NodeRefused) else ""
-            comes_back = kind == RefusalKind.NO_AGENT and machines[index].data.get("revives")
+            may_revive = kind == RefusalKind.NO_AGENT and machines[index].data.get("revives")
+            comes_back = may_revive or is_agent_removed(machines[index], silent)
             if not (comes_back or (kind in ENDED_KINDS and is_virtual(machines[index]))):
                 return locate(f"node{index}", [error("agent", silent.message, f"end it: gpuops down {row.name}")])
         finally:

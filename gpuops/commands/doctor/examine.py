@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import dataclasses
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from contextlib import closing
 from dataclasses import dataclass
 from functools import partial
 
@@ -80,12 +81,9 @@ def examine_places(ctx: Context, places: Sequence[Place]) -> list[Finding]:
 def _examine_place(clock: Clock, place: Place) -> Checkup | Finding:
     """The facts of one place, or the finding that there are none."""
     try:
-        connection = place.connect()
-        connection.label = place.where
-        try:
+        with closing(place.connect()) as connection:
+            connection.label = place.where
             return run_checkup(connection, place, clock)
-        finally:
-            connection.close()
     except MalformedAnswer as malformed:
         return dataclasses.replace(error("nonsense", malformed.message, YOURS_HINT), where=place.where)
     except NodeError as unreached:

@@ -101,7 +101,7 @@ def _has_ended(sandbox: Sandbox, machine: Resource) -> bool:
 def killed(sandbox: Sandbox) -> str:
     """What a command made right before it was killed is found by its tag and ended, without a ledger."""
     row = sandbox.record_cluster("c")
-    sandbox.start_bill(row.name, next((offer.per_hour for offer in sandbox.list_offers()), 0.0))
+    sandbox.start_bill(row.name, sandbox.list_offers()[0].per_hour)
     how = (
         _kill_another(sandbox, row)
         if sandbox.found_by_name and hasattr(signal, "SIGKILL")
@@ -183,9 +183,8 @@ def boot_deadline(sandbox: Sandbox) -> str:
         raise NotGuaranteed("a machine was gone before it could be seen: what ended it cannot be told")
     limit_s = cluster.row.boot_deadline - clock.now()  # then it is the guard's
     if not sandbox.poll_until(limit_s, lambda: all(_has_ended(sandbox, machine) for machine in machines)):
-        how = (
-            NotRunnable if limit_s < sandbox.request.timeout_min * 60 else ContractBroken
-        )  # the money allowed no longer wait
+        # Where the money allowed no longer wait, nothing is shown.
+        how = NotRunnable if limit_s < sandbox.request.timeout_min * 60 else ContractBroken
         raise how(f"nobody logged in, and {span(limit_s)} later the provider still has a machine")
     late_s = clock.now() - cluster.intent.boot_deadline
     if late_s < -BOOT_DEADLINE_S / 2:  # two clocks may differ a little

@@ -11,11 +11,19 @@ from gpuops.commands.prove.proof_record import BalanceRecord, ProofRecord, make_
 from gpuops.commands.prove.sandbox import Sandbox, dollars
 from gpuops.commands.prove.scenarios import SCENARIOS, Outcome, Result, Scenario, run_scenario
 from gpuops.core.context import Context
-from gpuops.core.errors import GpuopsError, Interrupted, ProviderError, UsageError, worst_exit_code
+from gpuops.core.errors import (
+    GpuopsError,
+    Interrupted,
+    NodeError,
+    ProviderError,
+    StillBilling,
+    UsageError,
+    worst_exit_code,
+)
 from gpuops.core.format import span, table
 from gpuops.core.models import Offer, Request
 from gpuops.offers.billing_account import find_payer, refuse_dotenv
-from gpuops.offers.offer_table import format_payer as paid_by
+from gpuops.offers.offer_table import format_payer
 from gpuops.offers.price_approval import confirm_price
 
 CLUSTER_LIFETIMES_S = {"made": 150.0, "adopted": 480.0, "killed": 150.0, "unattended": 210.0}
@@ -83,10 +91,10 @@ def prove(ctx: Context, request: Request, spend: float) -> Proof:
     failed = any(result.outcome is Outcome.FAILED for result in results)
     left = _remaining_tags(sandbox, RECHECK_AFTER_FAILURE_S if failed and sandbox.rented else 0.0)
     exit_code = worst_exit_code(
-        5 if left else 0,
+        StillBilling.exit_code if left else 0,
         stopped,
-        4 if failed else 0,
-        3 if any(result.refused for result in results) else 0,
+        NodeError.exit_code if failed else 0,
+        ProviderError.exit_code if any(result.refused for result in results) else 0,
     )
     record = make_record(
         request, offer, results, began=began, ended=ctx.clock.now(), spend=spend,
@@ -98,7 +106,7 @@ def prove(ctx: Context, request: Request, spend: float) -> Proof:
 def _announce(ctx: Context, request: Request, offer: Offer, steps: Sequence[Step], spend: float) -> None:
     price = f"{dollars(offer.per_hour)}/h" if offer.per_hour else "free"
     paid = find_payer(ctx, dataclasses.replace(request, region=offer.region)) if offer.per_hour else None
-    ctx.out.say(f"{request.provider}: {offer.say}, {price}{paid_by(paid)}")
+    ctx.out.say(f"{request.provider}: {offer.say}, {price}{format_payer(paid)}")
     for note in offer.notes:
         ctx.out.say(f"note: {note}")
     rows = [["SCENARIO", "WHAT IS PROVEN", "ABOUT"]]
@@ -170,8 +178,8 @@ def _run_one(sandbox: Sandbox, step: Step, budget: Budget) -> Result:
 
 def _report(sandbox: Sandbox, results: Sequence[Result], count: int, offer: Offer) -> None:
     result = results[-1]
-    money = f"; {dollars(sandbox.dollars_spent())} so far" if offer.per_hour else ""
-    sandbox.ctx.out.say(f"{len(results)}/{count} {result.name}: {result.outcome}: {result.said}{money}")
+    spent = f"; {dollars(sandbox.dollars_spent())} so far" if offer.per_hour else ""
+    sandbox.ctx.out.say(f"{len(results)}/{count} {result.name}: {result.outcome}: {result.said}{spent}")
 
 
 def _remaining_tags(sandbox: Sandbox, doubt_s: float) -> list[str]:

@@ -17,7 +17,16 @@ from gpuops.clusters.leftovers import clear_leftovers_once
 from gpuops.clusters.teardown import POLL_S, POLL_SLOW_S, select_by_tag, tear_down
 from gpuops.commands.prove.fault_injection import ContractBroken
 from gpuops.core.context import Context
-from gpuops.core.errors import GpuopsError, Interrupted, ProviderError, RateLimited, StillBilling, Unknown, UsageError
+from gpuops.core.errors import (
+    GpuopsError,
+    Interrupted,
+    NoCapacity,
+    ProviderError,
+    RateLimited,
+    StillBilling,
+    Unknown,
+    UsageError,
+)
 from gpuops.core.format import money
 from gpuops.core.models import Intent, Journal, Lease, Offer, Problem, Request, Resource
 from gpuops.core.polling import Poller
@@ -25,7 +34,7 @@ from gpuops.core.provider import Provisioner, is_rented
 from gpuops.ledger.store import ClusterRow
 from gpuops.nodes import bootstrap
 from gpuops.offers.billing_account import find_payer, payer_record
-from gpuops.offers.price_terms import BOOT_MARGIN_S
+from gpuops.offers.lease_limits import BOOT_MARGIN_S
 from provisioners import checked_provisioner, registry
 from provisioners.checked_provisioner import CallTimeout, CheckedProvisioner, call_with_timeout
 
@@ -141,11 +150,13 @@ class Sandbox:
         foreign = [resource for name in others for resource in select_by_tag(listed, owner, name)]
         return {(resource.kind, resource.id) for resource in listed} - {(one.kind, one.id) for one in foreign}
 
-    def list_offers(self, request: Request | None = None) -> list[Offer]:
-        """Offers within the price limit, cheapest first."""
+    def list_offers(self) -> list[Offer]:
+        """Offers within the price limit, cheapest first. Raises NoCapacity where there is none."""
         limit = self.request.max_price
-        offers: list[Offer] = self.ask("offers", request or self.request)
+        offers: list[Offer] = self.ask("offers", self.request)
         affordable = [offer for offer in offers if limit is None or offer.per_hour <= limit]
+        if not affordable:
+            raise NoCapacity("nothing is offered at the price of the announced machines any more", "try again later")
         return sorted(affordable, key=lambda offer: offer.per_hour)
 
     def poll_until(self, seconds: float, check: Callable[[], T]) -> T:

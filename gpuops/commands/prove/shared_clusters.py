@@ -149,7 +149,7 @@ def _adopt(sandbox: Sandbox) -> AdoptedCluster:
     hours = min(LEASE_HOURS_MAX, sandbox.affordable_s() / 3600)
     request = dataclasses.replace(sandbox.request, timeout_min=min(sandbox.request.timeout_min, hours * 60))
     with _lossy(sandbox) as lossy:
-        sandbox.start_bill(name, next((offer.per_hour for offer in sandbox.list_offers()), 0.0))
+        sandbox.start_bill(name, sandbox.list_offers()[0].per_hour)
         try:
             session = bring_up(sandbox.ctx, request, name=name, ephemeral=True, wish=LeaseLimits(max_hours=hours))
         except Unknown as error:

@@ -52,7 +52,7 @@ def test_this_computer_is_examined_and_nothing_is_written(
     )
     assert [line for line in lines if line.startswith("  ok: ")]
     assert lines[-1].endswith("nothing that keeps a run from starting")
-    assert not (desk.home / "ledger.db").exists()
+    assert not desk.home.exists(), "it leaves nothing behind"
     assert [Path(line).exists() for line in made.read_text().splitlines()] == [False]
 
 
@@ -102,7 +102,9 @@ def test_an_account_that_may_have_nothing_yet_is_told_so(
     [
         (["labb"], "'labb' is no provider and no live cluster", "aws, local, runpod, ssh"),
         (["--cluster", "local"], "'local' is no provider and no live cluster", "there are"),
+        (["--cluster", ""], "'' is no provider and no live cluster", "there are"),
         (["ssh"], "no host was named", "--host"),
+        (["ssh", "--host"], "--host needs a value", "gpuops doctor ssh --help"),
         (["ssh", "--hots", "x"], "there is no option --hots; did you mean --hosts?", "gpuops doctor ssh --help"),
         (["ssh", "--host", "a b"], "'a b' is not a host", "user@host"),
         (["ssh", "more"], "'more' is more than gpuops doctor takes", "--help"),

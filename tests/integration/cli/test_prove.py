@@ -8,6 +8,9 @@ from pathlib import Path
 
 import pytest
 
+from gpuops.commands.prove import proof_record
+from gpuops.commands.prove.prove import Proof
+from gpuops.core.models import Offer, Request
 from tests.conftest import Shell, until
 from tests.desk import Desk
 from tests.fakes.tent import pitch
@@ -56,6 +59,22 @@ def test_what_is_wrong_is_said_before_anything_is_made(desk: Desk, words: list[s
     said = desk.type("prove", *words)
     assert (said.code, said.err.splitlines()[0]) == (code, f"error: {say}")
     assert not (desk.home / "ledger.db").exists()
+
+
+def test_a_record_that_cannot_be_written_is_no_second_document(desk: Desk, monkeypatch: pytest.MonkeyPatch) -> None:
+    record = proof_record.make_record(
+        Request("local"), Offer("local", "x", "1 of 1", 1, 0), [], began=0.0, ended=1.0, spend=0.1,
+        balance=proof_record.BalanceRecord(None, None), left=[], exit_code=0,
+    )  # fmt: skip
+
+    def prove_and_lose(*_: object) -> Proof:
+        desk.write("r.json", "another's by now")
+        return Proof(record, [], 0)
+
+    monkeypatch.setattr("gpuops.commands.prove.prove.prove", prove_and_lose)
+    said = desk.type("prove", "local", "--json", "--record", "r.json")
+    assert (said.code, json.loads(said.out)["kind"]) == (4, "proof")
+    assert said.err == "error: the record cannot be written to r.json: File exists\nhint: it is printed with --json\n"
 
 
 def test_everybodys_options_are_known_to_the_proof() -> None:

@@ -60,6 +60,17 @@ def test_down_brings_home_what_was_edited_where_the_agent_was_removed(lab: Lab, 
     laptop.expect_hosts_clean(host)
 
 
+def test_a_run_brings_the_agent_that_was_removed(lab: Lab, laptop: Laptop) -> None:
+    host = lab.host("a")
+    laptop.up(host)
+    (agents,) = root(host).glob("root/.gpuops-*/agent")
+    agents.rename(root(host) / "root" / "aside")
+    run = laptop.run("run", "--", "echo", "it runs")
+    assert (run.returncode, run.stdout) == (0, "it runs\n"), run.stderr
+    assert laptop.run("down", "lab").returncode == 0
+    laptop.expect_hosts_clean(host)
+
+
 def test_what_is_mounted_in_a_project_is_not_emptied(lab: Lab, laptop: Laptop) -> None:
     host = lab.host("a")
     laptop.up(host)

@@ -8,6 +8,9 @@ from pathlib import Path
 
 import pytest
 
+from gpuops.cli.launch import resolve_script
+from gpuops.cli.request import check_data
+from gpuops.core.errors import UsageError
 from gpuops.ledger.store import Ledger
 from tests.conftest import open_folder, without_root
 from tests.desk import Desk, Said
@@ -132,6 +135,8 @@ ROWS = [
         "gpuops train multinode --nodes 2"),
     Row("single on four GPUs", ("train", "single", "--gpus", "4"),
         "train single is one rank on one GPU, 4 were asked for", "gpuops train multigpu --gpus 4"),
+    Row("one node of a module's", ("train", "multigpu", "--nodes=2", "-m", "pkg", "--", "5"),
+        "train multigpu is for one node, 2 were asked for", "gpuops train multinode --nodes=2 -m pkg -- 5"),
     Row("a lease of words", ("lease", "lab", "--extend", "soon"), "'soon' is not a length of time",
         "write it like 90s, 30min, 2h or 1h30m"),
     # Names.
@@ -159,8 +164,12 @@ ROWS = [
         "for how many it is --gpus 4"),
     Row("an option of up alone", ("prove", "local", "--dry-run"), "there is no option --dry-run",
         "see: gpuops prove --help"),
+    Row("a value for a switch of the provider", ("up", "ssh", "--accept-new=yes"), "--accept-new takes no value",
+        "see: gpuops up ssh --help"),
     Row("too much for up", ("up", "local", "two"), "'two' is more than gpuops up takes", "see: gpuops up local --help"),
     Row("cluster to end", ("down", "lab"), "there is no live cluster named lab", "live clusters: there is none"),
+    *(Row(f"a cluster that a shell's variable does not name: {words[0]}", words, "there is no live cluster named ''",
+          "live clusters: there is none") for words in (("push", "--cluster", ""), ("ssh", ""), ("down", ""))),
     Row("cluster to use", ("run", "--cluster", "lab", "--", "true"), "there is no live cluster named lab",
         "live clusters: there is none"),
     Row("cluster to extend", ("lease", "lab"), "there is no live cluster named lab", "live clusters: there is none"),
@@ -181,6 +190,12 @@ ROWS = [
         "--cluster and --on exclude each other", "--cluster names a live one, --on a provider for a fresh one"),
     Row("detach and queue", ("run", "--detach", "--queue", "--", "true"), "--detach and --queue exclude each other",
         "leave out one of them"),
+    Row("all and one", ("down", "lab", "--all"), "--all and a name exclude each other",
+        "to end these alone: gpuops down lab"),
+    Row("edits of a run", ("pull", "a-1", "--edits"), "--edits is of a cluster, not of a run",
+        "leave out a-1; or name one: --cluster NAME"),
+    Row("results of a cluster", ("pull", "--cluster", "lab"), "--cluster goes with --edits",
+        "name the run: gpuops pull RUN; `gpuops runs` lists them"),
     Row("script and workload", (*TRAIN, "a.py", "--workload", "toy"), "SCRIPT and --workload exclude each other",
         "name one thing to train"),
     Row("a module, and its arguments", ("train", "multinode", "--nodes", "2", "-m", "pkg", "50"),
@@ -313,6 +328,27 @@ def expect_document(desk: Desk, row: Row) -> None:
 
 def test_the_secret_itself_is_not_repeated(desk: Desk) -> None:
     assert "hunter2" not in desk.type("run", "--secret", "TOKEN=hunter2", "--", "true").err
+
+
+def test_a_path_through_a_link_to_the_project_lies_in_it(desk: Desk) -> None:
+    """A shell that went there through a link keeps it in $PWD, and completes paths with it."""
+    for name in ("a.py", "data/x"):
+        desk.write(name, "")
+    here = desk.folder.with_name("link")
+    here.symlink_to(desk.folder)
+    for folder in (desk.folder, here, f"{here}/../{desk.folder.name}"):
+        assert resolve_script(desk.folder, f"{folder}/a.py") == "a.py"
+        assert check_data(f"{folder}/data", desk.folder) == "data"
+        with pytest.raises(UsageError, match="is the project itself"):
+            check_data(str(folder), desk.folder)
+
+
+def test_a_link_in_the_project_lies_in_it_wherever_it_leads(desk: Desk) -> None:
+    data = desk.folder.with_name("data")
+    data.mkdir()
+    (desk.folder / "data").symlink_to(data)
+    assert check_data(f"../{desk.folder.name}/data", desk.folder) == "data"
+    assert check_data("../data", desk.folder) == str(data)
 
 
 @pytest.mark.parametrize("words", [("down",), ("down", "--all")])

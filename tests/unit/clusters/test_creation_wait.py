@@ -14,6 +14,7 @@ from gpuops.cli.terminal.output import Output
 from gpuops.clusters import creation
 from gpuops.core.context import Context
 from gpuops.core.errors import AuthFailed, Interrupted, NoCapacity, Unknown, UsageError
+from gpuops.core.format import clock_time
 from gpuops.core.models import Offer, Price, Request
 from gpuops.guard import schedule
 from gpuops.nodes.session import ClusterSession
@@ -217,9 +218,12 @@ def test_where_a_limit_is_named_it_is_agreed_to_at_once(
     cloud, world, out = somebody
     offered(monkeypatch, [], [2.0, 2.9])
     cloud.play(create=[Fault("NoCapacity", made=0), Fault("AuthFailed", made=0)])
+    now = world.clock.now()
     with pytest.raises(AuthFailed):
-        up(world, dataclasses.replace(WAITS, max_price=3.0))
-    assert out.asked == ["wait for 2 h 00 min at most, then rent for up to $3.00/h: go?"]
+        up(world, dataclasses.replace(WAITS, max_price=3.0), max_hours=1.0)
+    latest = clock_time(now + 2 * HOURS + 60.0 + HOURS, now)
+    wait = "wait for 2 h 00 min at most, then rent for up to $3.00/h"
+    assert out.asked == [f"{wait}; until {latest} at the latest, $3.05 at most: go?"]
 
 
 def test_without_a_limit_there_is_nothing_to_agree_to_yet(

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import errno
 import io
 from types import SimpleNamespace
 from typing import Any, cast
@@ -9,10 +10,10 @@ from typing import Any, cast
 import pytest
 
 from gpuops.cli.terminal.output import Output
-from gpuops.commands import ssh_all_nodes
+from gpuops.commands import ssh, ssh_all_nodes
 from gpuops.commands.ssh import needs_terminal, node_command
 from gpuops.core.context import Context
-from gpuops.core.errors import NodeError
+from gpuops.core.errors import NodeError, UsageError
 from gpuops.core.models import MACHINE, Resource
 
 ROW = cast("Any", SimpleNamespace(id=1, name="lab"))
@@ -37,6 +38,17 @@ def test_one_word_that_is_a_line_is_a_shells(typed: list[str], started: list[str
     assert argv[:2] == ["sh", "-c"]
     assert argv[3:] == ["sh", "/r/lab/n1/project", "/r/lab/n1/image.sh", *started]
     assert argv[2].endswith('exec "$@"')
+
+
+def test_the_port_that_is_proposed_is_another(monkeypatch: pytest.MonkeyPatch) -> None:
+    def taken() -> None:
+        raise OSError(errno.EADDRINUSE, "Address already in use")
+
+    monkeypatch.setattr(ssh.socket, "socket", taken)
+    for port, other in ((80, 6007), (6007, 6008)):
+        with pytest.raises(UsageError) as caught:
+            ssh.check_free(port)
+        assert caught.value.hint == f"name another: --local {other}"
 
 
 class Stream(io.StringIO):

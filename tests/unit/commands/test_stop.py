@@ -10,7 +10,7 @@ import pytest
 
 from gpuops.commands import stop
 from gpuops.core.context import Context
-from gpuops.core.errors import UsageError
+from gpuops.core.errors import NodeError, UsageError
 from gpuops.core.models import Lease
 from gpuops.core.processes import Identity, started
 from gpuops.core.reporting import Silent
@@ -40,6 +40,23 @@ def answer(patch: pytest.MonkeyPatch, *kinds: str) -> None:
     patch.setattr(stop, "stop_and_wait", lambda *_: results)
 
 
+def outcome(missing: str = "") -> SimpleNamespace:
+    """What `finish` makes of them."""
+    return SimpleNamespace(missing=missing, kept="")
+
+
+def test_results_that_did_not_come_are_not_said_to_be_home(
+    world: Context, run: RunRow, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    answer(monkeypatch, "stop")
+    monkeypatch.setattr(stop, "finish", lambda *_: outcome("node0 ended before all results were home"))
+    world.ledger.set_run(run.id, owner_process=None)
+    with pytest.raises(NodeError) as caught:
+        stop.stop(world, run, Silent())
+    assert caught.value.message == "results of a-1 are not home: node0 ended before all results were home"
+    assert caught.value.hint == f"what came home is in {run.home}"
+
+
 def test_one_that_no_node_has_heard_of_yet_is_not_called_stopped(
     world: Context, run: RunRow, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -56,7 +73,7 @@ def test_what_another_command_has_brought_home_is_not_judged_again(
     """Who keeps the run may be through with it, and its machines gone, before its nodes have told this command."""
     answer(monkeypatch, "stop")
     judged: list[RunRow] = []
-    monkeypatch.setattr(stop, "finish", lambda _world, row, *_: judged.append(row))
+    monkeypatch.setattr(stop, "finish", lambda _world, row, *_: judged.append(row) or outcome())
     world.ledger.set_run(run.id, owner_process=None)
     stop.stop(world, run, Silent())
     assert judged == [run], "of those that live, this command is the only one"

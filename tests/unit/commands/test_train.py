@@ -118,6 +118,12 @@ def test_a_cluster_that_stays_says_what_it_bills_and_who_ends_it(
     monkeypatch.setattr(world, "services", dataclasses.replace(world.services, ensure_guard=lambda *_: None))
     said = describe_bill(world, row.id)
     assert said.startswith("lab goes on at $1.09/h: `gpuops down lab` ends it")
+    told: list[str] = []
+    monkeypatch.setattr(world.out, "say", told.append)
+    live = cast("Any", SimpleNamespace(row=row))
+    for in_receipt in (True, False):
+        train._say_kept(world, live, in_receipt=in_receipt)
+    assert told == [said], "once, and not by its name twice"
 
 
 @pytest.mark.parametrize("error", [NodeError("the push failed", "try again"), Interrupted("interrupted", "")])
@@ -218,7 +224,7 @@ def test_a_ledger_that_cannot_be_used_starts_no_run_again_and_hides_no_verdict(
     assert not train._may_start_again(world, live, dataclasses.replace(failed, record_again=lambda: None))
     monkeypatch.setattr(world.ledger, "cluster", fail)
     assert not train._may_start_again(world, live, failed)
-    train._say_kept(world, live)
+    train._say_kept(world, live, in_receipt=True)
     assert said == ["lab is kept: `gpuops down lab` ends it"]
 
 

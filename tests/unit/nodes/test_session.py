@@ -13,11 +13,12 @@ import pytest
 from gpuops.agent.wire_format import PROTOCOL
 from gpuops.core.errors import ConnectionLost, NodeRefused
 from gpuops.core.models import Resource
-from gpuops.nodes import session
+from gpuops.nodes import bootstrap, session
 from gpuops.nodes.session import ClusterSession
 from gpuops.transport.rpc import NodePaths, UnreachableAgent
 from gpuops.transport.schemas import OtherHello, Pong
 from tests.conftest import HANG_S
+from tests.fakes.host import ROOT, FakeConnection, FakeHost
 from tests.fakes.provider import surroundings
 
 
@@ -86,3 +87,26 @@ def test_a_reconnection_that_fails_leaves_no_connection_open(monkeypatch: pytest
         with pytest.raises(ConnectionLost, match="does not answer"):
             live.reconnect(0)
     assert [connection.closed for connection in opened] == [True, True]
+
+
+def test_an_agent_that_somebody_removed_is_put_back(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    """Also for a run: the machine, its project and its other nodes are as they were."""
+    _, world = surroundings(tmp_path, monkeypatch)
+    sha = bootstrap.build_agent(tmp_path)[1]
+    host = FakeHost(agents=set())
+    monkeypatch.setattr(session, "connect", lambda *_: FakeConnection(host, "node0"))
+    machine = Resource("machine", "m", "r", "gpuops-0a1b2c3d-lab-0", False, data={"root": ROOT, "artefact": sha})
+    monkeypatch.setattr(session, "nodes_of", lambda *_: [machine])
+    removed = ConnectionLost("node0: python3: can't open file 'x.pyz'")
+
+    def contact(*_: Any, **__: Any) -> str:
+        if sha not in host.agents:
+            raise removed
+        return "a session"
+
+    monkeypatch.setattr(session, "contact_cluster", contact)
+    assert session.open_session(world, cast(Any, SimpleNamespace(name="lab"))) == cast(Any, "a session")
+    host.takes_agents = False
+    assert not session.restore_agents(world, {0: machine}, removed), "the error stands"
+    machine.data["artefact"] = "0123456789ab"
+    assert not session.is_agent_removed(machine, removed), "another version's: nobody here has it"

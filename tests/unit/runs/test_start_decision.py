@@ -6,7 +6,7 @@ from dataclasses import dataclass
 
 import pytest
 
-from gpuops.runs.start_decision import EarlierFile, decide_start
+from gpuops.runs.start_decision import EarlierFile, decide_start, may_go_on
 
 RUNS = ("one-1", "two-1", "two-2")
 """The oldest first."""
@@ -97,3 +97,19 @@ def test_where_ranks_would_begin(row: Row) -> None:
     assert tuple((one.path, one.run, one.holders[0], one.lacking) for one in start.uneven) == row.uneven
     assert start.is_one_state is row.is_one_state
     assert tuple(one.path for one in start.outdated) == row.outdated
+
+
+@pytest.mark.parametrize(
+    ("line", "may"),
+    [
+        ("hostname", False),
+        ("nvidia-smi --list-gpus", False),
+        ("cat /etc/os-release", False),
+        ("torchrun --standalone train.py 50 10", True),
+        ("./run.sh", True),
+        ("python3 -m my.train", True),
+        ("/opt/env/bin/python3.11 -c pass", True),
+    ],
+)
+def test_a_command_that_looks_at_a_node_goes_on_from_nothing(line: str, may: bool) -> None:
+    assert may_go_on(line.split(), {"train.py", "run.sh"}) is may

@@ -123,6 +123,20 @@ def test_a_provider_that_says_no_is_none_that_failed(proving: Prove) -> None:
     assert proof.exit_code == 3
 
 
+class Rises(Plain):
+    """What was announced is dearer once something was made."""
+
+    def offers(self, request: Request) -> Sequence[Offer]:
+        return [self.offer(request.nodes, 9)] if self.machines else super().offers(request)
+
+
+def test_a_price_that_has_risen_is_a_refusal(proving: Prove) -> None:
+    proof = proving(Rises())
+    assert outcomes(proof)["create"] == "proven"
+    assert [outcomes(proof)[name] for name in ("lost-answer", "killed", "boot-deadline")] == ["skipped"] * 3
+    assert proof.exit_code == 3
+
+
 def test_who_may_not_even_ask_is_told_before_anything_is_made(proving: Prove) -> None:
     class NoKey(Plain):
         def preflight(self, request: Request) -> Sequence[Any]:  # noqa: ARG002
