@@ -10,6 +10,8 @@ from gpuops.clusters.adoption import LostCluster, cluster_token
 from gpuops.clusters.home_files import find_unrecorded_clusters, read_rented
 from gpuops.clusters.leftovers import clear_leftovers_once, describe_leftovers, is_leftover_of
 from gpuops.clusters.teardown import (
+    PERMANENT_ERRORS,
+    PERMANENT_ERRORS_MAX,
     POLL_S,
     POLL_SLOW_S,
     describe_shutdown,
@@ -344,6 +346,7 @@ def _destroy_at_provider(
     regions = sorted({resource.region for resource in resources})  # of others that do not answer nothing was found
     remaining, trouble = list(resources), ""
     last: ProviderError | None = None
+    permanent_errors = 0
     poller = Poller(ctx.clock, ctx.clock.monotonic() + provisioner.gone_s, POLL_S, POLL_SLOW_S)
     for _ in poller:
         trouble, last = "", None
@@ -360,6 +363,9 @@ def _destroy_at_provider(
                 return
         except ProviderError as error:
             trouble, last = error.message, error
+            permanent_errors += isinstance(error, PERMANENT_ERRORS)
+            if permanent_errors == PERMANENT_ERRORS_MAX:
+                break
             if isinstance(error, RateLimited):
                 poller.retry_after(error.retry_after)
     raise still_billing_error(remaining, 0.0, trouble, name, suggest_command(again, last)) from last

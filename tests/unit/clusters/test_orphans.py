@@ -14,6 +14,7 @@ from gpuops.agent.wire_format import PROTOCOL
 from gpuops.cli.terminal.output import Output
 from gpuops.clusters import adoption, orphans, virtual_nodes
 from gpuops.clusters.home_files import record_rented
+from gpuops.clusters.teardown import PERMANENT_ERRORS_MAX
 from gpuops.commands import down, status
 from gpuops.core import provider as contract
 from gpuops.core.context import Context
@@ -100,6 +101,7 @@ def test_what_did_not_end_is_ended_by_the_same_words_again(there: tuple[Cloud, C
         orphans.end_orphans(world, found, [], again=again)
     assert failed.value.hint.endswith(f"; then: {again}")
     assert failed.value.hint.count(orphans.REAP) == 1
+    assert cloud.calls().count("destroy") == PERMANENT_ERRORS_MAX, "what is refused for good is not tried for long"
 
 
 @pytest.mark.parametrize(
