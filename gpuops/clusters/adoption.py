@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import dataclasses
 from collections.abc import Mapping, Sequence
+from contextlib import closing
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
 
@@ -162,11 +163,11 @@ def adopt(ctx: Context, lost: LostCluster, *, complete: bool = True) -> Adopted:
     known_runs = ctx.ledger.adopt(row, [*machines, *rest], runs)
     (row,) = [cluster for cluster in ctx.ledger.clusters() if cluster.name == lost.name]
     notes += [f"the ledger has another run named {name}; that of {lost.name} is left out" for name in known_runs]
+    if ctx.ledger.needs_guard(row):
+        ctx.try_ensure_guard(row)  # first: whatever fails now, the cluster is the ledger's again
     write_ssh_names(ctx, row, machines)
     if is_unclaimed:
         notes += _send_lease(ctx, row, lease)
-    if ctx.ledger.needs_guard(row):
-        ctx.try_ensure_guard(row)
     return Adopted(row, len(machines), [run for run in runs if run.name not in known_runs], notes)
 
 
@@ -247,11 +248,8 @@ def merge_leases(nodes: Sequence[_Node]) -> tuple[Lease, bool]:
 def _send_lease(ctx: Context, row: ClusterRow, lease: Lease) -> list[str]:
     """Replace the boot lease, which the dead command did not: the nodes would end with it. Returns notes."""
     try:
-        session = open_session(ctx, row)
-        try:
+        with closing(open_session(ctx, row)) as session:
             send_lease(session, lease, ctx.clock.now())
-        finally:
-            session.close()
     except GpuopsError as error:
         return [f"{row.name} cannot be told its lease and ends by itself soon: {error.message}"]
     return []
