@@ -230,10 +230,8 @@ def _inspect_nodes(draft: ClusterRow, machines: Sequence[Resource]) -> list[_Nod
 
 def _read_node_traces(draft: ClusterRow, machine: Resource, index: int) -> dict[str, Traces]:
     programs = open_programs(draft, machine, index)
-    try:
+    with closing(programs.connection):
         return read_traces(programs, index)
-    finally:
-        programs.connection.close()
 
 
 def merge_leases(nodes: Sequence[_Node]) -> tuple[Lease, bool]:

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import dataclasses
 from collections.abc import Mapping
+from contextlib import closing
 from typing import Any
 
 from gpuops.core.context import Context
@@ -66,11 +67,8 @@ def _create_nodes(ctx: Context, session: ClusterSession, wanted: list[Resource],
 
 def _init_node(ctx: Context, row: ClusterRow, machine: Resource, index: int) -> None:
     paths = node_paths(row.name, machine, index)
-    connection = connect(machine, index)
-    try:
+    with closing(connect(machine, index)) as connection:
         bootstrap.init(connection, paths.python, paths.agent, paths.node, init_document(ctx, row, machine, index))
-    finally:
-        connection.close()
 
 
 def init_document(ctx: Context, row: ClusterRow, machine: Resource, index: int) -> Mapping[str, Any]:
@@ -97,13 +95,10 @@ def init_document(ctx: Context, row: ClusterRow, machine: Resource, index: int) 
 def find_virtual_nodes(row: ClusterRow, machine: Resource, index: int) -> Resource:
     """A machine as the ledger should know it, told by the folders there. Raises NodeRefused, ConnectionLost."""
     paths = node_paths(row.name, machine, index)
-    connection = connect(machine, index)
-    try:
+    with closing(connect(machine, index)) as connection:
         listing = bootstrap.call_agent_mode(
             connection, [paths.python, "-I", paths.agent, "nodes", "--root", paths.root]
         )
-    finally:
-        connection.close()
     ours = [one for one in listing.nodes or () if (one.get("cluster"), one.get("on")) == (row.name, index)]
     made = [one["index"] for one in ours if one.get("index") in range(1, MOST_NODES)]
     return dataclasses.replace(machine, data={**machine.data, "virtual": made}) if made else machine
@@ -123,8 +118,5 @@ def _remove_ended_node(ctx: Context, row: ClusterRow, machine: Resource, index: 
     if said := save_node_edits(ctx, row, machine, index, ctx.progress):
         ctx.out.say(said)
     paths = node_paths(row.name, machine, index)
-    connection = connect(machine, index)
-    try:
+    with closing(connect(machine, index)) as connection:
         bootstrap.call_agent_mode(connection, paths.argv("end", "--remove"))
-    finally:
-        connection.close()

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import dataclasses
 from collections.abc import Mapping
+from contextlib import closing
 from pathlib import Path
 from typing import Any
 
@@ -99,16 +100,13 @@ def prepare_handover(machine: Resource, index: int) -> Resource:
 
     Raises NodeError, ConnectionLost.
     """
-    connection = connect(machine, index)
-    try:
+    with closing(connect(machine, index)) as connection:
         probe = bootstrap.probe_machine(connection)
         facts = {"home": probe.home, "python": probe.python}
         if machine.data.get("throwaway_key"):
             first, key = list(machine.data["target"]["host_keys"]), _make_host_key(connection, _root_prefix(machine))
             return _add_data(machine, {**facts, "keys": [*first, *([key] if key not in first else [])]})
         return _add_data(machine, facts)
-    finally:
-        connection.close()
 
 
 def complete_handover(
@@ -119,10 +117,9 @@ def complete_handover(
     if data.get("throwaway_key"):
         machine = _switch_host_key(ctx.clock, machine, index)
     root = str(data.get("root") or f"{data['home']}/.gpuops-{ctx.owner}")
-    token = f"{data.get('token') or f'{row.token}-{index}'}"
+    token = str(data.get("token") or f"{row.token}-{index}")
     machine = _add_data(machine, {"root": root, "artefact": agent.stem, "token": token})
-    connection = connect(machine, index)
-    try:
+    with closing(connect(machine, index)) as connection:
         path = bootstrap.install_agent(connection, root, agent)
         folder = f"{root}/{row.name}/n{index}"
         watch = str(data.get("boot_watch") or "")
@@ -148,8 +145,6 @@ def complete_handover(
             argv = [str(data["python"]), "-I", path, "init", "--node", folder, "--revive"]
             machine = _add_data(machine, {"watched": _register_with_boot_watch(connection, machine, watch, argv)})
         return machine
-    finally:
-        connection.close()
 
 
 def recover_node(machine: Resource, index: int, cluster: str, owner: str) -> Resource:
@@ -231,11 +226,8 @@ def _switch_host_key(clock: Clock, machine: Resource, index: int) -> Resource:
     from gpuops.transport import ssh
 
     own = machine.data["keys"][-1]
-    connection = connect(machine, index)
-    try:
+    with closing(connect(machine, index)) as connection:
         answer = _read_last_line(connection, [*_root_prefix(machine), "sh", "-c", SWITCH_KEY_SCRIPT, "sh"])
-    finally:
-        connection.close()
     if answer != "done":
         raise NodeError(
             f"{machine.name} cannot replace its host key: {answer or 'no sshd was found there'}",
