@@ -130,9 +130,9 @@ def _call_create(ctx: Context, provisioner: Provisioner, offer: Offer, row: Clus
     """Call `create` and record its resources. Raises what it raises, and Unknown for a wrong number of machines."""
     with ctx.signals.shielded():  # what a provider has done must be in the ledger first
         made = provisioner.create(offer, intent, LedgerJournal(ctx.ledger, row.id))
-        known = {(resource.kind, resource.id) for resource in ctx.ledger.resources(row.id)}
+        known = {resource.key for resource in ctx.ledger.resources(row.id)}
         for resource in made:
-            if (resource.kind, resource.id) not in known:
+            if resource.key not in known:
                 ctx.ledger.got(row.id, resource)
     count = len(machines_of(ctx, row))
     if count != offer.nodes and not any(_stands_for_all_machines(resource, offer) for resource in made):
@@ -156,8 +156,8 @@ def _find_created(ctx: Context, provisioner: Provisioner, offer: Offer, row: Clu
             return None
         if len(machines) > offer.nodes:
             break
-    known = {(resource.kind, resource.id) for resource in ctx.ledger.resources(row.id)}
-    return [resource for resource in listed if (resource.kind, resource.id) not in known]
+    known = {resource.key for resource in ctx.ledger.resources(row.id)}
+    return [resource for resource in listed if resource.key not in known]
 
 
 def _stands_for_all_machines(resource: Resource, offer: Offer) -> bool:

@@ -89,12 +89,17 @@ def is_costless(remaining: Sequence[Resource]) -> bool:
 
 
 def forget_cluster(ctx: Context, row: ClusterRow) -> None:
-    """Remove the record of what was pushed, and the names under which plain `ssh` and editors reached the nodes."""
+    """Remove the record of what was pushed, and the SSH names."""
     push_record.forget_cluster(ctx.home, row.token)
-    if (ctx.home / "ssh" / f"{row.name}.conf").exists():
+    forget_ssh_names(ctx, row.name)
+
+
+def forget_ssh_names(ctx: Context, cluster: str) -> None:
+    """Remove the names under which plain `ssh` and editors reached a cluster's nodes."""
+    if (ctx.home / "ssh" / f"{cluster}.conf").exists():
         from gpuops.transport import ssh
 
-        ssh.remove_config(ctx.home / "ssh", row.name)
+        ssh.remove_config(ctx.home / "ssh", cluster)
 
 
 @dataclass(frozen=True)
@@ -290,13 +295,13 @@ def _destroy_reachable(
     )
     known = [resource for resource in ctx.ledger.resources(row.id) if resource.region not in given_up]
     if _has_successor(ctx, row):
-        known_ids = {(resource.kind, resource.id) for resource in known}
-        reachable = [resource for resource in reachable if (resource.kind, resource.id) in known_ids]
+        known_ids = {resource.key for resource in known}
+        reachable = [resource for resource in reachable if resource.key in known_ids]
     elif reachable:
         with suppress(ProviderError):  # the next attempt retries
             provisioner.destroy(reachable)
-    ids = {(resource.kind, resource.id) for resource in reachable}
-    hidden = [resource for resource in known if (resource.kind, resource.id) not in ids]
+    ids = {resource.key for resource in reachable}
+    hidden = [resource for resource in known if resource.key not in ids]
     unsure = [
         resource
         for resource in hidden
@@ -331,10 +336,10 @@ def list_remaining(
     listed = list_resources(ctx, provisioner, row, regions) if regions or not given_up else []
     known = [resource for resource in ctx.ledger.resources(row.id) if resource.region not in given_up]
     if _has_successor(ctx, row):  # asked after the list: until now the mark was this cluster's
-        known_ids = {(resource.kind, resource.id) for resource in known}
-        listed = [resource for resource in listed if (resource.kind, resource.id) in known_ids]
-    ids = {(resource.kind, resource.id) for resource in listed}
-    hidden = [resource for resource in known if (resource.kind, resource.id) not in ids]
+        known_ids = {resource.key for resource in known}
+        listed = [resource for resource in listed if resource.key in known_ids]
+    ids = {resource.key for resource in listed}
+    hidden = [resource for resource in known if resource.key not in ids]
     return listed + [
         resource for resource in map(provisioner.describe, hidden) if resource.state != ResourceState.ENDED
     ]

@@ -4,12 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from gpuops.core.errors import (
-    AuthFailed,
-    ProviderError,
-    Rejected,
-    StillBilling,
-)
+from gpuops.core.errors import AuthFailed, ProviderError, Rejected, StillBilling
 from gpuops.core.format import money
 from gpuops.core.models import Resource
 from gpuops.ledger.store import ClusterRow
