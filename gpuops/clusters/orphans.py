@@ -20,7 +20,7 @@ from gpuops.clusters.teardown import (
     list_remaining,
     select_resources,
 )
-from gpuops.clusters.teardown_errors import find_auth_failure, still_billing_error, suggest_command
+from gpuops.clusters.teardown_errors import still_billing_error, suggest_command
 from gpuops.core.context import Context
 from gpuops.core.errors import (
     AuthFailed,
@@ -31,6 +31,7 @@ from gpuops.core.errors import (
     RateLimited,
     StillBilling,
     UsageError,
+    find_auth_failure,
 )
 from gpuops.core.format import first_few
 from gpuops.core.models import Resource

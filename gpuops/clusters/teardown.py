@@ -13,7 +13,7 @@ from collections.abc import Collection, Sequence
 from contextlib import suppress
 from dataclasses import dataclass
 
-from gpuops.clusters.teardown_errors import find_auth_failure, still_billing_error, suggest_after_down
+from gpuops.clusters.teardown_errors import still_billing_error, suggest_after_down
 from gpuops.core.context import Context
 from gpuops.core.errors import (
     AuthFailed,
@@ -23,6 +23,7 @@ from gpuops.core.errors import (
     RateLimited,
     Rejected,
     StillBilling,
+    find_auth_failure,
 )
 from gpuops.core.format import plural, span
 from gpuops.core.models import COSTLESS, Resource, ResourceState

@@ -14,6 +14,7 @@
     │       └── Partial               some regions answered; `found` is what they list
     ├── NodeError               4    a node or the network failed
     │   ├── ConnectionLost            the connection ended; the node may be well
+    │   │   └── NoAnswer              it stands, and nothing came for `silent_s` seconds
     │   ├── MachineGone               its machine ended before a run was on it
     │   ├── NodeRefused               the agent refused a request; `kind` says why
     │   └── MalformedAnswer           it sent what no gpuops agent sends
@@ -193,3 +194,10 @@ def worst_exit_code(*codes: int) -> int:
         if code in codes:
             return code
     return 0
+
+
+def find_auth_failure(error: BaseException | None) -> AuthFailed | None:
+    """The refused credentials that an error comes from, if it does."""
+    while error is not None and not isinstance(error, AuthFailed):
+        error = error.__cause__
+    return error

@@ -24,7 +24,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Protocol
 
-from gpuops.core.errors import AuthFailed, GpuopsError
+from gpuops.core.errors import AuthFailed, GpuopsError, find_auth_failure
 from gpuops.core.platform import HERE
 from gpuops.core.polling import Clock, Poller
 from gpuops.guard import guard_heartbeat, lease_time
@@ -312,8 +312,7 @@ def run_attempt(home: Path, cluster: int, job: Job, failures: int) -> int:
         finally:
             ctx.ledger.close()
     except Exception as error:
-        refused = next((cause for cause in (error, error.__cause__) if isinstance(cause, AuthFailed)), None)
-        if refused:
+        if refused := find_auth_failure(error):
             guard_heartbeat.record_refusal(home, row, refused)
         _log_failure(row.name)
         if failures + 1 == NOTICE_FAILURES and job is not Job.CLEAR:
