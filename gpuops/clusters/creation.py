@@ -44,7 +44,7 @@ from gpuops.offers.search import OfferSearch
 CREATE_ATTEMPTS_MAX = 4
 
 
-def create_once(ctx: Context, provisioner: LoadedProvisioner, offer: Offer, row: ClusterRow, intent: Intent) -> None:
+def create_offer(ctx: Context, provisioner: LoadedProvisioner, offer: Offer, row: ClusterRow, intent: Intent) -> None:
     """Create one offer, with retries while the provider limits the rate. Raises ProviderError; created resources may
     still exist then."""
     attempts, most = 0, 0
@@ -285,7 +285,7 @@ def _create_first_available(
             created=now,
         )
         try:
-            create_once(ctx, provisioner, offer, row, bounded)
+            create_offer(ctx, provisioner, offer, row, bounded)
             return offer
         except (NoCapacity, QuotaExceeded) as error:
             refusals.add_refusal(offer, error)

@@ -29,7 +29,7 @@ else that escapes is a bug: exit code 70, and the traceback goes to a file.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from enum import StrEnum
 from typing import Any
 
@@ -151,7 +151,9 @@ starting."""
 class NodeRefused(NodeError):
     """The agent on a node refused a request; `kind` is a RefusalKind, or another word of the protocol."""
 
-    def __init__(self, message: str, hint: str = "", kind: str = "refused", data: dict | None = None) -> None:  # type: ignore[type-arg]
+    def __init__(
+        self, message: str, hint: str = "", kind: str = "refused", data: Mapping[str, Any] | None = None
+    ) -> None:
         super().__init__(message, hint)
         self.kind = kind
         self.data = data or {}

@@ -28,7 +28,7 @@ class Process(Protocol):
     def poll(self) -> int | None: ...
 
 
-def ensure(home: Path, row: ClusterRow, *, waits: bool = True) -> None:
+def ensure(home: Path, row: ClusterRow, *, waits: bool) -> None:
     """Start the guard of a cluster unless one works. `waits`: until its first heartbeat. Raises OSError; LocalDisk
     where that does not come.
 
