@@ -23,8 +23,8 @@ from gpuops.core.provider import has_capability
 from gpuops.core.reporting import Progress
 from gpuops.core.run_models import NodeFacts, RunRequest
 from gpuops.core.settings import Settings
-from gpuops.nodes import cuda as compat
 from gpuops.nodes import environment
+from gpuops.nodes.cuda import MisfitKind, find_misfit
 from gpuops.nodes.gpu_shares import lots, ranks_for
 from gpuops.nodes.rendezvous import Endpoint
 from gpuops.nodes.session import ClusterSession
@@ -55,10 +55,10 @@ def check_torch(
     """
     if request.kind != "torchrun" or not torch or request.env.get("CUDA_VISIBLE_DEVICES") in CPU_ONLY_VALUES:
         return ""
-    misfit = compat.misfit(torch, cuda, gpus, python)
+    misfit = find_misfit(torch, cuda, gpus, python)
     if misfit is None:
         return ""
-    if misfit.kind == "cpu":
+    if misfit.kind is MisfitKind.CPU:
         return f"{client.label}: {misfit.say}; {misfit.hint}"
     if _can_use_gpu(client, python, str(gpus[0].index), request):
         return ""
