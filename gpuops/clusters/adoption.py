@@ -23,7 +23,7 @@ from gpuops.core.provider import is_rented
 from gpuops.ledger.rows import ClusterState, RunFacts, RunState
 from gpuops.ledger.store import ClusterRow, RunRow
 from gpuops.nodes import host_key_handover
-from gpuops.nodes.gpu_shares import folded, with_virtual
+from gpuops.nodes.gpu_shares import fold_virtual, with_virtual
 from gpuops.nodes.session import contact_cluster, open_programs, open_session, send_lease, sort_by_node, write_ssh_names
 from gpuops.offers import lease_limits
 from gpuops.offers.billing_account import find_payer, payer_record
@@ -154,7 +154,7 @@ def adopt(ctx: Context, lost: LostCluster, *, complete: bool = True) -> Adopted:
         )
     runs, notes = _rebuild_runs(draft, machines, nodes, now, complete=complete)
     rest = [resource for resource in lost.resources if not resource.is_machine]
-    machines = folded(machines)
+    machines = fold_virtual(machines)
     row = dataclasses.replace(
         draft, lease=lease, created=min([now, *(run.created for run in runs)]), boot_deadline=now, ready=now,
         offer={"prices": [{"what": "machines", "per_hour": price}], **payer_record(payer)},

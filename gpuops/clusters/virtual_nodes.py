@@ -35,8 +35,8 @@ def add_virtual_nodes(ctx: Context, session: ClusterSession, request: RunRequest
     if request.nodes <= len(machines):
         return
     wanted = gpu_shares.with_virtual(machines, request.nodes)[: request.nodes]
-    given, notes = gpu_shares.lots(wanted, session.gpus(), request.gpus)
-    ctx.out.say(gpu_shares.sentence(given, len(machines)))
+    given, notes = gpu_shares.share_gpus(wanted, session.gpus(), request.gpus)
+    ctx.out.say(gpu_shares.describe_shares(given, len(machines)))
     for note in notes:
         ctx.out.say(f"note: {note}")
     missing = [index for index in range(len(machines), request.nodes) if _is_missing(session, index)]
@@ -58,7 +58,7 @@ def _create_nodes(ctx: Context, session: ClusterSession, wanted: list[Resource],
             _remove_ended_node(ctx, session.row, wanted[index], index)
     on_each(lambda index: _init_node(ctx, session.row, wanted[index], index), missing)
     for first, machine in enumerate(machines_of(ctx, session.row)):
-        here = [index for index in missing if gpu_shares.owner(wanted[index], index) == first]
+        here = [index for index in missing if gpu_shares.host_index(wanted[index], index) == first]
         ctx.ledger.add_virtual_nodes(session.row.id, machine, here)
     met = on_each(lambda index: contact_node(session.row, wanted[index], index), missing)
     for index, node in zip(missing, met, strict=True):
@@ -86,7 +86,7 @@ def init_document(ctx: Context, row: ClusterRow, machine: Resource, index: int) 
             "cores_share": 1.0,
             "artefact": machine.data["artefact"],
             "host": machine.region,
-            "on": gpu_shares.owner(machine, index),
+            "on": gpu_shares.host_index(machine, index),
         },
         "lease": {"ends_in": None if end is None else max(0.0, end - ctx.clock.now()), "idle_s": None},
     }

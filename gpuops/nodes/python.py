@@ -25,7 +25,7 @@ from gpuops.core.run_models import NodeFacts, RunRequest
 from gpuops.core.settings import Settings
 from gpuops.nodes import environment
 from gpuops.nodes.cuda import MisfitKind, find_misfit
-from gpuops.nodes.gpu_shares import lots, ranks_for
+from gpuops.nodes.gpu_shares import ranks_for, share_gpus
 from gpuops.nodes.rendezvous import Endpoint
 from gpuops.nodes.session import ClusterSession
 from gpuops.transport.bulk_transfer import exchange
@@ -112,7 +112,7 @@ def prepare_pythons(
     their GPUs."""
 
     shared = has_capability(ctx.provisioner(session.row.provider), "shares_disk")
-    shares, _ = lots(session.machines[: request.nodes], session.gpus(), request.gpus)
+    shares, _ = share_gpus(session.machines[: request.nodes], session.gpus(), request.gpus)
 
     def prepare(index: int) -> PreparedNode:
         client, hello, share = session.clients[index], session.hello(index), shares[index]
