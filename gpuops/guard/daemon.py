@@ -73,8 +73,9 @@ def main(home: Path, cluster: int) -> int:
 def make_context(home: Path, folder: Path | None = None) -> Context:
     """The guard's surroundings; with those of the project in `folder`: credentials may stand in its `.env`."""
     from gpuops.core.context import Context
+    from gpuops.core.home import owner
     from gpuops.core.reporting import LogReporter
-    from gpuops.core.settings import Settings, load_leniently, owner, surroundings
+    from gpuops.core.settings import Settings, load_leniently, surroundings
     from gpuops.core.signals import Signals
     from gpuops.guard.services import OF_GUARD
 
