@@ -13,6 +13,7 @@ from contextlib import closing
 from pathlib import Path
 from typing import Any
 
+from gpuops.agent.machine_resources import boot_id
 from gpuops.core.context import Context
 from gpuops.core.errors import ConnectionLost, NodeError
 from gpuops.core.models import Resource
@@ -192,11 +193,10 @@ def identify_ssh_folder(folder: Path = Path("/etc/ssh")) -> str:
     """What tells this computer's folder of host keys from any other machine's, containers on this one included, as
     `MAKE_KEY_SCRIPT` finds it; empty where it cannot be told."""
     try:
-        boot = Path("/proc/sys/kernel/random/boot_id").read_text(encoding="ascii").strip()
         status = folder.stat()
     except OSError:
         return ""
-    return f"{boot} {status.st_dev}:{status.st_ino}"
+    return f"{boot} {status.st_dev}:{status.st_ino}" if (boot := boot_id()) else ""
 
 
 def _make_host_key(connection: Connection, as_root: list[str]) -> str:
