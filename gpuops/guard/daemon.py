@@ -30,11 +30,10 @@ from gpuops.core.polling import Clock, Poller
 from gpuops.guard import guard_heartbeat, lease_time
 from gpuops.guard.schedule import ATTEMPT_S, NOTICE_FAILURES, Job, next_job, retry_pause_s
 from gpuops.guard.start import command, ensure, last_words
-from gpuops.ledger.rows import ClusterState
+from gpuops.ledger.rows import ClusterRow, ClusterState, RunRow
 
 if TYPE_CHECKING:
     from gpuops.core.context import Context
-    from gpuops.ledger.store import ClusterRow, RunRow
 
 TICK_S = 1.0
 """From one round to the next: how soon a dead owner process or the end of a lease is noticed."""
