@@ -197,7 +197,7 @@ def _draft_row(ctx: Context, lost: LostCluster) -> ClusterRow:
 
 def cluster_token(resource: Resource) -> str:
     """The token of the cluster that a resource was made for; those of calls and nodes begin with it."""
-    return str(resource.data.get("token") or "").partition("-")[0]
+    return resource.token.partition("-")[0]
 
 
 def _refuse_gaps(lost: LostCluster, machines: Sequence[Resource]) -> None:

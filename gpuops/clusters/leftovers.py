@@ -48,7 +48,7 @@ def is_leftover_of(row: ClusterRow, known: Sequence[Resource], resource: Resourc
     if any(resource.key == other.key for other in known):
         return True
     named = select_by_tag([resource], resource.name.split("-", 2)[1], row.name)
-    return bool(named and row.token) and str(resource.data.get("token") or "").startswith(row.token)
+    return bool(named and row.token) and resource.token.startswith(row.token)
 
 
 def clear_leftovers(ctx: Context, row: ClusterRow) -> None:

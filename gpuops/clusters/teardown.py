@@ -362,7 +362,7 @@ def list_resources(
 def select_resources(row: ClusterRow, listed: Sequence[Resource], owner: str) -> list[Resource]:
     """Those of this cluster. One that tells its token and was made by another attempt is another's of the same name."""
     named = select_by_tag(listed, owner, row.name)
-    return [resource for resource in named if str(resource.data.get("token") or row.token).startswith(row.token)]
+    return [resource for resource in named if (resource.token or row.token).startswith(row.token)]
 
 
 def select_by_tag(resources: Sequence[Resource], owner: str, cluster: str) -> list[Resource]:

@@ -255,6 +255,11 @@ class Resource:
         return self.kind, self.id
 
     @property
+    def token(self) -> str:
+        """That of its `will`, as it tells it; empty where it tells none."""
+        return str(self.data.get("token") or "")
+
+    @property
     def is_machine(self) -> bool:
         return self.kind == MACHINE
 

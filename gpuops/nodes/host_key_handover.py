@@ -118,7 +118,7 @@ def complete_handover(
     if data.get("throwaway_key"):
         machine = _switch_host_key(ctx.clock, machine, index)
     root = str(data.get("root") or f"{data['home']}/.gpuops-{ctx.owner}")
-    token = str(data.get("token") or f"{row.token}-{index}")
+    token = machine.token or f"{row.token}-{index}"
     machine = _add_data(machine, {"root": root, "artefact": agent.stem, "token": token})
     with closing(connect(machine, index)) as connection:
         path = bootstrap.install_agent(connection, root, agent)
