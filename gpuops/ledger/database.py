@@ -82,8 +82,8 @@ class Database:
     def _set(
         self, table: str, row_id: int, columns: Mapping[str, Any], only_if: str = "1", wanted: Sequence[Any] = ()
     ) -> bool:
-        """Change columns of a row, by name (`rows.to_columns`). Whether it was there, and as the condition `only_if` on
-        `wanted` says."""
+        """Change columns of a row, by name (`rows.to_columns`). Returns whether the row was there and met `only_if`, an
+        SQL condition with the values `wanted`."""
         values = to_columns(columns)
         assignments = ", ".join(f"{name} = ?" for name in values)
         with self._transaction() as db:
