@@ -26,6 +26,7 @@ if TYPE_CHECKING:
     from gpuops.transport.schemas import Gpu
 
 INDEX = "https://download.pytorch.org/whl/"
+CPU_INDEX = f"{INDEX}cpu"
 EVER = (99, 0)
 
 Capability = tuple[int, int]

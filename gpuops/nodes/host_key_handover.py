@@ -21,12 +21,11 @@ from gpuops.core.polling import Clock, Poller
 from gpuops.core.provider import Provisioner, is_rented
 from gpuops.ledger.store import ClusterRow
 from gpuops.nodes import bootstrap
-from gpuops.transport.bulk_transfer import exchange
 from gpuops.transport.connect import connect
 from gpuops.transport.connection import Connection
 
-STEP_SILENCE_S = 55.0
-"""How long each step may be silent, and how long sshd may take to restart with its new key, in seconds."""
+RESTART_TIMEOUT_S = 55.0
+"""How long sshd may take to restart with its new key."""
 RESTART_POLL_INTERVAL_S = 0.5
 
 MAKE_KEY_SCRIPT = r"""
@@ -234,7 +233,7 @@ def _switch_host_key(clock: Clock, machine: Resource, index: int) -> Resource:
             "choose another image: gpuops needs an ordinary OpenSSH server there",
         )
     own_only = _add_data(machine, {"keys": [own], "throwaway_key": False})
-    for attempt in Poller.every(clock, RESTART_POLL_INTERVAL_S, clock.monotonic() + STEP_SILENCE_S):
+    for attempt in Poller.every(clock, RESTART_POLL_INTERVAL_S, clock.monotonic() + RESTART_TIMEOUT_S):
         connection = connect(own_only, index)
         try:
             _read_last_line(connection, ["true"])
@@ -259,5 +258,5 @@ def _register_with_boot_watch(connection: Connection, machine: Resource, watch: 
 
 def _read_last_line(connection: Connection, argv: list[str], question: bytes = b"") -> str:
     """The last line of what a program on the machine prints."""
-    output = exchange(connection.open(argv), connection.label, question, STEP_SILENCE_S)
+    output = bootstrap.run_step(connection, argv, question)
     return (output.decode(errors="replace").strip().splitlines() or [""])[-1]

@@ -7,13 +7,12 @@ from collections.abc import Iterator, Sequence
 from gpuops.commands.doctor.facts import Checkup, GpuFacts, NvidiaFacts, PythonFacts, PythonsFacts
 from gpuops.commands.doctor.report import Finding, error, note, warning
 from gpuops.core.format import plural
-from gpuops.nodes.cuda import MisfitKind, find_misfit, numbers
+from gpuops.nodes.cuda import CPU_INDEX, MisfitKind, find_misfit, numbers
 
 IN_USE_MIN_MB = 1000
 """MB in use above which a GPU counts as used by another program: a desktop alone takes less."""
 OLDEST_TORCH = (2, 4)
 """The oldest torch that gpuops is tested with."""
-CPU_INDEX = "https://download.pytorch.org/whl/cpu"
 NO_TORCH_HINT = "leave it: the first run makes an environment with torch; or name one that has it: --python PATH"
 
 
