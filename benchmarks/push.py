@@ -9,8 +9,8 @@ from benchmarks.hosts import Desk, desk, make_tree, together
 from benchmarks.measure import Options, Skip, Table, alternate, compared, seconds, timed
 from gpuops.cli.terminal.output import Output
 from gpuops.core.context import Context
+from gpuops.core.home import owner
 from gpuops.core.reporting import Silent
-from gpuops.core.settings import owner
 from gpuops.core.signals import Signals
 from gpuops.guard.services import SERVICES
 from gpuops.ledger.store import Ledger

@@ -13,8 +13,9 @@ from gpuops.cli.terminal.progress import progress_on
 from gpuops.core.context import Context
 from gpuops.core.errors import LocalDisk, UsageError
 from gpuops.core.format import ago
+from gpuops.core.home import can_write, home, owner
 from gpuops.core.platform import obey_escapes, pass_over_current_folder
-from gpuops.core.settings import Settings, Tables, can_write, home, load, load_leniently, owner, surroundings
+from gpuops.core.settings import Settings, Tables, load, load_leniently, surroundings
 from gpuops.core.signals import Signals
 from gpuops.guard.services import SERVICES
 

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import dataclasses
 from collections.abc import Mapping, Sequence
+from contextlib import closing
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
 
@@ -22,7 +23,7 @@ from gpuops.core.provider import is_rented
 from gpuops.ledger.rows import ClusterState, RunFacts, RunState
 from gpuops.ledger.store import ClusterRow, RunRow
 from gpuops.nodes import host_key_handover
-from gpuops.nodes.gpu_shares import folded, with_virtual
+from gpuops.nodes.gpu_shares import fold_virtual, with_virtual
 from gpuops.nodes.session import contact_cluster, open_programs, open_session, send_lease, sort_by_node, write_ssh_names
 from gpuops.offers import lease_limits
 from gpuops.offers.billing_account import find_payer, payer_record
@@ -153,7 +154,7 @@ def adopt(ctx: Context, lost: LostCluster, *, complete: bool = True) -> Adopted:
         )
     runs, notes = _rebuild_runs(draft, machines, nodes, now, complete=complete)
     rest = [resource for resource in lost.resources if not resource.is_machine]
-    machines = folded(machines)
+    machines = fold_virtual(machines)
     row = dataclasses.replace(
         draft, lease=lease, created=min([now, *(run.created for run in runs)]), boot_deadline=now, ready=now,
         offer={"prices": [{"what": "machines", "per_hour": price}], **payer_record(payer)},
@@ -162,11 +163,11 @@ def adopt(ctx: Context, lost: LostCluster, *, complete: bool = True) -> Adopted:
     known_runs = ctx.ledger.adopt(row, [*machines, *rest], runs)
     (row,) = [cluster for cluster in ctx.ledger.clusters() if cluster.name == lost.name]
     notes += [f"the ledger has another run named {name}; that of {lost.name} is left out" for name in known_runs]
+    if ctx.ledger.needs_guard(row):
+        ctx.try_ensure_guard(row)  # first: whatever fails now, the cluster is the ledger's again
     write_ssh_names(ctx, row, machines)
     if is_unclaimed:
         notes += _send_lease(ctx, row, lease)
-    if ctx.ledger.needs_guard(row):
-        ctx.try_ensure_guard(row)
     return Adopted(row, len(machines), [run for run in runs if run.name not in known_runs], notes)
 
 
@@ -196,7 +197,7 @@ def _draft_row(ctx: Context, lost: LostCluster) -> ClusterRow:
 
 def cluster_token(resource: Resource) -> str:
     """The token of the cluster that a resource was made for; those of calls and nodes begin with it."""
-    return str(resource.data.get("token") or "").partition("-")[0]
+    return resource.token.partition("-")[0]
 
 
 def _refuse_gaps(lost: LostCluster, machines: Sequence[Resource]) -> None:
@@ -229,10 +230,8 @@ def _inspect_nodes(draft: ClusterRow, machines: Sequence[Resource]) -> list[_Nod
 
 def _read_node_traces(draft: ClusterRow, machine: Resource, index: int) -> dict[str, Traces]:
     programs = open_programs(draft, machine, index)
-    try:
+    with closing(programs.connection):
         return read_traces(programs, index)
-    finally:
-        programs.connection.close()
 
 
 def merge_leases(nodes: Sequence[_Node]) -> tuple[Lease, bool]:
@@ -247,11 +246,8 @@ def merge_leases(nodes: Sequence[_Node]) -> tuple[Lease, bool]:
 def _send_lease(ctx: Context, row: ClusterRow, lease: Lease) -> list[str]:
     """Replace the boot lease, which the dead command did not: the nodes would end with it. Returns notes."""
     try:
-        session = open_session(ctx, row)
-        try:
+        with closing(open_session(ctx, row)) as session:
             send_lease(session, lease, ctx.clock.now())
-        finally:
-            session.close()
     except GpuopsError as error:
         return [f"{row.name} cannot be told its lease and ends by itself soon: {error.message}"]
     return []

@@ -7,11 +7,7 @@ import math
 from collections.abc import Sequence
 
 from gpuops.core.context import Context
-from gpuops.core.errors import (
-    NoCapacity,
-    ProviderError,
-    UsageError,
-)
+from gpuops.core.errors import NoCapacity, ProviderError, UsageError
 from gpuops.core.format import money
 from gpuops.core.models import Offer, Payer, Problem, Request
 from gpuops.core.provider import Provisioner, is_rented

@@ -9,6 +9,7 @@ import dataclasses
 import uuid
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager, suppress
+from pathlib import Path
 
 from gpuops.clusters.available_offers import offer_source
 from gpuops.clusters.home_files import record_rented
@@ -44,7 +45,7 @@ from gpuops.offers.search import OfferSearch
 CREATE_ATTEMPTS_MAX = 4
 
 
-def create_once(ctx: Context, provisioner: LoadedProvisioner, offer: Offer, row: ClusterRow, intent: Intent) -> None:
+def create_offer(ctx: Context, provisioner: LoadedProvisioner, offer: Offer, row: ClusterRow, intent: Intent) -> None:
     """Create one offer, with retries while the provider limits the rate. Raises ProviderError; created resources may
     still exist then."""
     attempts, most = 0, 0
@@ -130,9 +131,9 @@ def _call_create(ctx: Context, provisioner: Provisioner, offer: Offer, row: Clus
     """Call `create` and record its resources. Raises what it raises, and Unknown for a wrong number of machines."""
     with ctx.signals.shielded():  # what a provider has done must be in the ledger first
         made = provisioner.create(offer, intent, LedgerJournal(ctx.ledger, row.id))
-        known = {(resource.kind, resource.id) for resource in ctx.ledger.resources(row.id)}
+        known = {resource.key for resource in ctx.ledger.resources(row.id)}
         for resource in made:
-            if (resource.kind, resource.id) not in known:
+            if resource.key not in known:
                 ctx.ledger.got(row.id, resource)
     count = len(machines_of(ctx, row))
     if count != offer.nodes and not any(_stands_for_all_machines(resource, offer) for resource in made):
@@ -156,8 +157,8 @@ def _find_created(ctx: Context, provisioner: Provisioner, offer: Offer, row: Clu
             return None
         if len(machines) > offer.nodes:
             break
-    known = {(resource.kind, resource.id) for resource in ctx.ledger.resources(row.id)}
-    return [resource for resource in listed if (resource.kind, resource.id) not in known]
+    known = {resource.key for resource in ctx.ledger.resources(row.id)}
+    return [resource for resource in listed if resource.key not in known]
 
 
 def _stands_for_all_machines(resource: Resource, offer: Offer) -> bool:
@@ -208,35 +209,7 @@ def bring_up(
         now=now,
     )
     try:
-        ctx.ensure_guard(row)
-        if rented:
-            record_rented(ctx.home, request.provider)
-        warn_of_clock(ctx, provisioner)
-        intent = Intent(ctx.owner, row.name, row.token, row.boot_deadline, agent)
-        while True:
-            try:
-                with ctx.progress.during(f"creating {row.name}"):
-                    offer = _create_first_available(ctx, provisioner, offers, row, intent, terms)
-                break
-            except (NoCapacity, QuotaExceeded) as error:
-                offers = search.offers(error, row)
-        row = ctx.ledger.cluster(row.id)
-        terms.check_price(row.name, offer, _total_price(machines_of(ctx, row)))
-        if rented:
-            ctx.out.say("not yet protected: keep this computer on until the nodes are ready")
-        with ctx.progress.during(f"waiting for {row.name}", request.timeout_min * 60):
-            session = wait_ready(
-                ctx,
-                provisioner,
-                row,
-                request,
-                lambda machines: terms.check_price(row.name, offer, _total_price(machines)),
-            )
-        try:
-            _start_lease(ctx, session, terms, provisioner, offer)
-        except BaseException:
-            session.close()
-            raise
+        return _create_and_wait(ctx, provisioner, request, row, agent, search, offers, terms)
     except StillBilling:
         with suppress(LedgerUnwritable):  # this command's death says the same
             ctx.ledger.begin_end(row.id)  # the guard, or `down`, goes on with it
@@ -250,6 +223,46 @@ def bring_up(
         ctx.out.say(
             f"{row.name} is undone, {describe_shutdown(ctx.ledger.list_leftovers(row.id)) or 'nothing of it is left'}"
         )
+        raise
+
+
+def _create_and_wait(
+    ctx: Context,
+    provisioner: LoadedProvisioner,
+    request: Request,
+    row: ClusterRow,
+    agent: Path,
+    search: OfferSearch,
+    offers: Sequence[Offer],
+    terms: Terms,
+) -> ClusterSession:
+    """The cluster of a new row, once every node answers and has its lease. Whatever is raised, some of it may exist."""
+    ctx.ensure_guard(row)
+    if is_rented(provisioner):
+        record_rented(ctx.home, request.provider)
+    warn_of_clock(ctx, provisioner)
+    intent = Intent(ctx.owner, row.name, row.token, row.boot_deadline, agent)
+    while True:
+        try:
+            with ctx.progress.during(f"creating {row.name}"):
+                offer = _create_first_available(ctx, provisioner, offers, row, intent, terms)
+            break
+        except (NoCapacity, QuotaExceeded) as error:
+            offers = search.offers(error, row)
+
+    def check_price(machines: Sequence[Resource]) -> None:
+        terms.check_price(row.name, offer, _total_price(machines))
+
+    row = ctx.ledger.cluster(row.id)
+    check_price(machines_of(ctx, row))
+    if is_rented(provisioner):
+        ctx.out.say("not yet protected: keep this computer on until the nodes are ready")
+    with ctx.progress.during(f"waiting for {row.name}", request.timeout_min * 60):
+        session = wait_ready(ctx, provisioner, row, request, check_price)
+    try:
+        _start_lease(ctx, session, terms, provisioner, offer)
+    except BaseException:
+        session.close()
         raise
     return session
 
@@ -279,7 +292,7 @@ def _create_first_available(
             created=now,
         )
         try:
-            create_once(ctx, provisioner, offer, row, bounded)
+            create_offer(ctx, provisioner, offer, row, bounded)
             return offer
         except (NoCapacity, QuotaExceeded) as error:
             refusals.add_refusal(offer, error)

@@ -32,10 +32,10 @@ def clear_leftovers_once(ctx: Context, row: ClusterRow) -> Sequence[Resource]:
     known = ctx.ledger.list_leftovers(row.id)
     owned = provisioner.list_owned(ctx.owner, ctx.ledger.regions(row.id))
     listed = [resource for resource in owned if is_leftover_of(row, known, resource)]
-    ids = {(resource.kind, resource.id) for resource in listed}
-    hidden = [provisioner.describe(resource) for resource in known if (resource.kind, resource.id) not in ids]
+    ids = {resource.key for resource in listed}
+    hidden = [provisioner.describe(resource) for resource in known if resource.key not in ids]
     remaining = [*listed, *(resource for resource in hidden if resource.state != ResourceState.ENDED)]
-    if {(resource.kind, resource.id) for resource in remaining} != {(resource.kind, resource.id) for resource in known}:
+    if {resource.key for resource in remaining} != {resource.key for resource in known}:
         ctx.ledger.mark_cleared(row.id, remaining)
     if remaining:
         provisioner.destroy(remaining)
@@ -45,10 +45,10 @@ def clear_leftovers_once(ctx: Context, row: ClusterRow) -> Sequence[Resource]:
 def is_leftover_of(row: ClusterRow, known: Sequence[Resource], resource: Resource) -> bool:
     """Whether something is of a cluster that is gone, and not of a newer one of its name: its token says so, or the
     ledger, by what was `known` to be left of it."""
-    if any((resource.kind, resource.id) == (other.kind, other.id) for other in known):
+    if any(resource.key == other.key for other in known):
         return True
     named = select_by_tag([resource], resource.name.split("-", 2)[1], row.name)
-    return bool(named and row.token) and str(resource.data.get("token") or "").startswith(row.token)
+    return bool(named and row.token) and resource.token.startswith(row.token)
 
 
 def clear_leftovers(ctx: Context, row: ClusterRow) -> None:

@@ -4,21 +4,23 @@ from __future__ import annotations
 
 from collections.abc import Collection, Sequence
 from dataclasses import dataclass
-from typing import TYPE_CHECKING
 
 from gpuops.clusters.adoption import LostCluster, cluster_token
 from gpuops.clusters.home_files import find_unrecorded_clusters, read_rented
 from gpuops.clusters.leftovers import clear_leftovers_once, describe_leftovers, is_leftover_of
 from gpuops.clusters.teardown import (
+    PERMANENT_ERRORS,
+    PERMANENT_ERRORS_MAX,
     POLL_S,
     POLL_SLOW_S,
     describe_shutdown,
     forget_cluster,
+    forget_ssh_names,
     is_costless,
     list_remaining,
     select_resources,
 )
-from gpuops.clusters.teardown_errors import find_auth_failure, still_billing_error, suggest_command
+from gpuops.clusters.teardown_errors import still_billing_error, suggest_command
 from gpuops.core.context import Context
 from gpuops.core.errors import (
     AuthFailed,
@@ -29,17 +31,16 @@ from gpuops.core.errors import (
     RateLimited,
     StillBilling,
     UsageError,
+    find_auth_failure,
 )
 from gpuops.core.format import first_few
 from gpuops.core.models import Resource
 from gpuops.core.polling import Poller
+from gpuops.core.provider import Provisioner
+from gpuops.ledger import FILE
 from gpuops.ledger.rows import ClusterState, RunState
+from gpuops.ledger.store import ClusterRow, LedgerTooNew, providers_in
 from provisioners import registry
-
-if TYPE_CHECKING:
-    from gpuops.core.provider import Provisioner
-    from gpuops.ledger.store import ClusterRow
-
 
 REAP = "gpuops reap"
 """What ends orphans."""
@@ -105,12 +106,8 @@ def find_resources(
                 ctx.out.say(f"note: no cluster of this ledger was ever at {name}, which is not asked: {error.message}")
         except GpuopsError as error:
             unasked.append(UncheckedProvider(f"{name} could not be asked: {error.message}", error))
-        known = {(orphan.resource.kind, orphan.resource.id) for orphan in orphans if orphan.provider == name}
-        orphans += [
-            orphan
-            for orphan in _find_by_dotenv_key(ctx, name, owner)
-            if (orphan.resource.kind, orphan.resource.id) not in known
-        ]
+        known = {orphan.resource.key for orphan in orphans if orphan.provider == name}
+        orphans += [orphan for orphan in _find_by_dotenv_key(ctx, name, owner) if orphan.resource.key not in known]
     return orphans, unasked
 
 
@@ -131,9 +128,6 @@ def _find_by_dotenv_key(ctx: Context, name: str, owner: str) -> list[Orphan]:
 
 def _used_providers(ctx: Context) -> set[str] | None:
     """The providers that clusters of this ledger were ever at; None where an earlier ledger was lost."""
-    from gpuops.ledger import FILE
-    from gpuops.ledger.store import LedgerTooNew, providers_in
-
     try:
         rows = ctx.ledger.clusters(live=False)
     except LedgerTooNew:
@@ -242,8 +236,6 @@ def clear_departing(ctx: Context) -> list[str]:
 
 
 def _departing_rows(ctx: Context) -> list[ClusterRow]:
-    from gpuops.ledger.store import LedgerTooNew
-
     try:
         return ctx.ledger.list_gone_with_leftovers()
     except LedgerTooNew:
@@ -252,8 +244,6 @@ def _departing_rows(ctx: Context) -> list[ClusterRow]:
 
 def _live_rows(ctx: Context) -> list[ClusterRow]:
     """The ledger's live clusters; none where a newer gpuops wrote it, so that tags alone count."""
-    from gpuops.ledger.store import LedgerTooNew
-
     try:
         return ctx.ledger.clusters()
     except LedgerTooNew:
@@ -328,29 +318,27 @@ def _join_hints(hints: Sequence[str], again: str) -> str:
 
 
 def _forget_names(ctx: Context, names: Collection[str]) -> None:
-    """Remove the names under which plain `ssh` and editors reached clusters that have ended."""
-    from gpuops.transport import ssh
-
+    """Remove the SSH names of clusters that have ended."""
     for name in set(names).difference(row.name for row in _live_rows(ctx)):
-        if (ctx.home / "ssh" / f"{name}.conf").exists():
-            ssh.remove_config(ctx.home / "ssh", name)
+        forget_ssh_names(ctx, name)
 
 
 def _destroy_at_provider(
     ctx: Context, owner: str, name: str, provisioner: Provisioner, resources: Sequence[Resource], again: str
 ) -> None:
     """Destroy the orphans of one owner in one account. Raises StillBilling."""
-    wanted_ids = {(resource.kind, resource.id) for resource in resources}
+    wanted_ids = {resource.key for resource in resources}
     regions = sorted({resource.region for resource in resources})  # of others that do not answer nothing was found
     remaining, trouble = list(resources), ""
     last: ProviderError | None = None
+    permanent_errors = 0
     poller = Poller(ctx.clock, ctx.clock.monotonic() + provisioner.gone_s, POLL_S, POLL_SLOW_S)
     for _ in poller:
         trouble, last = "", None
         try:
             provisioner.destroy(remaining)
             listed = provisioner.list_owned(owner, regions)
-            remaining = [resource for resource in listed if (resource.kind, resource.id) in wanted_ids]
+            remaining = [resource for resource in listed if resource.key in wanted_ids]
             if not remaining:
                 return
             if is_costless(remaining):
@@ -360,6 +348,9 @@ def _destroy_at_provider(
                 return
         except ProviderError as error:
             trouble, last = error.message, error
+            permanent_errors += isinstance(error, PERMANENT_ERRORS)
+            if permanent_errors == PERMANENT_ERRORS_MAX:
+                break
             if isinstance(error, RateLimited):
                 poller.retry_after(error.retry_after)
     raise still_billing_error(remaining, 0.0, trouble, name, suggest_command(again, last)) from last

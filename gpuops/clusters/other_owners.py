@@ -3,19 +3,12 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import TYPE_CHECKING
 
 from gpuops.clusters.orphans import Orphan
 from gpuops.core.context import Context
-from gpuops.core.errors import (
-    GpuopsError,
-    Partial,
-)
+from gpuops.core.errors import GpuopsError, Partial
 from gpuops.core.format import first_few, money
 from provisioners import registry
-
-if TYPE_CHECKING:
-    pass
 
 
 def find_other_owners(ctx: Context) -> list[Orphan]:

@@ -59,7 +59,7 @@ def wait_ready(
     provisioner: LoadedProvisioner,
     row: ClusterRow,
     request: Request,
-    check: Callable[[Sequence[Resource]], None] = lambda _: None,
+    check: Callable[[Sequence[Resource]], None],
 ) -> ClusterSession:
     """Wait until every machine is described, has an address, is connected and answers as a node.
 

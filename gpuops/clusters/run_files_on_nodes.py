@@ -9,6 +9,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Literal
 
+from gpuops.core.models import NAME
 from gpuops.core.run_models import RunRequest
 from gpuops.core.safe_folder import SafeFolder
 from gpuops.sync.run_folder import MAX_DOCUMENT_BYTES, RunHome, read_json
@@ -21,7 +22,7 @@ TREE = "runs"
 MTIME_MAX_NS = 1 << 62
 """A file's time may be any number where a node lies; this one is in the year 2116."""
 DURATION_MAX_S = 366 * 86400.0
-KEPT_FILES = re.compile(r"([a-z][a-z0-9-]{0,23})/(spec\.json|result\.json|events\.jsonl)")
+KEPT_FILES = re.compile(rf"{NAME.pattern}/(spec\.json|result\.json|events\.jsonl)")
 
 
 @dataclass(frozen=True)
@@ -90,7 +91,7 @@ def parse_spec(document: Mapping[str, Any], name: str, index: int) -> LaunchSpec
         prelude=document.get("prelude", []),
         outs=document.get("outs", []),
         env={str(name): str(value) for name, value in document.get("user_env", {}).items()},
-        grace_s=float(document.get("grace_s", 10.0)),
+        grace_s=float(document.get("grace_s", RunRequest.grace_s)),
         hold_s=document.get("hold_s"),
     )
 
@@ -105,7 +106,7 @@ def _is_valid(spec: Mapping[str, Any], name: str, index: int) -> bool:
         and all(type(number) is int and 0 <= number < 100_000 for number in numbers)
         and all(isinstance(text, list) and all(isinstance(one, str) for one in text) for text in texts)
         and isinstance(spec.get("user_env", {}), dict)
-        and _is_duration(spec.get("grace_s", 10.0))
+        and _is_duration(spec.get("grace_s", RunRequest.grace_s))
         and (spec.get("hold_s") is None or _is_duration(spec["hold_s"]))
     )
 

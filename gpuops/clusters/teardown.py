@@ -13,7 +13,7 @@ from collections.abc import Collection, Sequence
 from contextlib import suppress
 from dataclasses import dataclass
 
-from gpuops.clusters.teardown_errors import find_auth_failure, still_billing_error, suggest_after_down
+from gpuops.clusters.teardown_errors import still_billing_error, suggest_after_down
 from gpuops.core.context import Context
 from gpuops.core.errors import (
     AuthFailed,
@@ -23,6 +23,7 @@ from gpuops.core.errors import (
     RateLimited,
     Rejected,
     StillBilling,
+    find_auth_failure,
 )
 from gpuops.core.format import plural, span
 from gpuops.core.models import COSTLESS, Resource, ResourceState
@@ -89,12 +90,17 @@ def is_costless(remaining: Sequence[Resource]) -> bool:
 
 
 def forget_cluster(ctx: Context, row: ClusterRow) -> None:
-    """Remove the record of what was pushed, and the names under which plain `ssh` and editors reached the nodes."""
+    """Remove the record of what was pushed, and the SSH names."""
     push_record.forget_cluster(ctx.home, row.token)
-    if (ctx.home / "ssh" / f"{row.name}.conf").exists():
+    forget_ssh_names(ctx, row.name)
+
+
+def forget_ssh_names(ctx: Context, cluster: str) -> None:
+    """Remove the names under which plain `ssh` and editors reached a cluster's nodes."""
+    if (ctx.home / "ssh" / f"{cluster}.conf").exists():
         from gpuops.transport import ssh
 
-        ssh.remove_config(ctx.home / "ssh", row.name)
+        ssh.remove_config(ctx.home / "ssh", cluster)
 
 
 @dataclass(frozen=True)
@@ -290,13 +296,13 @@ def _destroy_reachable(
     )
     known = [resource for resource in ctx.ledger.resources(row.id) if resource.region not in given_up]
     if _has_successor(ctx, row):
-        known_ids = {(resource.kind, resource.id) for resource in known}
-        reachable = [resource for resource in reachable if (resource.kind, resource.id) in known_ids]
+        known_ids = {resource.key for resource in known}
+        reachable = [resource for resource in reachable if resource.key in known_ids]
     elif reachable:
         with suppress(ProviderError):  # the next attempt retries
             provisioner.destroy(reachable)
-    ids = {(resource.kind, resource.id) for resource in reachable}
-    hidden = [resource for resource in known if (resource.kind, resource.id) not in ids]
+    ids = {resource.key for resource in reachable}
+    hidden = [resource for resource in known if resource.key not in ids]
     unsure = [
         resource
         for resource in hidden
@@ -331,10 +337,10 @@ def list_remaining(
     listed = list_resources(ctx, provisioner, row, regions) if regions or not given_up else []
     known = [resource for resource in ctx.ledger.resources(row.id) if resource.region not in given_up]
     if _has_successor(ctx, row):  # asked after the list: until now the mark was this cluster's
-        known_ids = {(resource.kind, resource.id) for resource in known}
-        listed = [resource for resource in listed if (resource.kind, resource.id) in known_ids]
-    ids = {(resource.kind, resource.id) for resource in listed}
-    hidden = [resource for resource in known if (resource.kind, resource.id) not in ids]
+        known_ids = {resource.key for resource in known}
+        listed = [resource for resource in listed if resource.key in known_ids]
+    ids = {resource.key for resource in listed}
+    hidden = [resource for resource in known if resource.key not in ids]
     return listed + [
         resource for resource in map(provisioner.describe, hidden) if resource.state != ResourceState.ENDED
     ]
@@ -356,7 +362,7 @@ def list_resources(
 def select_resources(row: ClusterRow, listed: Sequence[Resource], owner: str) -> list[Resource]:
     """Those of this cluster. One that tells its token and was made by another attempt is another's of the same name."""
     named = select_by_tag(listed, owner, row.name)
-    return [resource for resource in named if str(resource.data.get("token") or row.token).startswith(row.token)]
+    return [resource for resource in named if (resource.token or row.token).startswith(row.token)]
 
 
 def select_by_tag(resources: Sequence[Resource], owner: str, cluster: str) -> list[Resource]:

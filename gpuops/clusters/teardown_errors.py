@@ -4,22 +4,10 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from gpuops.core.errors import (
-    AuthFailed,
-    ProviderError,
-    Rejected,
-    StillBilling,
-)
+from gpuops.core.errors import ProviderError, Rejected, StillBilling, find_auth_failure
 from gpuops.core.format import money
 from gpuops.core.models import Resource
 from gpuops.ledger.store import ClusterRow
-
-
-def find_auth_failure(error: BaseException | None) -> AuthFailed | None:
-    """The refused credentials that an error comes from, if it does."""
-    while error is not None and not isinstance(error, AuthFailed):
-        error = error.__cause__
-    return error
 
 
 def suggest_command(command: str, error: BaseException | None) -> str:

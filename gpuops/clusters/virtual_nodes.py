@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import dataclasses
 from collections.abc import Mapping
+from contextlib import closing
 from typing import Any
 
 from gpuops.core.context import Context
@@ -34,8 +35,8 @@ def add_virtual_nodes(ctx: Context, session: ClusterSession, request: RunRequest
     if request.nodes <= len(machines):
         return
     wanted = gpu_shares.with_virtual(machines, request.nodes)[: request.nodes]
-    given, notes = gpu_shares.lots(wanted, session.gpus(), request.gpus)
-    ctx.out.say(gpu_shares.sentence(given, len(machines)))
+    given, notes = gpu_shares.share_gpus(wanted, session.gpus(), request.gpus)
+    ctx.out.say(gpu_shares.describe_shares(given, len(machines)))
     for note in notes:
         ctx.out.say(f"note: {note}")
     missing = [index for index in range(len(machines), request.nodes) if _is_missing(session, index)]
@@ -57,7 +58,7 @@ def _create_nodes(ctx: Context, session: ClusterSession, wanted: list[Resource],
             _remove_ended_node(ctx, session.row, wanted[index], index)
     on_each(lambda index: _init_node(ctx, session.row, wanted[index], index), missing)
     for first, machine in enumerate(machines_of(ctx, session.row)):
-        here = [index for index in missing if gpu_shares.owner(wanted[index], index) == first]
+        here = [index for index in missing if gpu_shares.host_index(wanted[index], index) == first]
         ctx.ledger.add_virtual_nodes(session.row.id, machine, here)
     met = on_each(lambda index: contact_node(session.row, wanted[index], index), missing)
     for index, node in zip(missing, met, strict=True):
@@ -66,11 +67,8 @@ def _create_nodes(ctx: Context, session: ClusterSession, wanted: list[Resource],
 
 def _init_node(ctx: Context, row: ClusterRow, machine: Resource, index: int) -> None:
     paths = node_paths(row.name, machine, index)
-    connection = connect(machine, index)
-    try:
+    with closing(connect(machine, index)) as connection:
         bootstrap.init(connection, paths.python, paths.agent, paths.node, init_document(ctx, row, machine, index))
-    finally:
-        connection.close()
 
 
 def init_document(ctx: Context, row: ClusterRow, machine: Resource, index: int) -> Mapping[str, Any]:
@@ -88,7 +86,7 @@ def init_document(ctx: Context, row: ClusterRow, machine: Resource, index: int) 
             "cores_share": 1.0,
             "artefact": machine.data["artefact"],
             "host": machine.region,
-            "on": gpu_shares.owner(machine, index),
+            "on": gpu_shares.host_index(machine, index),
         },
         "lease": {"ends_in": None if end is None else max(0.0, end - ctx.clock.now()), "idle_s": None},
     }
@@ -97,13 +95,10 @@ def init_document(ctx: Context, row: ClusterRow, machine: Resource, index: int) 
 def find_virtual_nodes(row: ClusterRow, machine: Resource, index: int) -> Resource:
     """A machine as the ledger should know it, told by the folders there. Raises NodeRefused, ConnectionLost."""
     paths = node_paths(row.name, machine, index)
-    connection = connect(machine, index)
-    try:
+    with closing(connect(machine, index)) as connection:
         listing = bootstrap.call_agent_mode(
             connection, [paths.python, "-I", paths.agent, "nodes", "--root", paths.root]
         )
-    finally:
-        connection.close()
     ours = [one for one in listing.nodes or () if (one.get("cluster"), one.get("on")) == (row.name, index)]
     made = [one["index"] for one in ours if one.get("index") in range(1, MOST_NODES)]
     return dataclasses.replace(machine, data={**machine.data, "virtual": made}) if made else machine
@@ -123,8 +118,5 @@ def _remove_ended_node(ctx: Context, row: ClusterRow, machine: Resource, index: 
     if said := save_node_edits(ctx, row, machine, index, ctx.progress):
         ctx.out.say(said)
     paths = node_paths(row.name, machine, index)
-    connection = connect(machine, index)
-    try:
+    with closing(connect(machine, index)) as connection:
         bootstrap.call_agent_mode(connection, paths.argv("end", "--remove"))
-    finally:
-        connection.close()

@@ -20,7 +20,7 @@ from gpuops.core.provider import has_capability
 from gpuops.core.run_models import NodeFacts, RunRequest
 from gpuops.core.settings import secret_origins
 from gpuops.ledger.store import ClusterRow
-from gpuops.nodes.gpu_shares import lots, ranks_for, sentence, with_virtual
+from gpuops.nodes.gpu_shares import describe_shares, ranks_for, share_gpus, with_virtual
 from gpuops.nodes.session import machines_of
 from gpuops.offers import offer_table
 from gpuops.runs.launch_spec import node_specs
@@ -176,9 +176,9 @@ def _gpus_of_nodes(ctx: Context, row: ClusterRow, size: Size) -> tuple[list[int]
     if len(nodes) <= len(machines):
         return [count] * size.nodes, []
     gpus = [[str(index) for index in range(count)] for _ in machines]
-    given, notes = lots(nodes, gpus, size.gpus)
+    given, notes = share_gpus(nodes, gpus, size.gpus)
     return [lot.count for lot in given], [
-        f"would run {sentence(given, len(machines))}",
+        f"would run {describe_shares(given, len(machines))}",
         *(f"note: {note}" for note in notes),
     ]
 

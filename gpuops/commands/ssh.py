@@ -22,7 +22,7 @@ from gpuops.core.models import Resource
 from gpuops.core.platform import HERE, System
 from gpuops.core.polling import Clock, Poller
 from gpuops.ledger.store import ClusterRow
-from gpuops.nodes.gpu_shares import owner
+from gpuops.nodes.gpu_shares import host_index
 from gpuops.nodes.session import explain_connection_loss, nodes_of, readmit_this_computer
 from gpuops.transport.connect import connect
 
@@ -128,7 +128,7 @@ def open_shell(ctx: Context, row: ClusterRow, machine: Resource, node: int, comm
         return _run_foreground(argv)
     from gpuops.transport import ssh
 
-    host, terminal = owner(machine, node), needs_terminal(ctx, command)
+    host, terminal = host_index(machine, node), needs_terminal(ctx, command)
     line = ssh.command_line(ctx.home / "ssh", row.name, host, argv, tty=terminal, quiet=True)
     return _run_ssh(ctx, row, machine, node, lambda: _run_foreground(line))
 
@@ -185,7 +185,7 @@ def forward(ctx: Context, row: ClusterRow, machine: Resource, node: int, port: i
 
     check_free(local_port)
     program, *rest = ssh.command_line(
-        ctx.home / "ssh", row.name, owner(machine, node), (), forwards=(f"{local_port}:127.0.0.1:{port}",)
+        ctx.home / "ssh", row.name, host_index(machine, node), (), forwards=(f"{local_port}:127.0.0.1:{port}",)
     )
     url = f"http://127.0.0.1:{local_port}"
 

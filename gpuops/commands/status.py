@@ -19,7 +19,7 @@ from gpuops.guard.schedule import NOTICE_FAILURES
 from gpuops.guard.start import LOG
 from gpuops.ledger.rows import ClusterState, RunState
 from gpuops.ledger.store import ClusterRow, RunRow
-from gpuops.nodes.gpu_shares import owner, with_virtual
+from gpuops.nodes.gpu_shares import host_index, with_virtual
 from gpuops.offers.lease_limits import describe_lease, money_spent
 from gpuops.runs.logs.home_tail import last_output_time
 
@@ -114,7 +114,7 @@ def _describe_cluster(ctx: Context, row: ClusterRow) -> ClusterReport:
     machines = [machine for machine in ctx.ledger.resources(row.id) if machine.is_machine]
     described = _describe_machines(ctx, row, machines)
     states = [machine.state if machine else ResourceState.UNKNOWN for machine in described]
-    nodes = [states[owner(node, index)] for index, node in enumerate(with_virtual(machines))] if machines else []
+    nodes = [states[host_index(node, index)] for index, node in enumerate(with_virtual(machines))] if machines else []
     runs = [run for run in ctx.ledger.runs(cluster=row.id) if run.state in (RunState.STARTING, RunState.RUNNING)]
     now = ctx.clock.now()
     per_hour = sum(machine.per_hour for machine in machines if machine.bills)

@@ -9,6 +9,7 @@ provider      the contract that a provisioner fulfils
 context       what a command is given: settings, ledger, clock, signals, reporter
 reporting     protocols of what a command prints and how it shows progress
 account_variables  the variables by which each provider knows an account
+home          gpuops' own folder, and the mark in it of all that its user rents
 settings      flags, gpuops.toml, environment and .env, and what each may say
 config_trust  which gpuops.toml the user trusts
 platform      what differs between Linux, macOS and Windows

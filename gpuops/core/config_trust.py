@@ -23,18 +23,18 @@ def place(toml: Path) -> Path:
 
 def is_trusted(home: Path, toml: Toml) -> bool:
     """`home`: gpuops' own folder."""
-    return _word(home, toml.path, toml.sha256).is_file()
+    return _trust_file(home, toml.path, toml.sha256).is_file()
 
 
 def trust(home: Path, toml: Toml) -> None:
     """Raises LocalDisk."""
-    word = _word(home, toml.path, toml.sha256)
+    file = _trust_file(home, toml.path, toml.sha256)
     try:
-        word.parent.mkdir(mode=0o700, exist_ok=True)
-        create_once(word, f"{os.fsencode(place(toml.path))!r}\n")
+        file.parent.mkdir(mode=0o700, exist_ok=True)
+        create_once(file, f"{os.fsencode(place(toml.path))!r}\n")
     except OSError as error:
         raise LocalDisk(
-            f"gpuops cannot keep your word in {word.parent}: {error.strerror or error}",
+            f"gpuops cannot keep your word in {file.parent}: {error.strerror or error}",
             "see that it can be written and the disk has space",
         ) from error
 
@@ -42,15 +42,16 @@ def trust(home: Path, toml: Toml) -> None:
 def revoke(home: Path, toml: Path) -> int:
     """Trust no content of this file any more. How many there were; raises LocalDisk."""
     try:
-        words = list(_word(home, toml, "").parent.glob(f"{_word(home, toml, '').name}*"))
-        for word in words:
-            word.unlink(missing_ok=True)
+        any_content = _trust_file(home, toml, "")
+        files = list(any_content.parent.glob(f"{any_content.name}*"))
+        for file in files:
+            file.unlink(missing_ok=True)
     except OSError as error:
         raise LocalDisk(
             f"{error.filename} cannot be removed: {error.strerror}", "see that it can be written"
         ) from error
-    return len(words)
+    return len(files)
 
 
-def _word(home: Path, toml: Path, sha256: str) -> Path:
+def _trust_file(home: Path, toml: Path, sha256: str) -> Path:
     return home / "trusted" / f"{hashlib.sha256(os.fsencode(place(toml))).hexdigest()[:32]}-{sha256}"

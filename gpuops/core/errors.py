@@ -14,6 +14,7 @@
     │       └── Partial               some regions answered; `found` is what they list
     ├── NodeError               4    a node or the network failed
     │   ├── ConnectionLost            the connection ended; the node may be well
+    │   │   └── NoAnswer              it stands, and nothing came for `silent_s` seconds
     │   ├── MachineGone               its machine ended before a run was on it
     │   ├── NodeRefused               the agent refused a request; `kind` says why
     │   └── MalformedAnswer           it sent what no gpuops agent sends
@@ -28,7 +29,7 @@ else that escapes is a bug: exit code 70, and the traceback goes to a file.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from enum import StrEnum
 from typing import Any
 
@@ -150,7 +151,9 @@ starting."""
 class NodeRefused(NodeError):
     """The agent on a node refused a request; `kind` is a RefusalKind, or another word of the protocol."""
 
-    def __init__(self, message: str, hint: str = "", kind: str = "refused", data: dict | None = None) -> None:  # type: ignore[type-arg]
+    def __init__(
+        self, message: str, hint: str = "", kind: str = "refused", data: Mapping[str, Any] | None = None
+    ) -> None:
         super().__init__(message, hint)
         self.kind = kind
         self.data = data or {}
@@ -193,3 +196,10 @@ def worst_exit_code(*codes: int) -> int:
         if code in codes:
             return code
     return 0
+
+
+def find_auth_failure(error: BaseException | None) -> AuthFailed | None:
+    """The refused credentials that an error comes from, if it does."""
+    while error is not None and not isinstance(error, AuthFailed):
+        error = error.__cause__
+    return error

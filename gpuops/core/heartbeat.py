@@ -21,6 +21,8 @@ from functools import cache
 from pathlib import Path
 from typing import Any
 
+from gpuops.agent.machine_resources import boot_id
+from gpuops.agent.node import read_text
 from gpuops.core.files import write_atomic
 from gpuops.core.platform import HERE
 from gpuops.core.polling import Clock
@@ -83,11 +85,10 @@ def here() -> Place:
     """This process's place. Only on Linux do others share a home with pids of their own."""
     if HERE.kind != "linux":
         return Place()
-    machine = _read("/etc/machine-id") + socket.gethostname()
-    boot, namespace = _read("/proc/sys/kernel/random/boot_id"), ""
+    namespace = ""
     with suppress(OSError):
         namespace = os.readlink("/proc/self/ns/pid")
-    return Place(_digest(machine), _digest(boot), _digest(namespace))
+    return Place(_digest(read_text("/etc/machine-id") + socket.gethostname()), _digest(boot_id()), _digest(namespace))
 
 
 def pulse() -> Pulse:
@@ -180,13 +181,6 @@ def _forget_old(folder: Path) -> None:
 
 def _path(folder: Path, process: Identity) -> Path:
     return folder / f"{process.pid}-{process.start:.2f}.json"
-
-
-def _read(path: str) -> str:
-    try:
-        return Path(path).read_text(encoding="utf-8", errors="replace").strip()
-    except OSError:
-        return ""
 
 
 def _digest(text: str) -> str:

@@ -250,6 +250,16 @@ class Resource:
         return cls(**{**document, "state": ResourceState.parse(document.get("state", ""))})
 
     @property
+    def key(self) -> tuple[str, str]:
+        """What no other resource of its provider has: kind and id."""
+        return self.kind, self.id
+
+    @property
+    def token(self) -> str:
+        """That of its `will`, as it tells it; empty where it tells none."""
+        return str(self.data.get("token") or "")
+
+    @property
     def is_machine(self) -> bool:
         return self.kind == MACHINE
 

@@ -6,7 +6,7 @@ import re
 from collections.abc import Iterable
 
 
-def close_names(typed: str, known: Iterable[str], most: int = 1, alike: float = 0.6) -> list[str]:
+def close_names(typed: str, known: Iterable[str], most: int, alike: float) -> list[str]:
     """The known names that are spelled like `typed`, the likest first, whatever their case.
 
     `alike`: the least likeness, as `difflib` counts it: 1 is equal.

@@ -99,17 +99,17 @@ def start_background(
     return start(list(argv), **options, **last)
 
 
-def start_apart(argv: Sequence[str], system: System = HERE, **options: Any) -> subprocess.Popen[bytes]:
+def start_apart(argv: Sequence[str], **options: Any) -> subprocess.Popen[bytes]:
     """Start a child that does not get the terminal's Ctrl-C. Raises OSError."""
     import subprocess
 
-    process: Any = subprocess.Popen(list(argv), **options, **system.apart)
+    process: Any = subprocess.Popen(list(argv), **options, **HERE.apart)
     return cast("subprocess.Popen[bytes]", process)
 
 
-def end_apart(process: subprocess.Popen[bytes], system: System = HERE) -> None:
+def end_apart(process: subprocess.Popen[bytes]) -> None:
     """Kill a child that was started apart, on Unix with all of its session's group."""
-    if system.windows:
+    if HERE.windows:
         process.kill()
         return
     try:

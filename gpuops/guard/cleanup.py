@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Mapping, Sequence
-from contextlib import suppress
+from contextlib import closing, suppress
 from itertools import islice
 
 from gpuops.clusters.teardown import tear_down
@@ -92,21 +92,17 @@ def _end_or_leave(
     attempt; `finished`: those of them that this attempt finished."""
     now = ctx.ledger.cluster(row.id)
     if now.state is not ClusterState.UP or not (expired or now.owner_process == ctx.me or _take_cluster(ctx, row.id)):
-        return None  # another process tears it down, and fetches its results first
+        return  # another process tears it down, and fetches its results first
     if expired:
         _save_edits(ctx, row)
         if _confirm_lease_over(ctx, row):
-            return _tear_down(ctx, row, f"{row.name} reached the end of its lease and was ended")
+            _tear_down(ctx, row, f"{row.name} reached the end of its lease and was ended")
+            return
         if ctx.ledger.cluster(row.id).owner_process != ctx.me:
-            return None
+            return
     if row.ephemeral and not _has_other_runs(ctx, row, finished):
-        _tear_down(
-            ctx,
-            row,
-            f"{row.name} was torn down after its run"
-            if unfinished
-            else f"{row.name} was torn down: its command died before a run was started",
-        )
+        why = " after its run" if unfinished else ": its command died before a run was started"
+        _tear_down(ctx, row, f"{row.name} was torn down{why}")
     elif all_machines_ended(ctx, row) and all(run.state is RunState.HOME for run in ctx.ledger.runs(cluster=row.id)):
         _save_edits(ctx, row)
         _tear_down(ctx, row, f"{row.name} had ended by itself and was cleared away")
@@ -115,7 +111,6 @@ def _end_or_leave(
         _tear_down(ctx, row, f"{row.name} was ended: its nodes had ended by themselves, and its machines went on")
     else:
         ctx.ledger.release_ownership(row.id, ctx.me)
-    return None
 
 
 def _confirm_lease_over(ctx: Context, row: ClusterRow) -> bool:
@@ -150,20 +145,14 @@ def _stop_owned_runs(ctx: Context, row: ClusterRow, runs: list[RunRow]) -> None:
     if not runs:
         return
     try:
-        session = open_session(ctx, row, some=True)
+        with closing(open_session(ctx, row, some=True)) as session:
+            for run in runs:
+                stop_nodes(session, run.name, "graceful", STOP_REASON, kind="lease")
     except NodeError:
         return  # it has ended already, or is out of reach for their commands too
     except Exception as error:
         _note_given_up(ctx, f"what runs on {row.name} could not be stopped in good order", error)
         return
-    try:
-        for run in runs:
-            stop_nodes(session, run.name, "graceful", STOP_REASON, kind="lease")
-    except Exception as error:
-        _note_given_up(ctx, f"what runs on {row.name} could not be stopped in good order", error)
-        return
-    finally:
-        session.close()
     for _ in Poller.every(ctx.clock, POLL_INTERVAL_S, ctx.clock.monotonic() + RESULTS_TIMEOUT_S):
         if all(ctx.ledger.run(run.id).state is RunState.HOME for run in runs):
             return
@@ -212,13 +201,11 @@ def _finish_run(
         is_given_up = stop_s is not None or isinstance(error, MalformedAnswer)
         _finish(ctx, row, run, _unreachable_source(ctx, row, error, is_given_up=is_given_up), Policy(Silent()))
         return True
-    try:
+    with closing(session):
         reports = _follow(ctx, session, run, stop_s)
         if reports is not None:
             policy = Policy(Silent(), deferred is not None, retry_hint=RETRY_HINT if stop_s is None else None)
             _finish(ctx, row, run, _results_source(ctx, session, run, reports), policy, deferred)
-    finally:
-        session.close()
     return reports is not None
 
 

@@ -22,19 +22,24 @@ from collections.abc import Callable, Sequence
 from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Protocol
+from typing import Any, Protocol
 
-from gpuops.core.errors import AuthFailed, GpuopsError
+from filelock import FileLock, Timeout
+
+from gpuops.core.context import Context
+from gpuops.core.errors import AuthFailed, GpuopsError, find_auth_failure
+from gpuops.core.home import owner
 from gpuops.core.platform import HERE
 from gpuops.core.polling import Clock, Poller
+from gpuops.core.reporting import LogReporter
+from gpuops.core.settings import Settings, load_leniently, surroundings
+from gpuops.core.signals import Signals
 from gpuops.guard import guard_heartbeat, lease_time
 from gpuops.guard.schedule import ATTEMPT_S, NOTICE_FAILURES, Job, next_job, retry_pause_s
+from gpuops.guard.services import OF_GUARD
 from gpuops.guard.start import command, ensure, last_words
-from gpuops.ledger.rows import ClusterState
-
-if TYPE_CHECKING:
-    from gpuops.core.context import Context
-    from gpuops.ledger.store import ClusterRow, RunRow
+from gpuops.ledger.database import RowGone
+from gpuops.ledger.rows import ClusterRow, ClusterState, RunRow
 
 TICK_S = 1.0
 """From one round to the next: how soon a dead owner process or the end of a lease is noticed."""
@@ -48,8 +53,6 @@ TAKEOVER_S = 5.0
 
 def main(home: Path, cluster: int) -> int:
     """Be the guard of a cluster until it needs none. A second guard of the same cluster leaves at once."""
-    from filelock import FileLock, Timeout
-
     for name in ("SIGINT", HERE.hang_up):  # a terminal's signals are not for the guard
         if hasattr(signal, name):
             signal.signal(getattr(signal, name), signal.SIG_IGN)
@@ -72,12 +75,6 @@ def main(home: Path, cluster: int) -> int:
 
 def make_context(home: Path, folder: Path | None = None) -> Context:
     """The guard's surroundings; with those of the project in `folder`: credentials may stand in its `.env`."""
-    from gpuops.core.context import Context
-    from gpuops.core.reporting import LogReporter
-    from gpuops.core.settings import Settings, load_leniently, owner, surroundings
-    from gpuops.core.signals import Signals
-    from gpuops.guard.services import OF_GUARD
-
     settings = load_leniently(folder, os.environ, {})[0] if folder else Settings()
     env = surroundings(settings, os.environ)
     return Context(
@@ -216,8 +213,6 @@ class Guard:
 
     def _look(self) -> tuple[ClusterRow | None, Sequence[RunRow], bool, bool]:
         """The cluster and its runs; whether it lives and needs a guard; whether something of it is still listed."""
-        from gpuops.ledger.store import RowGone
-
         ledger = make_context(self._home).ledger
         try:
             row = ledger.cluster(self._cluster)
@@ -312,8 +307,7 @@ def run_attempt(home: Path, cluster: int, job: Job, failures: int) -> int:
         finally:
             ctx.ledger.close()
     except Exception as error:
-        refused = next((cause for cause in (error, error.__cause__) if isinstance(cause, AuthFailed)), None)
-        if refused:
+        if refused := find_auth_failure(error):
             guard_heartbeat.record_refusal(home, row, refused)
         _log_failure(row.name)
         if failures + 1 == NOTICE_FAILURES and job is not Job.CLEAR:

@@ -16,7 +16,7 @@ from collections.abc import Iterable, Mapping
 from contextlib import suppress
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from gpuops.core.account_variables import AccountVariables
 from gpuops.core.errors import AuthFailed
@@ -24,11 +24,8 @@ from gpuops.core.files import write_atomic
 from gpuops.core.heartbeat import Pulse, is_alive, pulse
 from gpuops.core.installed_code import InstalledCode, installed_code
 from gpuops.core.processes import Identity, myself
+from gpuops.ledger.rows import ClusterRow
 from provisioners import registry
-
-if TYPE_CHECKING:
-    from gpuops.ledger.store import ClusterRow
-
 
 FOLDER = "guards"
 BEAT_INTERVAL_S = 10.0

@@ -4,7 +4,7 @@ A lease's end is a wall time of the computer that gave it. What the wall clock a
 guard first saw that end is kept in a file beside its heartbeat, for its child and for the next guard of this boot. From
 then on both must say that it has come; where they differ by more than `CLOCK_JUMP_S`, the wall clock was set, and the
 time since the boot counts, so that there is always an end. Two ends are in doubt, and before they are carried out, what
-is to be ended is asked (`cleanup`): one that was given before this boot, or before anybody looked; and one that has
+is to be ended is asked (`lease_check`): one that was given before this boot, or before anybody looked; and one that has
 come by a wall clock that was set forwards, as in a virtual machine (WSL2) that stood still while its laptop slept.
 
 Where boots have no id (outside Linux) the wall clock counts: the time since the boot may stand while a laptop sleeps.
@@ -16,17 +16,13 @@ import json
 from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING
 
 from gpuops.agent.lease_clock import CLOCK_JUMP_S, ClockReading
 from gpuops.agent.machine_resources import boot_id
 from gpuops.core.files import read_small, write_atomic
 from gpuops.core.polling import Clock
 from gpuops.guard.guard_heartbeat import FOLDER
-from gpuops.ledger.rows import ClusterState
-
-if TYPE_CHECKING:
-    from gpuops.ledger.store import ClusterRow
+from gpuops.ledger.rows import ClusterRow, ClusterState
 
 
 @dataclass(frozen=True)

@@ -4,12 +4,8 @@ from __future__ import annotations
 
 import enum
 from collections.abc import Sequence
-from typing import TYPE_CHECKING
 
-from gpuops.ledger.rows import ClusterState, RunState
-
-if TYPE_CHECKING:
-    from gpuops.ledger.store import ClusterRow, RunRow
+from gpuops.ledger.rows import ClusterRow, ClusterState, RunRow, RunState
 
 LEASE_MARGIN_S = 60.0
 """The node's own watchdog ends it first; the guard is the second dead-man."""

@@ -8,14 +8,12 @@ import sys
 import time
 from contextlib import suppress
 from pathlib import Path
-from typing import TYPE_CHECKING, Protocol
+from typing import Protocol
 
 from gpuops.core.errors import LocalDisk
 from gpuops.core.polling import Clock, Poller
 from gpuops.guard import guard_heartbeat
-
-if TYPE_CHECKING:
-    from gpuops.ledger.store import ClusterRow
+from gpuops.ledger.rows import ClusterRow
 
 BEAT_POLL_S = 0.05
 LOG = "guard.log"
@@ -28,7 +26,7 @@ class Process(Protocol):
     def poll(self) -> int | None: ...
 
 
-def ensure(home: Path, row: ClusterRow, *, waits: bool = True) -> None:
+def ensure(home: Path, row: ClusterRow, *, waits: bool) -> None:
     """Start the guard of a cluster unless one works. `waits`: until its first heartbeat. Raises OSError; LocalDisk
     where that does not come.
 

@@ -76,18 +76,12 @@ class ClusterTable(Database):
 
     def set_cluster(self, row_id: int, **columns: Any) -> None:
         """Change columns by name; see `rows.to_columns`."""
-        self._set("clusters", row_id, to_columns(columns))
+        self._set("clusters", row_id, columns)
 
     def mark_up(self, cluster: int, lease: Lease, now: float) -> bool:
         """creating -> up. False where another command has begun to end the cluster."""
-        columns = {"ready": now, **to_columns({"lease": lease})}
-        assignments = ", ".join(f"{name} = ?" for name in columns)
-        with self._transaction() as db:
-            cursor = db.execute(
-                f"UPDATE clusters SET state = 'up', {assignments} WHERE id = ? AND state = 'creating'",
-                (*columns.values(), cluster),
-            )
-        return cursor.rowcount == 1
+        up = {"state": ClusterState.UP, "ready": now, "lease": lease}
+        return self._set("clusters", cluster, up, "state = 'creating'")
 
     def begin_end(self, cluster: int, *, lease: Lease | None = None) -> bool:
         """any but gone -> ending. False where it is gone already: another cluster may have its name by now.
@@ -95,21 +89,12 @@ class ClusterTable(Database):
         `lease`: the lease that has ended; False where the cluster has another one by now.
         """
         same = to_columns({"lease": lease}) if lease is not None else {}
-        where = " AND ".join(["id = ?", "state != 'gone'", *(f"{name} IS ?" for name in same)])
-        with self._transaction() as db:
-            cursor = db.execute(f"UPDATE clusters SET state = 'ending' WHERE {where}", (cluster, *same.values()))
-        return cursor.rowcount == 1
+        only_if = " AND ".join(["state != 'gone'", *(f"{name} IS ?" for name in same)])
+        return self._set("clusters", cluster, {"state": ClusterState.ENDING}, only_if, [*same.values()])
 
     def set_lease(self, cluster: int, lease: Lease) -> bool:
         """Replace a cluster's lease. False where another command has begun to end the cluster."""
-        columns = to_columns({"lease": lease})
-        assignments = ", ".join(f"{name} = ?" for name in columns)
-        with self._transaction() as db:
-            cursor = db.execute(
-                f"UPDATE clusters SET {assignments} WHERE id = ? AND state NOT IN ('ending', 'gone')",
-                (*columns.values(), cluster),
-            )
-        return cursor.rowcount == 1
+        return self._set("clusters", cluster, {"lease": lease}, "state NOT IN ('ending', 'gone')")
 
     def take_ownership(self, cluster: int, owner_process: Identity) -> bool:
         """Become the owner of a cluster, unless another owner process lives. Raises RowGone."""

@@ -79,10 +79,18 @@ class Database:
                 raise
             raise damaged(self.path) from error
 
-    def _set(self, table: str, row_id: int, columns: Mapping[str, Any]) -> None:
-        assignments = ", ".join(f"{name} = ?" for name in columns)
+    def _set(
+        self, table: str, row_id: int, columns: Mapping[str, Any], only_if: str = "1", wanted: Sequence[Any] = ()
+    ) -> bool:
+        """Change columns of a row, by name (`rows.to_columns`). Returns whether the row was there and met `only_if`, an
+        SQL condition with the values `wanted`."""
+        values = to_columns(columns)
+        assignments = ", ".join(f"{name} = ?" for name in values)
         with self._transaction() as db:
-            db.execute(f"UPDATE {table} SET {assignments} WHERE id = ?", (*columns.values(), row_id))
+            cursor = db.execute(
+                f"UPDATE {table} SET {assignments} WHERE id = ? AND {only_if}", (*values.values(), row_id, *wanted)
+            )
+        return cursor.rowcount == 1
 
 
 def insert_row(db: sqlite3.Connection, table: str, columns: Mapping[str, Any]) -> int:

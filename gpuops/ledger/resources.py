@@ -36,7 +36,7 @@ class ResourceTable(Database):
             )
 
     def got(self, cluster: int, resource: Resource) -> None:
-        """Record that something exists, once: in the oldest open intent of its kind and mark, or as a row.."""
+        """Record that something exists, once: in the oldest open intent of its kind and mark, or as a new row."""
         document = json.dumps(asdict(resource))
         with self._transaction() as db:
             if line := _find_row(db, cluster, resource):
@@ -75,9 +75,7 @@ class ResourceTable(Database):
     def mark_cleared(self, cluster: int, left: Sequence[Resource] = ()) -> None:
         """Record that everything of a cluster, or of one attempt to create it, is gone, except for `left`."""
         with self._transaction() as db:
-            db.execute("UPDATE resources SET state = 'gone' WHERE cluster = ?", (cluster,))
-            for one in left:
-                insert_resource(db, cluster, one, "left")
+            clear_resources(db, cluster, left)
 
     def has_open_intents(self, cluster: int) -> bool:
         """Whether it is unknown of some intent whether it was carried out."""
@@ -100,6 +98,12 @@ class ResourceTable(Database):
     def regions(self, cluster: int) -> list[str]:
         """Every region in which something of this cluster was ever intended."""
         return [row[0] for row in self._read("SELECT DISTINCT region FROM resources WHERE cluster = ?", cluster)]
+
+
+def clear_resources(db: sqlite3.Connection, cluster: int, left: Sequence[Resource]) -> None:
+    db.execute("UPDATE resources SET state = 'gone' WHERE cluster = ?", (cluster,))
+    for one in left:
+        insert_resource(db, cluster, one, "left")
 
 
 def insert_resource(db: sqlite3.Connection, cluster: int, one: Resource, state: str) -> None:

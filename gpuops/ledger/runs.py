@@ -9,7 +9,7 @@ from typing import Any
 
 from gpuops.core.processes import Identity
 from gpuops.ledger.database import Database, insert_row, next_free_name, only_row
-from gpuops.ledger.rows import RunRow, RunState, parse_run, to_columns
+from gpuops.ledger.rows import RunRow, RunState, parse_run
 
 
 class RunTable(Database):
@@ -66,7 +66,7 @@ class RunTable(Database):
 
     def set_run(self, row_id: int, **columns: Any) -> None:
         """Change columns by name; see `rows.to_columns`."""
-        self._set("runs", row_id, to_columns(columns))
+        self._set("runs", row_id, columns)
 
     def take_run_ownership(self, row_id: int, owner_process: Identity) -> bool:
         """Become the owner of a run that is not home yet, unless another owner process lives. Raises RowGone."""

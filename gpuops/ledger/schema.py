@@ -20,6 +20,9 @@ SCHEMA = 1
 BUSY_S = 30.0
 """How long another command's change is waited for."""
 
+NOTHING_TYPED_WRONGLY = (sqlite3.SQLITE_BUSY, sqlite3.SQLITE_LOCKED, sqlite3.SQLITE_FULL, sqlite3.SQLITE_IOERR)
+"""Errors of SQLite that end with LocalDisk's exit code. A quota of the disk that is used up is IOERR to it."""
+
 TABLES = """
 CREATE TABLE clusters (
     id INTEGER PRIMARY KEY, name TEXT NOT NULL, provider TEXT NOT NULL, folder TEXT NOT NULL,
@@ -64,20 +67,16 @@ def is_damage(error: Exception) -> bool:
 
 
 def unwritable(path: Path, error: Exception) -> LedgerUnwritable:
-    if getattr(error, "sqlite_errorcode", 0) & 0xFF in (sqlite3.SQLITE_BUSY, sqlite3.SQLITE_LOCKED):
-        held = LedgerUnwritable(
-            f"another command holds the ledger {path}: {error}",
-            f"end it, or wait until it has ended (`lsof {path}` names it)",
-        )
-        held.exit_code = LocalDisk.exit_code  # nothing was typed wrongly
-        return held
-    found = LedgerUnwritable(
-        f"the ledger {path} cannot be used: {error}",
-        "check the folder's permissions and free space",
-    )
-    if getattr(error, "sqlite_errorcode", None) == sqlite3.SQLITE_FULL:
-        found.exit_code = LocalDisk.exit_code  # nothing was typed wrongly
-        found.hint = f"free some space in {path.parent}: what goes on is followed, and ended, from here again"
+    say, hint = f"the ledger {path} cannot be used: {error}", "check the folder's permissions and free space"
+    code = getattr(error, "sqlite_errorcode", 0) & 0xFF
+    if code in (sqlite3.SQLITE_BUSY, sqlite3.SQLITE_LOCKED):
+        say = f"another command holds the ledger {path}: {error}"
+        hint = f"end it, or wait until it has ended (`lsof {path}` names it)"
+    elif code == sqlite3.SQLITE_FULL:
+        hint = f"free some space in {path.parent}: what goes on is followed, and ended, from here again"
+    found = LedgerUnwritable(say, hint)
+    if code in NOTHING_TYPED_WRONGLY:
+        found.exit_code = LocalDisk.exit_code
     return found
 
 

@@ -21,7 +21,7 @@ from gpuops.ledger import FILE
 from gpuops.ledger.clusters import ClusterTable, refuse_live_name
 from gpuops.ledger.database import RowGone as RowGone
 from gpuops.ledger.database import insert_row
-from gpuops.ledger.resources import ResourceTable, insert_resource
+from gpuops.ledger.resources import ResourceTable, clear_resources, insert_resource
 from gpuops.ledger.rows import ClusterRow as ClusterRow
 from gpuops.ledger.rows import ClusterState, RunState, check_number, check_text, fields_of
 from gpuops.ledger.rows import RunRow as RunRow
@@ -108,9 +108,7 @@ class Ledger(ClusterTable, ResourceTable, RunTable):
         `notice` is added in the same transaction. `left`: what the provider still lists, at no cost.
         """
         with self._transaction() as db:
-            db.execute("UPDATE resources SET state = 'gone' WHERE cluster = ?", (cluster,))
-            for one in left:
-                insert_resource(db, cluster, one, "left")
+            clear_resources(db, cluster, left)
             db.execute(
                 "UPDATE clusters SET state = 'gone', ended = ?, why = ?, keeper_pid = NULL"
                 " WHERE id = ? AND state != 'gone'",

@@ -3,7 +3,7 @@
 bootstrap          the agent as one file: built, brought to a machine, started
 host_key_handover  a rented machine gets a host key of its own, the agent, a watchdog
 session            conversations with all nodes of a cluster, and what their provider says of its machines
-gpu_shares         which of a machine's GPUs each node on it has
+gpu_shares         the nodes on one machine, virtual ones among them, and which of its GPUs each has
 network            every node tries to reach every other before a launch
 rendezvous         at which address the nodes of a run meet; pure
 python             each node's Python, checked against its GPUs, and the set-up command

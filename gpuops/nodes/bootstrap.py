@@ -154,11 +154,14 @@ class MachineProbe:
     """Equal for two names of one machine; empty where it is unknown."""
 
 
+def run_step(connection: Connection, argv: Sequence[str], question: bytes = b"") -> bytes:
+    """What a program on a machine prints, given `question` as its input. Raises NodeError, ConnectionLost."""
+    return exchange(connection.open(argv), connection.label, question, STEP_SILENCE_LIMIT_S)
+
+
 def probe_machine(connection: Connection) -> MachineProbe:
     """Probe a machine. Raises NodeError where it cannot become a node, ConnectionLost."""
-    said = exchange(
-        connection.open(["sh", "-c", PROBE_SCRIPT, "sh", *PYTHONS]), connection.label, silence_s=STEP_SILENCE_LIMIT_S
-    )
+    said = run_step(connection, ["sh", "-c", PROBE_SCRIPT, "sh", *PYTHONS])
     return parse_probe(said.decode(errors="replace"), connection.label)
 
 
@@ -195,7 +198,7 @@ def install_agent(connection: Connection, root: str, artefact: Path) -> str:
     folder = str(PurePosixPath(root) / "agent")
     content = artefact.read_bytes()
     argv = ["sh", "-c", INSTALL_SCRIPT, "sh", folder, artefact.name, str(len(content))]
-    said = exchange(connection.open(argv), connection.label, content, STEP_SILENCE_LIMIT_S)
+    said = run_step(connection, argv, content)
     last = (said.decode(errors="replace").strip().splitlines() or ["it said nothing"])[-1]
     if last != "there":
         raise NodeError(f"the agent cannot be put on {connection.label}: {last}", f"look at {folder} there")
@@ -205,14 +208,12 @@ def install_agent(connection: Connection, root: str, artefact: Path) -> str:
 def is_installed(connection: Connection, agent: str) -> bool:
     """Whether an agent is still where `install_agent` put it. Raises ConnectionLost."""
     argv = ["sh", "-c", '[ ! -f "$1" ] || echo there', "sh", agent]
-    return bool(exchange(connection.open(argv), connection.label, silence_s=STEP_SILENCE_LIMIT_S).strip())
+    return bool(run_step(connection, argv).strip())
 
 
 def remove_agent(connection: Connection, root: str) -> None:
     """Remove the agent from a machine on which no node was created. Raises ConnectionLost."""
-    exchange(
-        connection.open(["sh", "-c", CLEANUP_SCRIPT, "sh", root]), connection.label, silence_s=STEP_SILENCE_LIMIT_S
-    )
+    run_step(connection, ["sh", "-c", CLEANUP_SCRIPT, "sh", root])
 
 
 def init(connection: Connection, python: str, agent: str, folder: str, document: Mapping[str, Any]) -> None:
@@ -229,7 +230,7 @@ def call_agent_mode(connection: Connection, argv: Sequence[str], question: bytes
     """One of the agent's modes that answers with one line of JSON. Raises NodeRefused, ConnectionLost."""
     from gpuops.transport import schemas, validation
 
-    said = exchange(connection.open(argv), connection.label, question, STEP_SILENCE_LIMIT_S)
+    said = run_step(connection, argv, question)
     try:
         answer: schemas.ModeAnswer = validation.convert(validation.parse_json(said), schemas.ModeAnswer)
     except ValueError as error:

@@ -19,12 +19,14 @@ from __future__ import annotations
 import re
 from collections.abc import Sequence
 from dataclasses import dataclass
+from enum import StrEnum
 from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
     from gpuops.transport.schemas import Gpu
 
 INDEX = "https://download.pytorch.org/whl/"
+CPU_INDEX = f"{INDEX}cpu"
 EVER = (99, 0)
 
 Capability = tuple[int, int]
@@ -115,21 +117,31 @@ def choose(driver: int, gpus: Sequence[Capability], version: tuple[int, int] | N
     return None
 
 
+class MisfitKind(StrEnum):
+    """What a torch lacks."""
+
+    CPU = "cpu"
+    KERNELS = "kernels"
+    DRIVER = "driver"
+
+
 @dataclass(frozen=True)
 class Misfit:
-    """Why a torch will not run on GPUs: `kind` is `cpu`, `kernels` or `driver`."""
+    """Why a torch will not run on GPUs."""
 
-    kind: str
+    kind: MisfitKind
     say: str
     hint: str
 
 
-def misfit(torch: str, cuda: str | None, gpus: Sequence[Gpu], python: str = "python") -> Misfit | None:
+def find_misfit(torch: str, cuda: str | None, gpus: Sequence[Gpu], python: str = "python") -> Misfit | None:
     """What the tables have against this torch of `python` on these GPUs; None: nothing known."""
     if not gpus:
         return None
     if not cuda:
-        return Misfit("cpu", f"torch {torch} is built without CUDA: its ranks train on the CPU", _advice(gpus, python))
+        return Misfit(
+            MisfitKind.CPU, f"torch {torch} is built without CUDA: its ranks train on the CPU", _advice(gpus, python)
+        )
     return _no_driver(torch, cuda, gpus, python) or _no_kernels(torch, gpus, python)
 
 
@@ -140,7 +152,7 @@ def _no_driver(torch: str, cuda: str, gpus: Sequence[Gpu], python: str) -> Misfi
         return None
     needs = ".".join(f"{part:02}" if place else str(part) for place, part in enumerate(least))
     say = f"torch {torch} needs NVIDIA's driver {needs} or later, and {gpus[0].driver} is there"
-    return Misfit("driver", say, f"update the driver, or {_advice(gpus, python)}")
+    return Misfit(MisfitKind.DRIVER, say, f"update the driver, or {_advice(gpus, python)}")
 
 
 def _no_kernels(torch: str, gpus: Sequence[Gpu], python: str) -> Misfit | None:
@@ -150,7 +162,7 @@ def _no_kernels(torch: str, gpus: Sequence[Gpu], python: str) -> Misfit | None:
         generation = capability(gpu.compute_cap)
         if wheel and generation and has_kernels(wheel, generation) is False:
             called = f"{gpu.name or 'this GPU'} (compute capability {gpu.compute_cap})"
-            return Misfit("kernels", f"torch {torch} has no kernels for {called}", _advice(gpus, python))
+            return Misfit(MisfitKind.KERNELS, f"torch {torch} has no kernels for {called}", _advice(gpus, python))
     return None
 
 

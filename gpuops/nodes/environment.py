@@ -29,7 +29,6 @@ DEFAULT_REQUIREMENTS = ("numpy",)
 """What a project gets that names nothing beside torch: without numpy every rank begins with torch's warnings."""
 IS_TORCH = re.compile(r"(?i)torch\b(?![-.])")
 """Matches a requirement of torch itself, not of torch-geometric."""
-WHEEL_INDEX = cuda.INDEX
 BUILD_FILES = ("pyproject.toml", "setup.py", "setup.cfg")
 """The files that say how a folder is built and what it requires."""
 NAMED_PATH = re.compile(r"(?m)^[ \t]*(?:(?:-[rce]|--requirement|--constraint|--editable)[ \t=]*|(?=\.))(\S+)")
@@ -51,11 +50,11 @@ def choose_torch(gpus: Sequence[Gpu], settings: Settings, asked: str = "") -> tu
         return spec, settings.env_values["GPUOPS_TORCH_INDEX"]
     pinned = re.match(r"(?i)torch\s*(?:\[[^]]*\]\s*)?===?\s*(\d+)\.(\d+)[.*\w]*(?:\+(\w+))?", spec)
     if pinned and pinned[3]:
-        return spec, WHEEL_INDEX + pinned[3]  # torch==2.5.1+cu121 exists in one index only
+        return spec, cuda.INDEX + pinned[3]  # torch==2.5.1+cu121 exists in one index only
     if not gpus:
-        return spec, WHEEL_INDEX + "cpu"
+        return spec, cuda.CPU_INDEX
     version = (int(pinned[1]), int(pinned[2])) if pinned else None
-    return spec, WHEEL_INDEX + _wheel_tag(gpus, spec, version)
+    return spec, cuda.INDEX + _wheel_tag(gpus, spec, version)
 
 
 def _wheel_tag(gpus: Sequence[Gpu], spec: str, version: tuple[int, int] | None) -> str:

@@ -1,4 +1,4 @@
-"""One machine's GPUs among the nodes on it: whether these were asked for by `up` or by a run."""
+"""The nodes on one machine, virtual ones (`data["on"]`) among them, and which of its GPUs each has."""
 
 from __future__ import annotations
 
@@ -69,18 +69,18 @@ def is_virtual(machine: Resource) -> bool:
     return machine.data.get("on") is not None
 
 
-def owner(machine: Resource, index: int) -> int:
+def host_index(machine: Resource, index: int) -> int:
     """Whose machine a node is on: its own, or that of another node."""
     return int(machine.data["on"]) if is_virtual(machine) else index
 
 
-def folded(found: Sequence[Resource]) -> list[Resource]:
+def fold_virtual(found: Sequence[Resource]) -> list[Resource]:
     """Machines that list their virtual nodes, of every node that a provider has found, in node order."""
     machines = [one for one in found if not is_virtual(one)]
     more: dict[int, list[int]] = {}
     for index, one in enumerate(found):
         if is_virtual(one):
-            more.setdefault(owner(one, index), []).append(index)
+            more.setdefault(host_index(one, index), []).append(index)
     return [
         dataclasses.replace(one, data={**one.data, "virtual": more[index]}) if index in more else one
         for index, one in enumerate(machines)
@@ -88,7 +88,7 @@ def folded(found: Sequence[Resource]) -> list[Resource]:
 
 
 @dataclass(frozen=True)
-class Lot:
+class GpuShare:
     """What one node of a run has of its machine."""
 
     gpus: Sequence[str] | None
@@ -98,9 +98,9 @@ class Lot:
     cores_share: float
 
 
-def lots(
+def share_gpus(
     machines: Sequence[Resource], gpus: Sequence[Sequence[str]], wanted: int | None
-) -> tuple[list[Lot], list[str]]:
+) -> tuple[list[GpuShare], list[str]]:
     """What each node of a run has, and sentences that a user should know. `machines`: each node's; `gpus`: the
     indices of each machine's GPUs, by its first node; `wanted`: ranks per node, where asked for.
 
@@ -108,19 +108,21 @@ def lots(
     """
     groups: dict[int, list[int]] = {}
     for index, machine in enumerate(machines):
-        groups.setdefault(owner(machine, index), []).append(index)
-    found: dict[int, Lot] = {}
+        groups.setdefault(host_index(machine, index), []).append(index)
+    found: dict[int, GpuShare] = {}
     notes: list[str] = []
     for first, members in groups.items():
         indices = _gpus(machines[first], gpus[first])
         share = float(machines[first].data.get("cores_share") or 1.0)
         if len(members) == 1:
             limited = machines[first].data.get("gpus") is not None
-            found[first] = Lot(indices if limited else None, len(indices), share)
+            found[first] = GpuShare(indices if limited else None, len(indices), share)
             continue
         parts, said = _divided(indices, len(members), wanted, f"the machine of node{first}")
         notes += said
-        found |= {index: Lot(part, len(part), share / len(members)) for index, part in zip(members, parts, strict=True)}
+        found |= {
+            index: GpuShare(part, len(part), share / len(members)) for index, part in zip(members, parts, strict=True)
+        }
     return [found[index] for index in range(len(machines))], notes
 
 
@@ -145,9 +147,9 @@ def _are(count: int) -> str:
     return "is" if count == 1 else "are"
 
 
-def sentence(given: Sequence[Lot], machines: int) -> str:
+def describe_shares(given: Sequence[GpuShare], machines: int) -> str:
     """`2 nodes on 1 machine: virtual nodes, 2 GPUs each`."""
-    counts = [lot.count for lot in given]
+    counts = [share.count for share in given]
     each = f"{plural(counts[0], 'GPU')} each" if len(set(counts)) == 1 else f"{listed([*map(str, counts)])} GPUs"
     what = each if any(counts) else "which share cores, memory and disk"
     return f"{len(given)} nodes on {plural(machines, 'machine')}: virtual nodes, {what}"

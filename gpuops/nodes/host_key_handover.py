@@ -9,9 +9,11 @@ from __future__ import annotations
 
 import dataclasses
 from collections.abc import Mapping
+from contextlib import closing
 from pathlib import Path
 from typing import Any
 
+from gpuops.agent.machine_resources import boot_id
 from gpuops.core.context import Context
 from gpuops.core.errors import ConnectionLost, NodeError
 from gpuops.core.models import Resource
@@ -19,12 +21,11 @@ from gpuops.core.polling import Clock, Poller
 from gpuops.core.provider import Provisioner, is_rented
 from gpuops.ledger.store import ClusterRow
 from gpuops.nodes import bootstrap
-from gpuops.transport.bulk_transfer import exchange
 from gpuops.transport.connect import connect
 from gpuops.transport.connection import Connection
 
-STEP_SILENCE_S = 55.0
-"""How long each step may be silent, and how long sshd may take to restart with its new key, in seconds."""
+RESTART_TIMEOUT_S = 55.0
+"""How long sshd may take to restart with its new key."""
 RESTART_POLL_INTERVAL_S = 0.5
 
 MAKE_KEY_SCRIPT = r"""
@@ -99,16 +100,13 @@ def prepare_handover(machine: Resource, index: int) -> Resource:
 
     Raises NodeError, ConnectionLost.
     """
-    connection = connect(machine, index)
-    try:
+    with closing(connect(machine, index)) as connection:
         probe = bootstrap.probe_machine(connection)
         facts = {"home": probe.home, "python": probe.python}
         if machine.data.get("throwaway_key"):
             first, key = list(machine.data["target"]["host_keys"]), _make_host_key(connection, _root_prefix(machine))
             return _add_data(machine, {**facts, "keys": [*first, *([key] if key not in first else [])]})
         return _add_data(machine, facts)
-    finally:
-        connection.close()
 
 
 def complete_handover(
@@ -119,10 +117,9 @@ def complete_handover(
     if data.get("throwaway_key"):
         machine = _switch_host_key(ctx.clock, machine, index)
     root = str(data.get("root") or f"{data['home']}/.gpuops-{ctx.owner}")
-    token = f"{data.get('token') or f'{row.token}-{index}'}"
+    token = machine.token or f"{row.token}-{index}"
     machine = _add_data(machine, {"root": root, "artefact": agent.stem, "token": token})
-    connection = connect(machine, index)
-    try:
+    with closing(connect(machine, index)) as connection:
         path = bootstrap.install_agent(connection, root, agent)
         folder = f"{root}/{row.name}/n{index}"
         watch = str(data.get("boot_watch") or "")
@@ -148,8 +145,6 @@ def complete_handover(
             argv = [str(data["python"]), "-I", path, "init", "--node", folder, "--revive"]
             machine = _add_data(machine, {"watched": _register_with_boot_watch(connection, machine, watch, argv)})
         return machine
-    finally:
-        connection.close()
 
 
 def recover_node(machine: Resource, index: int, cluster: str, owner: str) -> Resource:
@@ -197,11 +192,10 @@ def identify_ssh_folder(folder: Path = Path("/etc/ssh")) -> str:
     """What tells this computer's folder of host keys from any other machine's, containers on this one included, as
     `MAKE_KEY_SCRIPT` finds it; empty where it cannot be told."""
     try:
-        boot = Path("/proc/sys/kernel/random/boot_id").read_text(encoding="ascii").strip()
         status = folder.stat()
     except OSError:
         return ""
-    return f"{boot} {status.st_dev}:{status.st_ino}"
+    return f"{boot} {status.st_dev}:{status.st_ino}" if (boot := boot_id()) else ""
 
 
 def _make_host_key(connection: Connection, as_root: list[str]) -> str:
@@ -231,18 +225,15 @@ def _switch_host_key(clock: Clock, machine: Resource, index: int) -> Resource:
     from gpuops.transport import ssh
 
     own = machine.data["keys"][-1]
-    connection = connect(machine, index)
-    try:
+    with closing(connect(machine, index)) as connection:
         answer = _read_last_line(connection, [*_root_prefix(machine), "sh", "-c", SWITCH_KEY_SCRIPT, "sh"])
-    finally:
-        connection.close()
     if answer != "done":
         raise NodeError(
             f"{machine.name} cannot replace its host key: {answer or 'no sshd was found there'}",
             "choose another image: gpuops needs an ordinary OpenSSH server there",
         )
     own_only = _add_data(machine, {"keys": [own], "throwaway_key": False})
-    for attempt in Poller.every(clock, RESTART_POLL_INTERVAL_S, clock.monotonic() + STEP_SILENCE_S):
+    for attempt in Poller.every(clock, RESTART_POLL_INTERVAL_S, clock.monotonic() + RESTART_TIMEOUT_S):
         connection = connect(own_only, index)
         try:
             _read_last_line(connection, ["true"])
@@ -267,5 +258,5 @@ def _register_with_boot_watch(connection: Connection, machine: Resource, watch: 
 
 def _read_last_line(connection: Connection, argv: list[str], question: bytes = b"") -> str:
     """The last line of what a program on the machine prints."""
-    output = exchange(connection.open(argv), connection.label, question, STEP_SILENCE_S)
+    output = bootstrap.run_step(connection, argv, question)
     return (output.decode(errors="replace").strip().splitlines() or [""])[-1]

@@ -72,7 +72,7 @@ def find_rendezvous(ctx: Context, session: ClusterSession, nodes: int, *, alone:
     )
     if len({_machine_identity(network) for network in networks}) == 1:
         return _loopback_rendezvous(clients)
-    for note in clock_notes(session, nodes):
+    if note := describe_clock_skew(session.skews[:nodes]):
         ctx.out.say(f"note: {note}")
     return _probe_network(ctx, session, clients, networks)
 
@@ -231,14 +231,13 @@ def _format_rate(mb_s: float) -> str:
     return f"{_two_digits(mb_s / 1000)} GB/s" if mb_s >= 1000 else f"{_two_digits(mb_s)} MB/s"
 
 
-def clock_notes(session: ClusterSession, nodes: int) -> list[str]:
-    """Notes on clocks that differ between nodes: they do not stop a run."""
-    found = []
-    skews = session.skews[:nodes]
-    if skews and max(skews) - min(skews) > MAX_CLOCK_SKEW_S:
-        slow, fast = skews.index(max(skews)), skews.index(min(skews))
-        found.append(
-            f"the clock of node{slow} is {max(skews) - min(skews):.0f} s behind that of node{fast}; times that a "
-            "program writes do not compare (is NTP on?)"
-        )
-    return found
+def describe_clock_skew(skews: Sequence[float]) -> str:
+    """A note on clocks that differ between nodes, which stops no run; empty where they agree."""
+    difference_s = max(skews, default=0.0) - min(skews, default=0.0)
+    if difference_s <= MAX_CLOCK_SKEW_S:
+        return ""
+    slow, fast = skews.index(max(skews)), skews.index(min(skews))
+    return (
+        f"the clock of node{slow} is {difference_s:.0f} s behind that of node{fast}; times that a program writes do "
+        "not compare (is NTP on?)"
+    )

@@ -23,9 +23,9 @@ from gpuops.core.provider import has_capability
 from gpuops.core.reporting import Progress
 from gpuops.core.run_models import NodeFacts, RunRequest
 from gpuops.core.settings import Settings
-from gpuops.nodes import cuda as compat
 from gpuops.nodes import environment
-from gpuops.nodes.gpu_shares import lots, ranks_for
+from gpuops.nodes.cuda import MisfitKind, find_misfit
+from gpuops.nodes.gpu_shares import ranks_for, share_gpus
 from gpuops.nodes.rendezvous import Endpoint
 from gpuops.nodes.session import ClusterSession
 from gpuops.transport.bulk_transfer import exchange
@@ -55,10 +55,10 @@ def check_torch(
     """
     if request.kind != "torchrun" or not torch or request.env.get("CUDA_VISIBLE_DEVICES") in CPU_ONLY_VALUES:
         return ""
-    misfit = compat.misfit(torch, cuda, gpus, python)
+    misfit = find_misfit(torch, cuda, gpus, python)
     if misfit is None:
         return ""
-    if misfit.kind == "cpu":
+    if misfit.kind is MisfitKind.CPU:
         return f"{client.label}: {misfit.say}; {misfit.hint}"
     if _can_use_gpu(client, python, str(gpus[0].index), request):
         return ""
@@ -112,7 +112,7 @@ def prepare_pythons(
     their GPUs."""
 
     shared = has_capability(ctx.provisioner(session.row.provider), "shares_disk")
-    shares, _ = lots(session.machines[: request.nodes], session.gpus(), request.gpus)
+    shares, _ = share_gpus(session.machines[: request.nodes], session.gpus(), request.gpus)
 
     def prepare(index: int) -> PreparedNode:
         client, hello, share = session.clients[index], session.hello(index), shares[index]

@@ -77,7 +77,7 @@ class Rendezvous:
     ports: Sequence[int] = ()
 
 
-def list_candidates(entries: Sequence[InterfaceAddress], preferred: str = "", public: str = "") -> list[Candidate]:
+def list_candidates(entries: Sequence[InterfaceAddress], preferred: str, public: str) -> list[Candidate]:
     """A node's addresses, best first, of `addresses` (docs/protocol.md), with `public` for the diagnosis.
 
     The provider's private address comes first, then private before public ones, tunnels and bridges last; of

@@ -358,14 +358,10 @@ def watchdogs_ended(ctx: Context, row: ClusterRow) -> bool:
     def has_ended(index: int) -> bool:
         try:
             programs = open_programs(row, machines[index], index)
-            try:
+            with closing(programs.connection):
                 AgentClient(programs.connection, programs.paths).close()
-            finally:
-                programs.connection.close()
-        except NodeRefused as refusal:
-            return refusal.kind == RefusalKind.ENDED
-        except NodeError:
-            return False
+        except NodeError as error:
+            return isinstance(error, NodeRefused) and error.kind == RefusalKind.ENDED
         return False
 
     return bool(machines) and all(on_each(has_ended, range(len(machines))))

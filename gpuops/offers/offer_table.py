@@ -37,7 +37,7 @@ def format_offers(offers: Sequence[Offer], width: int | None = None) -> list[str
     return [*table(rows, width, gives=0), *([f"and {more} more"] if more > 0 else [])]
 
 
-def format_dry_run(offers: Sequence[Offer], payer: Payer | None = None, width: int | None = None) -> list[str]:
+def format_dry_run(offers: Sequence[Offer], payer: Payer | None, width: int | None) -> list[str]:
     """The lines of a dry run: all offers, and the one that is tried first."""
     first = offers[0]
     price = f"{money(first.per_hour)}/h" if first.per_hour else "free"

@@ -70,7 +70,7 @@ def open_increases(report: QuotaReport) -> list[WatchedIncrease]:
 
 
 def request_increase(
-    ctx: Context, request: Request, report: QuotaReport, total: float, code: str | None, *, market_given: bool = False
+    ctx: Context, request: Request, report: QuotaReport, total: float, code: str | None, *, market_given: bool
 ) -> IncreaseResult:
     """File a request for a new total, unless the limit suffices or a request is open.
 

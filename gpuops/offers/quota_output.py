@@ -89,7 +89,7 @@ FIT_LINES: Mapping[Fit, Sequence[str]] = {
 }
 
 
-def format_lines(outcome: Outcome, now: float, width: int | None = None) -> list[str]:
+def format_lines(outcome: Outcome, now: float, width: int | None) -> list[str]:
     """How watched requests ended, what was filed, or the table with its advice."""
     if outcome.watched:
         ended = [line for quota, increase in outcome.watched for line in describe_end(quota, increase)]
@@ -107,7 +107,7 @@ def select_shown(quotas: Sequence[Quota]) -> Sequence[Quota]:
     return needed if needed and len({quota.region for quota in quotas}) > MAX_REGIONS_IN_FULL else quotas
 
 
-def quota_table(quotas: Sequence[Quota], now: float, width: int | None = None) -> list[str]:
+def quota_table(quotas: Sequence[Quota], now: float, width: int | None) -> list[str]:
     """One line per quota under a line of headings; empty without quotas."""
     if not quotas:
         return []

@@ -7,13 +7,12 @@ from collections.abc import Iterator, Sequence
 from gpuops.commands.doctor.facts import Checkup, GpuFacts, NvidiaFacts, PythonFacts, PythonsFacts
 from gpuops.commands.doctor.report import Finding, error, note, warning
 from gpuops.core.format import plural
-from gpuops.nodes import cuda as compat
+from gpuops.nodes.cuda import CPU_INDEX, MisfitKind, find_misfit, numbers
 
 IN_USE_MIN_MB = 1000
 """MB in use above which a GPU counts as used by another program: a desktop alone takes less."""
 OLDEST_TORCH = (2, 4)
 """The oldest torch that gpuops is tested with."""
-CPU_INDEX = "https://download.pytorch.org/whl/cpu"
 NO_TORCH_HINT = "leave it: the first run makes an environment with torch; or name one that has it: --python PATH"
 
 
@@ -193,23 +192,23 @@ def _no_torch_finding(place: Checkup, pythons: PythonsFacts) -> Finding:
 
 
 def _check_torch_fits(place: Checkup, python: PythonFacts, torch: str) -> Iterator[Finding]:
-    misfit = compat.misfit(torch, python.cuda, [gpu.as_hello() for gpu in place.gpus], python.path)
-    if misfit is not None and misfit.kind == "cpu":
+    misfit = find_misfit(torch, python.cuda, [gpu.as_hello() for gpu in place.gpus], python.path)
+    if misfit is not None and misfit.kind is MisfitKind.CPU:
         yield error("torch-cpu", misfit.say, misfit.hint)
-    elif misfit is not None and misfit.kind == "kernels":
+    elif misfit is not None and misfit.kind is MisfitKind.KERNELS:
         yield error("torch-kernels", misfit.say, misfit.hint)
     elif misfit is not None and place.facts.nvidia is not None and place.facts.nvidia.compat:
         say = f"{misfit.say}, unless NVIDIA's compat package in /usr/local/cuda/compat is used"
         yield warning("torch-driver", say, "have it used: --env LD_LIBRARY_PATH=/usr/local/cuda/compat")
     elif misfit is not None:
         yield error("torch-driver", misfit.say, misfit.hint)
-    if (0,) < compat.numbers(torch)[:2] < OLDEST_TORCH:
+    if (0,) < numbers(torch)[:2] < OLDEST_TORCH:
         oldest = ".".join(map(str, OLDEST_TORCH))
         yield note(
             "torch-old", f"torch {torch} is older than what gpuops is tested with", f"use torch {oldest} or later"
         )
     nvcc, cuda = place.facts.nvcc, python.cuda
-    if nvcc and cuda and compat.numbers(nvcc)[:2] != compat.numbers(cuda)[:2]:
+    if nvcc and cuda and numbers(nvcc)[:2] != numbers(cuda)[:2]:
         yield note(
             "nvcc",
             f"nvcc is of CUDA {nvcc}, torch of CUDA {cuda}; only compiling extensions needs both to agree",

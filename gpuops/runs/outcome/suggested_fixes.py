@@ -11,6 +11,8 @@ import re
 import shlex
 from collections.abc import Callable, Iterator, Sequence
 
+from gpuops.nodes.cuda import CPU_INDEX
+
 _PORT_TAKEN = re.compile(r"EADDRINUSE|[Aa]ddress already in use")
 _GPU_MEMORY = re.compile(r"\btorch\.(?:cuda\.)?OutOfMemoryError|CUDA out of memory")
 _SHARED_MEMORY = re.compile(
@@ -120,7 +122,7 @@ def _module(match: re.Match[str], everything: str) -> str:
     if name in ("torchvision", "torchaudio"):
         return (
             f"install the {name} that was made for this torch, from the same place: for one without CUDA "
-            f"`--setup 'pip install {name} --index-url https://download.pytorch.org/whl/cpu'`"
+            f"`--setup 'pip install {name} --index-url {CPU_INDEX}'`"
         )
     if name == "apex":
         return "NVIDIA's apex is built from its source: the apex that pip finds is something else"

@@ -11,7 +11,8 @@ from typing import Any
 
 import pytest
 
-from gpuops.core import platform, settings
+from gpuops.core import home as own_folder
+from gpuops.core import platform
 from gpuops.core.errors import UsageError
 from gpuops.core.platform import System
 from gpuops.nodes import bootstrap
@@ -31,12 +32,12 @@ def room() -> Iterator[Path]:
 
 def refused(home: Path) -> tuple[str, str]:
     with pytest.raises(UsageError) as caught:
-        settings.home({"GPUOPS_HOME": str(home)})
+        own_folder.home({"GPUOPS_HOME": str(home)})
     return caught.value.message, caught.value.hint
 
 
 def accepted(home: Path) -> bool:
-    return settings.home({"GPUOPS_HOME": str(home)}) == home
+    return own_folder.home({"GPUOPS_HOME": str(home)}) == home
 
 
 @pytest.mark.parametrize("mode", [0o777, 0o1777, 0o707, 0o770, 0o775, 0o722])

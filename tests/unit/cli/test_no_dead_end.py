@@ -16,11 +16,11 @@ import pytest
 
 from gpuops.core.context import Context
 from gpuops.core.errors import Rejected
+from gpuops.core.home import owner
 from gpuops.core.models import Lease, ResourceState
 from gpuops.core.processes import Identity
 from gpuops.core.provider import Context as Surroundings
 from gpuops.core.run_models import RunRequest
-from gpuops.core.settings import owner
 from gpuops.guard.services import WITHOUT_GUARD
 from gpuops.ledger.store import Ledger
 from provisioners import registry

@@ -115,7 +115,7 @@ def test_a_lease_cannot_be_extended_where_nothing_can_be_noted(
     desk: Desk, cloud: Cloud, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     bring_up(desk, cloud)
-    monkeypatch.setattr("gpuops.core.settings.can_write", lambda _home: False)
+    monkeypatch.setattr("gpuops.core.home.can_write", lambda _home: False)
     said = desk.type("lease", "lab", "--extend", "1h")
     assert (said.code, said.err.splitlines()[0]) == (2, f"error: gpuops may not write to its folder {desk.home}")
     assert "GPUOPS_HOME" not in said.err, "another folder knows of nothing"

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 import io
 from collections.abc import Sequence
 from pathlib import Path
@@ -14,6 +15,7 @@ from gpuops.agent.wire_format import PROTOCOL
 from gpuops.cli.terminal.output import Output
 from gpuops.clusters import adoption, orphans, virtual_nodes
 from gpuops.clusters.home_files import record_rented
+from gpuops.clusters.teardown import PERMANENT_ERRORS_MAX
 from gpuops.commands import down, status
 from gpuops.core import provider as contract
 from gpuops.core.context import Context
@@ -100,6 +102,7 @@ def test_what_did_not_end_is_ended_by_the_same_words_again(there: tuple[Cloud, C
         orphans.end_orphans(world, found, [], again=again)
     assert failed.value.hint.endswith(f"; then: {again}")
     assert failed.value.hint.count(orphans.REAP) == 1
+    assert cloud.calls().count("destroy") == PERMANENT_ERRORS_MAX, "what is refused for good is not tried for long"
 
 
 @pytest.mark.parametrize(
@@ -399,6 +402,27 @@ def test_what_is_rented_and_taken_back_lives_no_longer_than_what_is_new(
     (lost,) = orphans.group_orphans(orphans.find_orphans(world)[0])
     back = adoption.adopt(world, lost)
     assert back.row.lease == Lease(now + lives_h * 3600, 1800.0 if kept_h is None else 60.0)
+
+
+def test_what_is_taken_back_has_its_guard_whatever_fails_then(
+    there: tuple[Cloud, Context], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    _, world = there
+    exists(world, "lab")
+    guarded: list[str] = []
+
+    def fail(*_: object) -> None:
+        raise LocalDisk("its names cannot be written")
+
+    world.services = dataclasses.replace(
+        world.services, ensure_guard=lambda _home, row, _waits: guarded.append(row.name)
+    )
+    monkeypatch.setattr(adoption, "_inspect_nodes", lambda *_: [adoption._Node(a_hello())])
+    monkeypatch.setattr(virtual_nodes, "find_virtual_nodes", lambda _row, machine, _index: machine)
+    monkeypatch.setattr(adoption, "write_ssh_names", fail)
+    with pytest.raises(LocalDisk):
+        adoption.adopt(world, orphans.group_orphans(orphans.find_orphans(world)[0])[0])
+    assert guarded == ["lab"]
 
 
 def test_the_ledger_takes_no_number_that_it_could_not_read(there: tuple[Cloud, Context]) -> None:

@@ -53,7 +53,7 @@ def create_one_by_one(there: tuple[Cloud, Context], boot_s: float = 600.0, **scr
     provisioner = world.provisioner(NAME)
     offer = provisioner.offers(Request(NAME, nodes=3))[0]
     intent = Intent(world.owner, "lab", "t", row.boot_deadline, Path("agent.pyz"))
-    creation.create_once(world, provisioner, offer, row, intent)
+    creation.create_offer(world, provisioner, offer, row, intent)
     machines = [machine for machine in world.ledger.resources(row.id) if machine.is_machine]
     assert [machine.name[-1] for machine in machines] == ["0", "1", "2"]
     assert not world.ledger.has_open_intents(row.id)

@@ -1,4 +1,4 @@
-"""Settings: who has the last word, what a cloned project may not say, and gpuops' own folder."""
+"""Settings: who has the last word, and what a cloned project may not say."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ import pytest
 
 from gpuops.core import settings
 from gpuops.core.errors import UsageError
-from gpuops.core.settings import can_write, home, load, load_leniently, owner, read_dotenv, secret_values
+from gpuops.core.settings import load, load_leniently, read_dotenv, secret_values
 
 TABLES = {
     "up": {"nodes": int, "gpus": int, "spot": bool, "max-price": float, "region": str, "host": list},
@@ -148,57 +148,6 @@ def test_a_secret_on_the_command_line_is_not_repeated(tmp_path: Path) -> None:
         secret_values(["TOKEN=hunter2"], tmp_path, {})
     assert "TOKEN…" in caught.value.message
     assert "hunter2" not in caught.value.message + caught.value.hint
-
-
-def test_home_is_made_for_this_user_alone(tmp_path: Path) -> None:
-    assert home({"HOME": str(tmp_path)}) == tmp_path / ".gpuops"
-    assert (tmp_path / ".gpuops").stat().st_mode & 0o777 == 0o700
-    chosen = tmp_path / "deep" / "er"
-    assert home({"HOME": str(tmp_path), "GPUOPS_HOME": str(chosen)}) == chosen
-    assert chosen.is_dir()
-
-
-def test_who_only_looks_makes_neither_home_nor_owner(tmp_path: Path) -> None:
-    path = home({"HOME": str(tmp_path)}, make=False)
-    assert (path, owner(path, make=False), can_write(path)) == (tmp_path / ".gpuops", "", False)
-    assert list(tmp_path.iterdir()) == []
-    made = home({"HOME": str(tmp_path)})
-    assert owner(made, make=False) == ""
-    assert owner(made) == owner(made, make=False) != ""
-    assert can_write(made)
-
-
-def test_a_home_that_cannot_be_seen_is_no_new_one(tmp_path: Path) -> None:
-    """What is up may be noted there."""
-    (tmp_path / "loop").symlink_to("loop")
-    with pytest.raises(UsageError, match=r"gpuops cannot look into its folder .*/loop/\.gpuops: Too many levels"):
-        home({"HOME": str(tmp_path / "loop")}, make=False)
-
-
-def test_a_home_that_cannot_be(tmp_path: Path) -> None:
-    (tmp_path / "file").write_text("")
-    for given, say in (
-        ("some/folder", "GPUOPS_HOME is 'some/folder', which is not an absolute path"),
-        (str(tmp_path / "file"), "gpuops cannot make its folder DIR/file: File exists"),
-        (str(tmp_path / "file" / "x"), "gpuops cannot make its folder DIR/file/x: Not a directory"),
-    ):
-        with pytest.raises(UsageError) as caught:
-            home({"GPUOPS_HOME": given})
-        assert said(caught, tmp_path)[0] == say
-
-
-def test_the_owner_is_chosen_once(tmp_path: Path) -> None:
-    first = owner(tmp_path)
-    assert re.fullmatch("[0-9a-f]{8}", first)
-    assert owner(tmp_path, lambda: "00000000") == first
-    assert [path.name for path in tmp_path.iterdir()] == ["owner"]
-
-
-def test_a_damaged_owner_is_not_replaced(tmp_path: Path) -> None:
-    (tmp_path / "owner").write_text("garbage\n")
-    with pytest.raises(UsageError, match="is damaged"):
-        owner(tmp_path)
-    assert (tmp_path / "owner").read_text() == "garbage\n"
 
 
 def test_who_must_go_on_takes_what_can_be_read(tmp_path: Path) -> None:

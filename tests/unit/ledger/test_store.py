@@ -15,7 +15,7 @@ from gpuops.core.errors import UsageError
 from gpuops.core.models import Lease, Resource
 from gpuops.core.processes import Identity, myself
 from gpuops.ledger import FILE
-from gpuops.ledger.schema import SCHEMA, set_aside
+from gpuops.ledger.schema import SCHEMA, set_aside, unwritable
 from gpuops.ledger.store import Ledger, LedgerJournal, LedgerTooNew, LedgerUnwritable, RowGone, RunRow
 from gpuops.sync.run_folder import RunHome
 from tests.conftest import open_folder, without_root
@@ -235,6 +235,22 @@ def test_a_home_that_may_only_be_read(there: bool) -> None:
         with without_root(), pytest.raises(LedgerUnwritable, match="cannot be used"):
             intend(Ledger.open(home))
         home.chmod(0o755)
+
+
+@pytest.mark.parametrize(
+    ("code", "exit_code"),
+    [
+        (sqlite3.SQLITE_BUSY, 4),
+        (sqlite3.SQLITE_FULL, 4),
+        (sqlite3.SQLITE_IOERR_WRITE, 4),
+        (sqlite3.SQLITE_CANTOPEN, 2),
+        (sqlite3.SQLITE_READONLY, 2),
+    ],
+)
+def test_a_disk_that_fails_is_no_wrong_usage(tmp_path: Path, code: int, exit_code: int) -> None:
+    error = sqlite3.OperationalError("as SQLite says it")
+    error.sqlite_errorcode = code
+    assert unwritable(tmp_path / FILE, error).exit_code == exit_code
 
 
 def test_a_full_disk_is_a_sentence_and_nothing_half_done(ledger: Ledger) -> None:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from gpuops.nodes.cuda import CHOICE, DRIVERS, WHEELS, capability, choose, has_kernels, misfit, numbers, wheel_of
+from gpuops.nodes.cuda import CHOICE, DRIVERS, WHEELS, capability, choose, find_misfit, has_kernels, numbers, wheel_of
 from gpuops.transport.schemas import Gpu
 
 
@@ -62,28 +62,28 @@ def test_what_each_wheel_runs_on(tag: str, version: tuple[int, int], runs: str, 
     ],
 )
 def test_only_what_is_known_to_fail_is_told(torch: str, cuda: str | None, on: Gpu, kind: str | None) -> None:
-    against = misfit(torch, cuda, [on])
+    against = find_misfit(torch, cuda, [on])
     assert (against and against.kind) == kind
 
 
 def test_without_gpus_everything_fits() -> None:
-    assert misfit("2.8.0+cpu", None, []) is None
-    assert misfit("2.11.0+cu128", "12.8", []) is None
+    assert find_misfit("2.8.0+cpu", None, []) is None
+    assert find_misfit("2.11.0+cu128", "12.8", []) is None
 
 
 def test_the_hint_names_a_build_that_fits() -> None:
-    against = misfit("2.11.0+cu128", "12.8", [gpu("7.0")], "/env/bin/python")
+    against = find_misfit("2.11.0+cu128", "12.8", [gpu("7.0")], "/env/bin/python")
     assert against is not None
     assert against.hint.endswith(
         "/env/bin/python -m pip install --force-reinstall torch --index-url https://download.pytorch.org/whl/cu126"
     )
-    nothing = misfit("2.11.0+cu128", "12.8", [gpu("7.0"), gpu("12.0")])
+    nothing = find_misfit("2.11.0+cu128", "12.8", [gpu("7.0"), gpu("12.0")])
     assert nothing is not None
     assert "built for these GPUs" in nothing.hint
 
 
 def test_all_gpus_of_a_node_count() -> None:
-    assert misfit("2.11.0+cu128", "12.8", [gpu("8.0"), gpu("7.0")]) is not None
+    assert find_misfit("2.11.0+cu128", "12.8", [gpu("8.0"), gpu("7.0")]) is not None
     assert choose(595, [(8, 0), (7, 0)]) == "cu126"
     assert choose(595, [(7, 0)], (2, 9)) == "cu128"
     assert choose(595, [(7, 0), (12, 0)]) is None

@@ -9,9 +9,9 @@ import pytest
 
 from gpuops.core.errors import UsageError
 from gpuops.core.settings import Settings
+from gpuops.nodes.cuda import INDEX
 from gpuops.nodes.environment import (
     TESTED_TORCH,
-    WHEEL_INDEX,
     WORKLOAD_REQUIREMENTS,
     choose_torch,
     make_plan,
@@ -63,7 +63,7 @@ K80 = ("3.7", "Tesla K80")
     ],
 )
 def test_the_build_fits_driver_and_gpu(driver: str, card: tuple[str, str], asked: str, tag: str) -> None:
-    assert choose_torch([gpu(driver, *card)], NONE, asked) == (asked or TESTED_TORCH, WHEEL_INDEX + tag)
+    assert choose_torch([gpu(driver, *card)], NONE, asked) == (asked or TESTED_TORCH, INDEX + tag)
 
 
 def test_without_gpus_it_is_the_cpu_build() -> None:
@@ -71,8 +71,8 @@ def test_without_gpus_it_is_the_cpu_build() -> None:
 
 
 def test_nodes_that_train_together_get_one_build() -> None:
-    assert choose_torch([gpu("580.1", *H100), gpu("550.1", *H100)], NONE)[1] == WHEEL_INDEX + "cu126"
-    assert choose_torch([gpu("580.1", *H100), gpu("580.1", *V100)], NONE)[1] == WHEEL_INDEX + "cu126"
+    assert choose_torch([gpu("580.1", *H100), gpu("550.1", *H100)], NONE)[1] == INDEX + "cu126"
+    assert choose_torch([gpu("580.1", *H100), gpu("580.1", *V100)], NONE)[1] == INDEX + "cu126"
 
 
 @pytest.mark.parametrize(
@@ -180,7 +180,7 @@ def test_a_plan_for_a_project(tmp_path: Path) -> None:
     assert plan == {
         "requirements": ["torchvision", "torch-geometric", "numpy"],
         "torch": "torch==2.5.1 ; sys_platform == 'linux'",
-        "index": WHEEL_INDEX + "cu124",
+        "index": INDEX + "cu124",
         "name": plan["name"],
     }
     assert len(plan["name"]) == 12

@@ -18,7 +18,7 @@ from gpuops.core.errors import NodeRefused, UsageError
 from gpuops.core.models import Lease, Resource
 from gpuops.ledger.store import Ledger
 from gpuops.nodes import session
-from gpuops.nodes.gpu_shares import folded, is_virtual, lots, owner, sentence, with_virtual
+from gpuops.nodes.gpu_shares import describe_shares, fold_virtual, host_index, is_virtual, share_gpus, with_virtual
 from tests.unit.ledger.test_store import intend
 
 
@@ -35,7 +35,7 @@ def numbered(gpus: int) -> list[str]:
 
 def test_machines_bear_further_nodes_in_turn() -> None:
     nodes = with_virtual([machine(0, gpus=["0"]), machine(1)], 5)
-    assert [owner(one, index) for index, one in enumerate(nodes)] == [0, 1, 0, 1, 0]
+    assert [host_index(one, index) for index, one in enumerate(nodes)] == [0, 1, 0, 1, 0]
     assert [is_virtual(one) for one in nodes] == [False, False, True, True, True]
     assert [one.name for one in nodes] == [f"gpuops-x-lab-{index}" for index in range(5)]
     assert [one.per_hour for one in nodes] == [2.0, 2.0, 0.0, 0.0, 0.0], "a machine is paid once"
@@ -54,10 +54,10 @@ def test_what_a_machine_lists_is_there_without_being_asked_for() -> None:
 
 def test_what_a_provider_lists_becomes_machines_that_list_their_nodes() -> None:
     nodes = with_virtual([machine(0, on=None), machine(1, on=None)], 5)
-    machines = folded(nodes)
+    machines = fold_virtual(nodes)
     assert [one.data.get("virtual") for one in machines] == [[2, 4], [3]]
     assert [one.name for one in with_virtual(machines)] == [one.name for one in nodes]
-    assert folded([machine(0), machine(1)]) == [machine(0), machine(1)]
+    assert fold_virtual([machine(0), machine(1)]) == [machine(0), machine(1)]
 
 
 @pytest.mark.parametrize(
@@ -75,23 +75,23 @@ def test_what_a_provider_lists_becomes_machines_that_list_their_nodes() -> None:
 def test_gpus_are_divided_among_the_nodes_of_a_run(
     there: int, nodes: int, wanted: int | None, shares: list[list[str] | None], said: list[str]
 ) -> None:
-    given, notes = lots(with_virtual([machine()], nodes), [numbered(there)], wanted)
+    given, notes = share_gpus(with_virtual([machine()], nodes), [numbered(there)], wanted)
     assert [lot.gpus for lot in given] == shares
     assert notes == said
     assert [lot.cores_share for lot in given] == [1 / nodes] * nodes
 
 
 def test_only_what_the_cluster_may_use_is_divided() -> None:
-    given, _ = lots(with_virtual([machine(gpus=[3, 5], cores_share=0.5)], 2), [numbered(8)], None)
+    given, _ = share_gpus(with_virtual([machine(gpus=[3, 5], cores_share=0.5)], 2), [numbered(8)], None)
     assert [(lot.gpus, lot.count, lot.cores_share) for lot in given] == [(["3"], 1, 0.25), (["5"], 1, 0.25)]
-    (alone,) = lots([machine(gpus=["3", "5"])], [numbered(8)], None)[0]
+    (alone,) = share_gpus([machine(gpus=["3", "5"])], [numbered(8)], None)[0]
     assert (alone.gpus, alone.count) == (["3", "5"], 2)
 
 
 def test_each_machine_divides_its_own() -> None:
-    given, _ = lots(with_virtual([machine(0), machine(1)], 3), [numbered(4), numbered(4)], None)
+    given, _ = share_gpus(with_virtual([machine(0), machine(1)], 3), [numbered(4), numbered(4)], None)
     assert [(lot.gpus, lot.count) for lot in given] == [(["0", "1"], 2), (None, 4), (["2", "3"], 2)]
-    assert sentence(given, 2) == "3 nodes on 2 machines: virtual nodes, 2, 4 and 2 GPUs"
+    assert describe_shares(given, 2) == "3 nodes on 2 machines: virtual nodes, 2, 4 and 2 GPUs"
 
 
 @pytest.mark.parametrize(
@@ -105,14 +105,14 @@ def test_what_a_machine_does_not_have_is_refused(
     there: int, nodes: int, wanted: int | None, say: str, hint: str
 ) -> None:
     with pytest.raises(UsageError) as caught:
-        lots(with_virtual([machine()], nodes), [numbered(there)], wanted)
+        share_gpus(with_virtual([machine()], nodes), [numbered(there)], wanted)
     assert caught.value.message == say
     assert hint in caught.value.hint
 
 
 def test_it_is_said() -> None:
     def said(gpus: int) -> str:
-        return sentence(lots(with_virtual([machine()], 2), [numbered(gpus)], None)[0], 1)
+        return describe_shares(share_gpus(with_virtual([machine()], 2), [numbered(gpus)], None)[0], 1)
 
     assert said(4) == "2 nodes on 1 machine: virtual nodes, 2 GPUs each"
     assert said(2) == "2 nodes on 1 machine: virtual nodes, 1 GPU each"

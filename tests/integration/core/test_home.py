@@ -1,4 +1,4 @@
-"""What tests/unit/core/test_settings.py leaves to real processes or sockets."""
+"""What tests/unit/core/test_home.py leaves to real processes or sockets."""
 
 from __future__ import annotations
 
@@ -6,11 +6,11 @@ import subprocess
 import sys
 from pathlib import Path
 
-from gpuops.core.settings import owner
+from gpuops.core.home import owner
 
 
 def test_of_many_at_once_the_first_decides(tmp_path: Path) -> None:
-    program = "import sys, pathlib; from gpuops.core.settings import owner; print(owner(pathlib.Path(sys.argv[1])))"
+    program = "import sys, pathlib; from gpuops.core.home import owner; print(owner(pathlib.Path(sys.argv[1])))"
     started = [
         subprocess.Popen([sys.executable, "-c", program, str(tmp_path)], stdout=subprocess.PIPE, text=True)
         for _ in range(6)
