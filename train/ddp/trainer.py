@@ -194,17 +194,19 @@ class Trainer:
 
     @torch.no_grad()
     def test(self, batches: Batches, answers: Answers | None = None) -> dict[str, float]:
-        """The means over other data, each sample counted once by whichever rank it falls to; between two epochs.
+        """The means over other data, each sample counted once by whichever rank it falls to; between two epochs, or
+        after the last one or a stop.
 
         `answers`: what to ask of each sample, where it is not what is asked in training.
         """
         self.model.eval()
         for buffer in self.model.buffers():  # a BatchNorm's statistics: each rank's own since the last step
             dist.broadcast(buffer, 0)
+        of_epoch, self.totals = self.totals, {}  # there are some where a stop came in mid-epoch
         for part, batch in batches.epoch(0):
             with self.autocast:
                 self._count(part, (answers or self.answers)(self.model, *batch))
-        means, self.totals = self._means(), {}
+        means, self.totals = self._means(), of_epoch
         return means
 
     def _means(self) -> dict[str, float]:
