@@ -172,8 +172,8 @@ class RunpodProvisioner:
         return self._account.facts(BALANCE_VALID_S).balance
 
     def account(self) -> Mapping[str, Any]:
-        """`id`, `email`, `balance`, `spend_per_hr`, `spend_limit`, those that are known; asked once."""
-        return self._account.facts().document()
+        """`id`, `email`, `balance`, `spend_per_hr`, `spend_limit`, those that are known."""
+        return self._account.facts(BALANCE_VALID_S).document()
 
     def payer(self, request: Request, patience_s: float) -> Payer:
         return self._account.payer(patience_s)
