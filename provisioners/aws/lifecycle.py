@@ -55,7 +55,7 @@ def list_owned(account: Account, home: Path, owner: str, regions: Sequence[str])
             errors.append(answer)
     if not errors:
         return list(found.values())
-    if len(named) == 1 or (answered == 0 and len({type(error) for error in errors}) == 1):
+    if answered == 0 and len({type(error) for error in errors}) == 1:
         raise errors[0]
     raise Partial(
         f"AWS does not tell what there is in {first_few(unanswered, 4)}: {errors[0].message}",
