@@ -108,6 +108,8 @@ def select_instance_types(
             if gpu_type
             else [kind for kind in whole if not is_legacy(kind)]
         )
+    if not named:
+        raise UsageError(f"AWS has no instance type with a GPU {where}", OTHER_REGIONS_HINT)
     literal = bool(types) or (bool(gpu_type) and all("." in item for item in split_names(str(gpu_type))))
     wanted = gpus or (0 if literal else 1)
     fitting = [kind for kind in named if kind.gpus == wanted] if wanted else named
@@ -147,7 +149,7 @@ def _gpu_count_error(named: Sequence[InstanceType], wanted: int, gpu_type: str |
     with_gpu = f" with {gpu_type}" if gpu_type else " with GPUs"
     numbers = ", ".join(map(str, counts))
     enough = [count for count in counts if count > wanted]
-    instead = f"--gpus {enough[0]}" if enough else f"--gpus {max(counts, default=1)} and more --nodes"
+    instead = f"--gpus {enough[0]}" if enough else f"--gpus {max(counts)} and more --nodes"
     return UsageError(
         f"no instance type{with_gpu} has {wanted} of them: they have {numbers}",
         f"ask for {instead}, or another --gpu-type",
