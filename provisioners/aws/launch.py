@@ -194,7 +194,7 @@ def run_instances(
             return parse_instances(ask(doing, client.run_instances, creating=True, **parameters))
         except ProviderError as error:
             unanswered = unanswered or isinstance(error, Unknown)
-            wait_s = max(backoff_s(attempt), getattr(error, "retry_after", None) or 0.0)
+            wait_s = backoff_s(attempt)
             is_late = attempt == MAX_ATTEMPTS - 1 or clock.monotonic() - began + wait_s >= LAST_ATTEMPT_S
             if not _may_be_retried(error, group_is_new) or is_late:
                 if unanswered and not isinstance(error, Unknown):
