@@ -19,6 +19,7 @@ from gpuops.core.errors import AuthFailed, UsageError
 from gpuops.core.models import Payer, Resource
 from gpuops.core.polling import Clock
 from provisioners.runpod import credentials
+from provisioners.runpod.api import inner
 from provisioners.runpod.credentials import fingerprint, graphql_base, key
 
 QUERY_TIMEOUT_S = 20.0
@@ -84,10 +85,7 @@ def query_account(key: str, base: str, environ: Mapping[str, str]) -> AccountFac
 
 def parse_facts(answer: object) -> AccountFacts:
     """The facts in GraphQL's answer."""
-    data = answer.get("data") if isinstance(answer, dict) else None
-    myself = data.get("myself") if isinstance(data, dict) else None
-    if not isinstance(myself, dict):
-        return AccountFacts()
+    myself = inner(inner(answer if isinstance(answer, dict) else {}, "data"), "myself")
     return AccountFacts(
         id=str(myself.get("id") or ""),
         email=str(myself.get("email") or ""),
