@@ -124,6 +124,7 @@ class RunpodProvisioner:
         journal.will(machines.CLUSTER, name, token, REGION)
         for index in range(spec.nodes):
             journal.will(machines.MACHINE, intent.mark(index), f"{intent.token}-{index}", REGION)
+        self._lifecycle.asked_for_cluster = True
         doing = f"create a cluster of {spec.nodes} times {spec.say}"
         created = parse_cluster(self._api.post("/clusters", launch.cluster_body(name, spec, env), doing))
         created = dataclasses.replace(created, name=name, pod_count=spec.nodes)
