@@ -246,7 +246,7 @@ def _join_names(names: Iterable[str]) -> str:
 # Questions.
 
 
-def list_instance_types(account: Account, region: str, types: str = "") -> dict[str, InstanceType]:
+def list_instance_types(account: Account, region: str, types: str) -> dict[str, InstanceType]:
     """Every type of the families with GPUs that a region has, by name; those without a whole NVIDIA GPU as well, for
     their vCPUs count too. `types`: names of further ones, whose families are asked for, too. Raises ProviderError."""
     named = [name for item in split_names(types) for name in (item, *x86_siblings(item))]
