@@ -35,6 +35,10 @@ def launch(program: Callable[[World, argparse.Namespace], None], options: argpar
     world = World(*join(options.device), stop)
     code = 0
     try:
+        world.check(unlike_the_first(world))
+        if options.device == "auto" and world.device.type == "cpu" and torch.cuda.is_available():
+            gpus = torch.cuda.device_count()
+            world.note(f"fewer GPUs here ({gpus}) than ranks ({world.local_size}): all compute on the processor")
         program(world, options)
     except SystemExit as left:  # by World.check: all ranks together
         code = left.code
@@ -56,9 +60,11 @@ def join(wanted: str) -> tuple[torch.device, str]:
     """
     local, neighbours = int(os.environ.get("LOCAL_RANK", "0")), int(os.environ.get("LOCAL_WORLD_SIZE", "1"))
     if wanted == "auto" and torch.cuda.is_available() and torch.cuda.device_count() >= neighbours:
-        # A GPU for each process. Gradients travel by nccl; what the processes tell each other beside that (sums,
-        # the wish to stop) lies in ordinary memory and travels by gloo, so that nobody has to wait for a GPU.
-        device, backend, groups = torch.device("cuda", local), "nccl", "cpu:gloo,cuda:nccl"
+        # A GPU for each process. Gradients travel by nccl, where torch has it (on Windows it has not); what the
+        # processes tell each other beside that (sums, the wish to stop) lies in ordinary memory and travels by gloo,
+        # so that nobody has to wait for a GPU.
+        device, backend = torch.device("cuda", local), "nccl" if dist.is_nccl_available() else "gloo"
+        groups = f"cpu:gloo,cuda:{backend}"
         torch.cuda.set_device(device)
     else:
         device, backend, groups = torch.device("cpu"), "gloo", "gloo"
@@ -67,6 +73,14 @@ def join(wanted: str) -> tuple[torch.device, str]:
     else:  # plain `python`: a world of one, which needs no port
         dist.init_process_group(groups, store=dist.HashStore(), rank=0, world_size=1)
     return device, backend
+
+
+def unlike_the_first(world: World) -> str | None:
+    """Why this process cannot train with rank 0: one would send its gradients by nccl and the other by gloo, and all
+    would wait. All ranks call it."""
+    if world.agree(world.device.type) == world.device.type:
+        return None
+    return "some machines have a GPU for each of their ranks and others have not; --device cpu uses none anywhere"
 
 
 class StopFlag:
