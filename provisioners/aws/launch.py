@@ -220,7 +220,7 @@ def explain_quota_error(error: QuotaExceeded, spec: LaunchSpec) -> QuotaExceeded
     demand = (
         Demand(spec.nodes, spec.gpus, spec.type, None, spec.market)
         if spec.gpus
-        else Demand(spec.nodes, None, None, None, spec.market, types=spec.type)
+        else Demand(spec.nodes, None, None, None, spec.market, types=(spec.type,))
     )
     return QuotaExceeded(
         f"the account's quota of {spec.market} vCPUs in {split_region(spec.region)[0]}{limit} is too small for "

@@ -169,7 +169,7 @@ def build_command(asked: Demand, command: str, region: str, *more: str) -> str:
         ("nodes", asked.nodes if asked.nodes > 1 else None),
         ("gpu-type", asked.gpu_type),
         ("gpu-mem", asked.gpu_mem),
-        ("instance-type", asked.types if asked.types != CPU else None),
+        ("instance-type", ",".join(asked.types) if asked.types != CPU else None),
     ):
         words += [f"--{flag}", str(value)] if value else []
     words += ["--cpu"] if asked.types == CPU else []

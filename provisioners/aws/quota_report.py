@@ -171,7 +171,7 @@ def select_by_market(kinds: Sequence[InstanceType], asked: Demand, region: str =
     return found
 
 
-def survey_region(account: Account, region: str, *, types: str = "") -> RegionSurvey:
+def survey_region(account: Account, region: str, *, types: Sequence[str]) -> RegionSurvey:
     """A region's types and quotas, asked for at once. `types`: names of further ones."""
     classes = ALL_CLASSES if types else GPU_CLASSES
     with ThreadPoolExecutor(1, thread_name_prefix="aws") as pool:

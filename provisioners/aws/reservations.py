@@ -88,6 +88,6 @@ def applied(account: Account, wishes: Wishes, regions: Sequence[str]) -> tuple[W
             continue
         if documents:
             reserved = parse_reservation(documents[0], wishes.nodes)
-            return dataclasses.replace(wishes, types=reserved.type, zone=reserved.zone, reserved=reserved), [region]
+            return dataclasses.replace(wishes, types=(reserved.type,), zone=reserved.zone, reserved=reserved), [region]
     names = ", ".join(split_region(region)[0] for region in regions)
     raise Rejected(f"there is no reservation {wishes.reservation} in {names}", "name its region: --region us-east-1")

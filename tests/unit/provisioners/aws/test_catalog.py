@@ -135,7 +135,7 @@ PLAIN = (
 
 def exactly(types: str, gpus: int | None = None) -> list[str]:
     found = select_instance_types(
-        PLAIN, gpus=gpus, gpu_type=None, gpu_mem=None, market=ON_DEMAND, types=types, where="there"
+        PLAIN, gpus=gpus, gpu_type=None, gpu_mem=None, market=ON_DEMAND, types=tuple(types.split(",")), where="there"
     )
     return [one.type for one in found]
 
