@@ -71,7 +71,7 @@ def parse_reservation(document: Document, nodes: int) -> Reserved:
     )
 
 
-def applied(account: Account, wishes: Wishes, regions: Sequence[str]) -> tuple[Wishes, list[str]]:
+def apply_reservation(account: Account, wishes: Wishes, regions: Sequence[str]) -> tuple[Wishes, list[str]]:
     """The wishes with the type and the zone of their reservation, and its region. Raises ProviderError."""
     for region in regions:
         try:
