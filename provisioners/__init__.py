@@ -1,11 +1,12 @@
 """Provisioners: one package per provider, all behind the contract in `base`.
 
-    base             the contract as provider modules import it, ours and those of other wheels
-    registry         from a provider's name to its provisioner, lazily; entry points of other wheels
+    base                 the contract as provider modules import it, ours and those of other wheels
+    registry             from a provider's name to its provisioner, lazily; entry points of other wheels
     checked_provisioner  a provisioner held to its contract: it answers in time, in our errors, each resource once
-    keys             SSH key pairs: our login, and a machine's first host key
-    api_endpoint     addresses of APIs that a key may be sent to
-    error_table      the one table form for a provider's failed answers
+    keys                 SSH key pairs: our login, and a machine's first host key
+    api_endpoint         addresses of APIs that a key may be sent to
+    error_table          the one table form for a provider's failed answers
+    server_clock         a provider's time, as its answers tell it
 
 Where two providers have the same story to tell, its file has the same name in both:
 
@@ -40,4 +41,6 @@ Where two providers have the same story to tell, its file has the same name in b
     a node's processes, seen from outside                  processes         x
     logging in once, and which node is on which host       placement               x
     the file of hosts that something of ours may be on     hosts                   x
+    the host keys that the user has accepted               accepted_keys           x
+    the agent on a host, called or brought again           host_agent              x
 """

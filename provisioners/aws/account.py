@@ -116,7 +116,7 @@ class Account:
             try:
                 return self.identity(region)
             except ProviderError as error:
-                if isinstance(error, AuthFailed) and errors.code(error) not in errors.DENIED:
+                if isinstance(error, AuthFailed) and not errors.lacks_permission(error):
                     raise
                 self._unidentified.add(profile)
         return None
@@ -155,7 +155,7 @@ class Account:
     def explain(self, region: str, error: E) -> E | AuthFailed:
         """The error, or a better one where a region refuses credentials that others accept: it is not switched on."""
         name, profile = split_region(region)
-        if errors.code(error) not in errors.NOBODY or name == DEFAULT:
+        if errors.code(error) not in errors.UNKNOWN_CALLER_CODES or name == DEFAULT:
             return error
         try:
             ask("ask who this is", self.client("sts", join_region(DEFAULT, profile)).get_caller_identity)

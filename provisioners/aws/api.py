@@ -38,7 +38,7 @@ def join_region(name: str, profile: str) -> str:
 
 
 def ask(doing: str, call: Callable[..., Any], *, creating: bool = False, client: Any = None, **parameters: Any) -> Any:
-    """The answer of one call; {} for a dry run that would have succeeded. Raises ProviderError.
+    """The answer of one call. Raises ProviderError.
 
     doing    what an error says was tried: `list machines in us-east-1`
     client   the client that is used, where `call` is not a method of it
@@ -48,8 +48,6 @@ def ask(doing: str, call: Callable[..., Any], *, creating: bool = False, client:
     except GpuopsError:
         raise
     except Exception as error:
-        if errors.code(error) == "DryRunOperation":
-            return {}
         whose = client if client is not None else getattr(call, "__self__", None)
         region = str(getattr(getattr(whose, "meta", None), "region_name", "") or "")
         profile = str(getattr(whose, PROFILE, "") or parameters.get("profile") or "")
@@ -60,8 +58,6 @@ def pages(doing: str, client: Any, operation: str, key: str, **parameters: Any) 
     """What all pages of one call hold under `key`. Raises ProviderError."""
 
     def everything() -> list[Any]:
-        if not client.can_paginate(operation):
-            return list(getattr(client, operation)(**parameters).get(key) or [])
         found = client.get_paginator(operation).paginate(**parameters)
         return [one for page in found for one in page.get(key) or []]
 

@@ -154,11 +154,6 @@ def arm(user: str, end: float) -> str:
     return _filled(ARM, user, end)
 
 
-def ending(user: str, end: float) -> str:
-    """The program of the dead-man, for POSIX sh."""
-    return _filled(END, user, end).lstrip("\n")
-
-
 def units() -> dict[str, str]:
     """Its units, by name."""
     return {"gpuops-end.timer": _filled(TIMER, "", 0.0), "gpuops-end.service": _filled(SERVICE, "", 0.0)}

@@ -90,7 +90,7 @@ def select_instance_types(
     gpu_type: str | None,
     gpu_mem: int | None,
     market: str,
-    types: str = "",
+    types: tuple[str, ...] = (),
     where: str = "there",
 ) -> list[InstanceType]:
     """Those a request speaks of, by name. Raises UsageError where it means none, or what it means is unclear.
@@ -100,15 +100,18 @@ def select_instance_types(
     """
     whole = sorted((kind for kind in kinds if kind.gpus), key=lambda kind: kind.type)
     if types:
-        available = [kind.type for kind in kinds if types == CPU and kind.type in split_names(types)]
-        named = [_find_type(kinds, name, where) for name in available or split_names(types)]
+        available = {kind.type for kind in kinds}
+        any_of_them = [name for name in types if name in available] if types == CPU else []
+        named = [_find_type(kinds, name, where) for name in any_of_them or types]
     else:
         named = (
             _match_gpu_types(kinds, whole, gpu_type, where)
             if gpu_type
             else [kind for kind in whole if not is_legacy(kind)]
         )
-    literal = bool(types) or (bool(gpu_type) and all("." in item for item in split_names(str(gpu_type))))
+    if not named:
+        raise UsageError(f"AWS has no instance type with a GPU {where}", OTHER_REGIONS_HINT)
+    literal = bool(types) or (bool(gpu_type) and all("." in item for item in _split_names(str(gpu_type))))
     wanted = gpus or (0 if literal else 1)
     fitting = [kind for kind in named if kind.gpus == wanted] if wanted else named
     if not fitting:
@@ -147,7 +150,7 @@ def _gpu_count_error(named: Sequence[InstanceType], wanted: int, gpu_type: str |
     with_gpu = f" with {gpu_type}" if gpu_type else " with GPUs"
     numbers = ", ".join(map(str, counts))
     enough = [count for count in counts if count > wanted]
-    instead = f"--gpus {enough[0]}" if enough else f"--gpus {max(counts, default=1)} and more --nodes"
+    instead = f"--gpus {enough[0]}" if enough else f"--gpus {max(counts)} and more --nodes"
     return UsageError(
         f"no instance type{with_gpu} has {wanted} of them: they have {numbers}",
         f"ask for {instead}, or another --gpu-type",
@@ -159,13 +162,13 @@ def _match_gpu_types(
 ) -> list[InstanceType]:
     found = [
         kind
-        for item in split_names(wish)
+        for item in _split_names(wish)
         for kind in (_find_type_with_gpu(kinds, item, where) if "." in item else _match_gpu(whole, item, where))
     ]
     return list(dict.fromkeys(found))
 
 
-def split_names(wish: str) -> list[str]:
+def _split_names(wish: str) -> list[str]:
     return [part.strip() for part in wish.split(",") if part.strip()]
 
 
@@ -244,10 +247,10 @@ def _join_names(names: Iterable[str]) -> str:
 # Questions.
 
 
-def list_instance_types(account: Account, region: str, types: str = "") -> dict[str, InstanceType]:
+def list_instance_types(account: Account, region: str, types: Sequence[str]) -> dict[str, InstanceType]:
     """Every type of the families with GPUs that a region has, by name; those without a whole NVIDIA GPU as well, for
     their vCPUs count too. `types`: names of further ones, whose families are asked for, too. Raises ProviderError."""
-    named = [name for item in split_names(types) for name in (item, *x86_siblings(item))]
+    named = [name for item in types for name in (item, *x86_siblings(item))]
     further = {name.partition(".")[0] + ".*" for name in named}
     listed = pages(
         "list instance types",

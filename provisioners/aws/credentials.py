@@ -19,19 +19,20 @@ from provisioners.base import NOTHING, Credential, credential
 
 NO_BOTO3 = ("AWS needs the package boto3", "pip install 'gpuops[aws]'")
 KEY_ID, SECRET, TOKEN = "AWS_ACCESS_KEY_ID", "AWS_SECRET_ACCESS_KEY", "AWS_SESSION_TOKEN"
-NEVER = ("env", "iam-role", "boto-config", "ec2-credentials-file")
-"""What is not asked: this process's environment (ours is given), the computer as an instance, the files of boto 2.
+EXCLUDED_METHODS = ("env", "iam-role", "boto-config", "ec2-credentials-file")
+"""Ways of botocore's that are not used: this process's environment (ours is given), the computer as an instance, the
+files of boto 2.
 
 The role of a computer that is itself an instance is nobody's choice of an account. That of a container is: its address
 stands in an exported variable, so that it goes before `.env` as whatever else botocore finds does."""
-EXPORTED = ("container-role", "assume-role-with-web-identity")
+EXPORTED_METHODS = ("container-role", "assume-role-with-web-identity")
 PARTITIONS = ("aws", "aws-us-gov", "aws-cn")
 
 
 def session(env: Mapping[str, str], profile: str, dotenv: Mapping[str, str] = NOTHING) -> tuple[Any, str]:
     """A session and the source of its credentials: those of a profile; without one, the first there are by
     `gpuops.core.provider.credential`. Raises NotSetUp, AuthFailed."""
-    there()
+    require_boto3()
     import boto3
 
     core = _core(env, profile or current_profile(env))
@@ -59,7 +60,7 @@ def _stored(core: Any) -> Credential | None:
         raise NotSetUp(f"there are no AWS credentials in the profile {name}", NO_KEYS)
     if found is None:
         return None
-    exported = found.method in EXPORTED and not name
+    exported = found.method in EXPORTED_METHODS and not name
     return Credential(f"this environment ({found.method})" if exported else f"profile {name or 'default'}", {})
 
 
@@ -72,7 +73,7 @@ def has_keys(env: Mapping[str, str]) -> bool:
     return all(env.get(name, "").strip() for name in (KEY_ID, SECRET))
 
 
-def there() -> None:
+def require_boto3() -> None:
     """Raises NotSetUp where boto3 is not installed."""
     if importlib.util.find_spec("boto3") is None:
         raise NotSetUp(*NO_BOTO3)
@@ -81,7 +82,7 @@ def there() -> None:
 @cache
 def known_regions() -> tuple[str, ...]:
     """Every region that the installed botocore knows; nothing is asked, and no credentials are needed."""
-    there()
+    require_boto3()
     import botocore.session
 
     none = dict.fromkeys(("config_file", "credentials_file"), (None, None, os.devnull, None))
@@ -103,7 +104,7 @@ def _core(env: Mapping[str, str], profile: str) -> Any:
     for name, variable, file in files:
         core.set_config_variable(name, env.get(variable) or str(folder / file))
     finder = botocore.credentials.create_credential_resolver(core)
-    for method in [one.METHOD for one in finder.providers if one.METHOD in NEVER]:
+    for method in [one.METHOD for one in finder.providers if one.METHOD in EXCLUDED_METHODS]:
         finder.remove(method)
     for role in [one for one in finder.providers if one.METHOD == "assume-role"]:
         role._prompter = _mfa

@@ -171,9 +171,9 @@ UNANSWERED: tuple[Row, ...] = (
     Row((ANY,), Unknown, "AWS's answer to {doing} cannot be read: {kind}{why}", AGAIN),
 )  # fmt: skip
 """By the names of an exception's classes: calls to which there was no answer of AWS's."""
-DENIED = frozenset({"UnauthorizedOperation", "AccessDenied", "AccessDeniedException"})
-NOBODY = frozenset({"AuthFailure", "InvalidClientTokenId", "UnrecognizedClientException"})
-"""Who asks is not known there."""
+PERMISSION_CODES = frozenset({"UnauthorizedOperation", "AccessDenied", "AccessDeniedException"})
+UNKNOWN_CALLER_CODES = frozenset({"AuthFailure", "InvalidClientTokenId", "UnrecognizedClientException"})
+"""AWS, or a region of it, does not know who asks."""
 ACTION = re.compile(r"perform:? (?:the )?([a-z0-9-]+:[A-Za-z*]+)")
 ENCODED = re.compile(r"\s*(?:Encoded )?authorization failure message:.*", re.IGNORECASE | re.DOTALL)
 
@@ -201,24 +201,24 @@ def code(error: BaseException | None) -> str:
     return code(error.__cause__) if error is not None and error.__cause__ is not None else ""
 
 
-def denied(error: BaseException) -> bool:
+def lacks_permission(error: BaseException) -> bool:
     """Whether the credentials are good, and merely lack the permission for this."""
-    return code(error) in DENIED
+    return code(error) in PERMISSION_CODES
 
 
-def barred(error: BaseException | None) -> bool:
+def is_closed_by_organization(error: BaseException | None) -> bool:
     """Whether an organization forbids this to its accounts, as most do with regions that they do not use."""
     response = getattr(error, "response", None)
     if isinstance(response, dict):
         said = str((response.get("Error") or {}).get("Message") or "")
-        return code(error) in DENIED and "explicit deny in a service control policy" in said
-    return error is not None and error.__cause__ is not None and barred(error.__cause__)
+        return code(error) in PERMISSION_CODES and "explicit deny in a service control policy" in said
+    return error is not None and error.__cause__ is not None and is_closed_by_organization(error.__cause__)
 
 
 def _answered(error: BaseException, response: Mapping[str, Any], doing: str, region: str) -> ProviderError:
     named = str(response["Error"].get("Code") or "")
     said = _line(response["Error"].get("Message"))
-    if named in DENIED:
+    if named in PERMISSION_CODES:
         return _denied(error, said, doing)
     status = (response.get("ResponseMetadata") or {}).get("HTTPStatusCode")
     names = {named, f"HTTP {status}", f"HTTP {str(status)[:1]}xx"}

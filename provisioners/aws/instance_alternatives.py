@@ -23,14 +23,14 @@ class Demand:
     gpu_mem: int | None
     market: str
     profile: str = ""
-    types: str = ""
-    """Names of instance types, with commas, instead of GPUs."""
+    types: tuple[str, ...] = ()
+    """Names of instance types, instead of GPUs."""
 
     def with_type(self, kind: InstanceType) -> Demand:
         """The same demand with this instance type by its name."""
         if kind.gpus:
-            return dataclasses.replace(self, gpu_type=kind.type, types="")
-        return dataclasses.replace(self, types=kind.type)
+            return dataclasses.replace(self, gpu_type=kind.type, types=())
+        return dataclasses.replace(self, types=(kind.type,))
 
 
 @dataclass(frozen=True)

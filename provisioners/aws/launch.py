@@ -194,7 +194,7 @@ def run_instances(
             return parse_instances(ask(doing, client.run_instances, creating=True, **parameters))
         except ProviderError as error:
             unanswered = unanswered or isinstance(error, Unknown)
-            wait_s = max(backoff_s(attempt), getattr(error, "retry_after", None) or 0.0)
+            wait_s = backoff_s(attempt)
             is_late = attempt == MAX_ATTEMPTS - 1 or clock.monotonic() - began + wait_s >= LAST_ATTEMPT_S
             if not _may_be_retried(error, group_is_new) or is_late:
                 if unanswered and not isinstance(error, Unknown):
@@ -220,7 +220,7 @@ def explain_quota_error(error: QuotaExceeded, spec: LaunchSpec) -> QuotaExceeded
     demand = (
         Demand(spec.nodes, spec.gpus, spec.type, None, spec.market)
         if spec.gpus
-        else Demand(spec.nodes, None, None, None, spec.market, types=spec.type)
+        else Demand(spec.nodes, None, None, None, spec.market, types=(spec.type,))
     )
     return QuotaExceeded(
         f"the account's quota of {spec.market} vCPUs in {split_region(spec.region)[0]}{limit} is too small for "

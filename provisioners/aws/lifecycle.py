@@ -18,7 +18,7 @@ from provisioners.aws import ec2, machines, tags
 from provisioners.aws.account import Account
 from provisioners.aws.api import Document, ask, ask_all, split_region
 from provisioners.aws.ec2 import InstanceState, SecurityGroup, SpotRequest
-from provisioners.aws.errors import barred, code
+from provisioners.aws.errors import code, is_closed_by_organization
 
 MAX_REGIONS_AT_ONCE = 16
 """Regions that are listed at the same time; each makes five calls, one after another."""
@@ -50,12 +50,12 @@ def list_owned(account: Account, home: Path, owner: str, regions: Sequence[str])
         if not isinstance(answer, ProviderError | UsageError):
             for resource in answer:  # two profiles may be of one account
                 found.setdefault((resource.kind, resource.id), resource)
-        elif regions or not answered or not barred(answer):
+        elif regions or not answered or not is_closed_by_organization(answer):
             unanswered.append(split_region(region)[0])
             errors.append(answer)
     if not errors:
         return list(found.values())
-    if len(named) == 1 or (answered == 0 and len({type(error) for error in errors}) == 1):
+    if answered == 0 and len({type(error) for error in errors}) == 1:
         raise errors[0]
     raise Partial(
         f"AWS does not tell what there is in {first_few(unanswered, 4)}: {errors[0].message}",

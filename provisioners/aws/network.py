@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import ipaddress
 import random
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -106,7 +106,7 @@ def _check_network(client: Any, region: str, wishes: Wishes, subnets: Sequence[S
 
 def find_caller_network(env: Mapping[str, str]) -> str:
     """This computer's address as AWS sees it, as a CIDR. Raises Rejected."""
-    import urllib.error
+    import http.client
     import urllib.request
 
     url = env.get("GPUOPS_CHECKIP_URL", "").strip() or CHECKIP_URL
@@ -115,7 +115,7 @@ def find_caller_network(env: Mapping[str, str]) -> str:
         request = urllib.request.Request(url, headers={"User-Agent": "gpuops"})
         with urllib.request.urlopen(request, timeout=CHECKIP_TIMEOUT_S) as answer:
             text = answer.read(200).decode("ascii", "replace").strip()
-    except (OSError, ValueError, urllib.error.URLError) as error:
+    except (OSError, ValueError, http.client.HTTPException) as error:
         raise Rejected(f"{url} does not tell this computer's address: {error}", hint) from error
     try:
         address = ipaddress.ip_address(text)
@@ -204,33 +204,26 @@ def followed_networks(group: SecurityGroup) -> list[str]:
 
 
 def follow_caller(client: Any, group: SecurityGroup, cidr: str) -> bool:
-    """Let this computer's present address into a group, and its former one no more. Returns whether that was needed.
+    """Let this computer's present address into a group, and former ones no more. Returns whether that was needed.
 
     A group that lets in whom the user has named is left as it is. Raises ProviderError.
     """
-    former = followed_networks(group)
-    if not former or cidr in former:
+    followed = followed_networks(group)
+    if not followed or followed == [cidr]:
         return False
-    doing = f"let this computer into the security group {group.id}"
-    try:
-        ask(
-            doing,
-            client.authorize_security_group_ingress,
-            GroupId=group.id,
-            IpPermissions=[ssh_rule(cidr, CALLER_DESCRIPTION)],
-        )
-    except ProviderError as error:
-        if errors.code(error) != "InvalidPermission.Duplicate":
-            raise
-    for old in former:
-        try:
-            ask(
-                doing,
-                client.revoke_security_group_ingress,
-                GroupId=group.id,
-                IpPermissions=[ssh_rule(old, CALLER_DESCRIPTION)],
-            )
-        except ProviderError as error:
-            if errors.code(error) != "InvalidPermission.NotFound":
-                raise
+    if cidr not in followed:
+        _change_rule(client.authorize_security_group_ingress, group.id, cidr, "InvalidPermission.Duplicate")
+    for former in followed:
+        if former != cidr:
+            _change_rule(client.revoke_security_group_ingress, group.id, former, "InvalidPermission.NotFound")
     return True
+
+
+def _change_rule(change: Callable[..., Any], group: str, cidr: str, done_code: str) -> None:
+    """Add or remove the rule for this computer. `done_code`: AWS's code where that was done before."""
+    rule = ssh_rule(cidr, CALLER_DESCRIPTION)
+    try:
+        ask(f"let this computer into the security group {group}", change, GroupId=group, IpPermissions=[rule])
+    except ProviderError as error:
+        if errors.code(error) != done_code:
+            raise

@@ -20,7 +20,7 @@ from provisioners.aws.catalog import InstanceType
 from provisioners.aws.instance_alternatives import Alternative, Demand, RegionSurvey
 from provisioners.aws.options import Wishes
 from provisioners.aws.quota_report import MAX_REGIONS_AT_ONCE, build_demand
-from provisioners.aws.quotas import SPOT, UNIT, QuotaClass, quota_class_of
+from provisioners.aws.quotas import UNIT, QuotaClass, quota_class_of
 
 MAX_NAMES = 4
 """Types that one sentence names."""
@@ -32,7 +32,7 @@ UNPRICED_NOTE = "{}: the price of {} is not known, and counted as --max-price al
 def find_offers(account: Account, wishes: Wishes, regions: Sequence[str]) -> list[Offer]:
     """Best first. Raises UsageError, NoCapacity, QuotaExceeded, or the error of a region where none could be read."""
     if wishes.reservation:
-        wishes, regions = reservations.applied(account, wishes, regions)
+        wishes, regions = reservations.apply_reservation(account, wishes, regions)
     demand = build_demand(wishes)
     regions = _regions_of_zone(regions, wishes.zone) if wishes.zone else regions
     calls = {region: partial(read_stock, account, region, wishes, demand) for region in regions}
@@ -193,7 +193,7 @@ def _launch_spec(stock: RegionStock, priced: PricedType, wishes: Wishes, per_hou
         gpus=kind.gpus,
         type=kind.type,
         vcpus=kind.vcpus,
-        market=SPOT if wishes.spot else _market(wishes),
+        market=_market(wishes),
         per_hour=per_hour,
         ami=image.id,
         is_default_image=not wishes.ami,

@@ -49,7 +49,7 @@ OPTIONS: Sequence[Option] = (
 )
 ID = re.compile(r"[0-9a-f]{8,17}")
 ZONE = re.compile(r"[a-z]+(-[a-z]+)+-\d+(-[a-z]+-\d+)?[a-z]")
-CPU = "c7i.large,c6i.large,c6a.large,c5.large,m5.large"
+CPU = ("c7i.large", "c6i.large", "c6a.large", "c5.large", "m5.large")
 """What --cpu means: 2 vCPU and at least 4 GB of memory, whichever is cheapest where it is."""
 ROLE = re.compile(r"(arn:aws[a-z-]*:iam::\d{12}:instance-profile/([\w+=,.@-]+/)*)?[\w+=,.@-]{1,128}", re.ASCII)
 GROUP = re.compile(r"[ -~]{1,255}")
@@ -67,8 +67,8 @@ class Wishes:
     gpu_type: str | None
     gpu_mem: int | None
     """GB that each GPU has at least."""
-    types: str
-    """Names of instance types, with commas; empty: those that the GPUs mean."""
+    types: tuple[str, ...]
+    """Names of instance types; empty: those that the GPUs mean."""
     spot: bool
     disk: int
     """GB; at least what the image needs is taken."""
@@ -153,8 +153,8 @@ def wishes(request: Request) -> Wishes:
     )
 
 
-def _types(request: Request, named: str) -> str:
-    """Names of instance types, with commas; empty where GPUs say which. Raises UsageError."""
+def _types(request: Request, named: str) -> tuple[str, ...]:
+    """Names of instance types; empty where GPUs say which. Raises UsageError."""
     types, cpu = _several(named), bool(request.options.get("cpu"))
     flag = "--gpu-type" if request.gpu_type else "--gpu-mem" if request.gpu_mem else ""
     if cpu and (flag or types or request.gpus):
@@ -164,7 +164,7 @@ def _types(request: Request, named: str) -> str:
         raise UsageError(f"--instance-type {wrong} is no instance type", "write it like c7i.large or g5.12xlarge")
     if types and flag:
         raise UsageError(f"--instance-type names the machine, and {flag} chooses one", "leave one of them out")
-    return CPU if cpu else ",".join(types)
+    return CPU if cpu else types
 
 
 def _reservation(request: Request, id_: str) -> str:

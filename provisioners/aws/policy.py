@@ -11,8 +11,8 @@ from collections.abc import Mapping, Sequence
 from typing import Any
 
 from gpuops.core.errors import UsageError
+from provisioners.aws.tags import MANAGED
 
-MANAGED = "gpuops:managed"
 OURS = {"StringEquals": {f"aws:ResourceTag/{MANAGED}": "true"}}
 TAGGED = {"StringEquals": {f"aws:RequestTag/{MANAGED}": "true"}}
 # A policy's ARNs take `*` in any part, the partition too: GovCloud's and China's users can attach it as it is.

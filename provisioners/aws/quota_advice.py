@@ -10,13 +10,13 @@ from __future__ import annotations
 
 import dataclasses
 import shlex
-from collections.abc import Iterable, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 
 from gpuops.core.errors import QuotaExceeded
-from gpuops.core.format import plural
+from gpuops.core.format import first_few, plural
 from gpuops.core.quota import Quota, QuotaIncrease
-from provisioners.aws.api import split_region
+from provisioners.aws.api import join_region, split_region
 from provisioners.aws.catalog import is_legacy
 from provisioners.aws.instance_alternatives import (
     Alternative,
@@ -37,6 +37,8 @@ GRANT_DELAY_S = 3600.0
 GRANT_DELAY_NOTE = "a grant takes effect within an hour: the quota is looked at until then"
 SMALL_VCPUS = 8
 """vCPU: a first request for more than that is rarely granted to a new account."""
+MAX_NAMES = 3
+"""Regions that one sentence names."""
 
 
 def may_still_be_granted(increase: QuotaIncrease, now: float) -> bool:
@@ -56,10 +58,6 @@ def advise_on_refusal(quota: Quota, increase: QuotaIncrease) -> tuple[str, ...]:
         f"  I train neural networks with PyTorch on {machines}, about HOURS hours a month.",
         "  Each machine ends with its run, and by a watchdog after 24 hours. A budget of $AMOUNT a month has an alarm.",
     )
-
-
-MAX_NAMES = 3
-"""Regions that one sentence names."""
 
 
 @dataclass(frozen=True)
@@ -126,7 +124,7 @@ def advise_for_one_gpu(asked: Demand, places: Sequence[RegionSurvey], now: float
             runs = True
             lines += _advise_fitting(in_market, fitting, f"{how} one GPU")
         elif known:
-            where = _join_regions(dict.fromkeys(candidate.region for candidate in known))
+            where = first_few([*dict.fromkeys(candidate.region for candidate in known)], MAX_NAMES)
             more = _advise_increase(in_market, known, now)[0]
             lines += [
                 Advice(f"no GPU runs {how} today in {where}; {more.say}", more.command),
@@ -171,7 +169,7 @@ def build_command(asked: Demand, command: str, region: str, *more: str) -> str:
         ("nodes", asked.nodes if asked.nodes > 1 else None),
         ("gpu-type", asked.gpu_type),
         ("gpu-mem", asked.gpu_mem),
-        ("instance-type", asked.types if asked.types != CPU else None),
+        ("instance-type", ",".join(asked.types) if asked.types != CPU else None),
     ):
         words += [f"--{flag}", str(value)] if value else []
     words += ["--cpu"] if asked.types == CPU else []
@@ -184,7 +182,7 @@ def build_command(asked: Demand, command: str, region: str, *more: str) -> str:
 def _advise_fitting(asked: Demand, fitting: Sequence[Alternative], what: str = "it") -> list[Advice]:
     first = fitting[0]
     others = [candidate.region for candidate in fitting[1:]]
-    also = f", and in {_join_regions(others)}" if others else ""
+    also = f", and in {first_few(others, MAX_NAMES)}" if others else ""
     free = f"{first.free:g}" if first.free is not None else "?"
     calculation = format_calculation(first.nodes, first.kind.vcpus)
     return [
@@ -239,7 +237,7 @@ def _advise_fewer_gpus(
                 build_command(_with_alternative(asked, best), "up", best.place.region),
             )
         ]
-    where = _join_regions(dict.fromkeys(candidate.region for candidate in candidates))
+    where = first_few([*dict.fromkeys(candidate.region for candidate in candidates)], MAX_NAMES)
     how = _in_market(asked.market)
     what = "nothing with such GPUs" if things == "GPUs" else "no such machine"
     return [Advice(f"{what} runs {how} today in {where}: the {UNIT} that are free are too few for one machine")]
@@ -279,9 +277,7 @@ def _advise_ending_machines(candidates: Sequence[Alternative]) -> list[Advice]:
 def _advise_other_regions(asked: Demand, places: Sequence[RegionSurvey]) -> list[Advice]:
     if len(places) > 1:
         return []
-    look = build_command(
-        asked, "quota", "all" + "@" * bool(split_region(places[0].region)[1]) + split_region(places[0].region)[1]
-    )
+    look = build_command(asked, "quota", join_region("all", split_region(places[0].region)[1]))
     return [Advice("quotas are counted by region, and another may have room", look)]
 
 
@@ -381,9 +377,3 @@ def _with_alternative(asked: Demand, candidate: Alternative) -> Demand:
 
 def _in_market(market: str) -> str:
     return "as spot" if market == SPOT else "on demand"
-
-
-def _join_regions(names: Iterable[str]) -> str:
-    known = list(names)
-    more = len(known) - MAX_NAMES
-    return ", ".join(known[:MAX_NAMES]) + (f" and {more} more" if more > 0 else "")

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
 from functools import partial
 
@@ -45,10 +45,9 @@ MAX_NAMES = 3
 OPEN_ALREADY = "ResourceAlreadyExistsException"
 
 
-def build_demand(given: Wishes, profile: str = "") -> Demand:
+def build_demand(given: Wishes) -> Demand:
     market = SPOT if given.spot else ON_DEMAND
-    whose = given.profile or profile
-    return Demand(given.nodes, given.gpus, given.gpu_type, given.gpu_mem, market, whose, given.types)
+    return Demand(given.nodes, given.gpus, given.gpu_type, given.gpu_mem, market, given.profile, given.types)
 
 
 def build_report(account: Account, request: Request) -> QuotaReport:
@@ -172,12 +171,15 @@ def select_by_market(kinds: Sequence[InstanceType], asked: Demand, region: str =
     return found
 
 
-def survey_region(account: Account, region: str, *, types: str = "") -> RegionSurvey:
+def survey_region(account: Account, region: str, *, types: Sequence[str]) -> RegionSurvey:
     """A region's types and quotas, asked for at once. `types`: names of further ones."""
     classes = ALL_CLASSES if types else GPU_CLASSES
     with ThreadPoolExecutor(1, thread_name_prefix="aws") as pool:
         found: Future[dict[str, InstanceType]] = pool.submit(catalog.list_instance_types, account, region, types)
-        vcpus: Callable[[], dict[str, int]] = lambda: {name: kind.vcpus for name, kind in found.result().items()}  # noqa: E731
+
+        def vcpus() -> dict[str, int]:
+            return {name: kind.vcpus for name, kind in found.result().items()}
+
         standing = read_account_quotas(account, region, classes, vcpus, history=True)
         try:
             kinds = found.result()

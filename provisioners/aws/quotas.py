@@ -23,7 +23,7 @@ from provisioners.aws.account import Account
 from provisioners.aws.api import Document, ask, ask_all, pages, require
 from provisioners.aws.catalog import InstanceType
 from provisioners.aws.ec2 import COUNTED_REQUESTS, COUNTED_STATES, Instance, SpotRequest, SpotRequestState
-from provisioners.aws.errors import code, denied
+from provisioners.aws.errors import code, lacks_permission
 
 SERVICE = "ec2"
 SPOT, ON_DEMAND = "spot", "on-demand"
@@ -223,7 +223,7 @@ def read_account_quotas(
 
 def is_unreadable(answer: Any) -> bool:
     """Whether an answer is an error that leaves a value unknown. Raises errors of credentials, and UsageError."""
-    if isinstance(answer, UsageError) or (isinstance(answer, AuthFailed) and not denied(answer)):
+    if isinstance(answer, UsageError) or (isinstance(answer, AuthFailed) and not lacks_permission(answer)):
         raise answer
     return isinstance(answer, ProviderError)
 

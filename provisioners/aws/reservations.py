@@ -71,7 +71,7 @@ def parse_reservation(document: Document, nodes: int) -> Reserved:
     )
 
 
-def applied(account: Account, wishes: Wishes, regions: Sequence[str]) -> tuple[Wishes, list[str]]:
+def apply_reservation(account: Account, wishes: Wishes, regions: Sequence[str]) -> tuple[Wishes, list[str]]:
     """The wishes with the type and the zone of their reservation, and its region. Raises ProviderError."""
     for region in regions:
         try:
@@ -88,6 +88,6 @@ def applied(account: Account, wishes: Wishes, regions: Sequence[str]) -> tuple[W
             continue
         if documents:
             reserved = parse_reservation(documents[0], wishes.nodes)
-            return dataclasses.replace(wishes, types=reserved.type, zone=reserved.zone, reserved=reserved), [region]
+            return dataclasses.replace(wishes, types=(reserved.type,), zone=reserved.zone, reserved=reserved), [region]
     names = ", ".join(split_region(region)[0] for region in regions)
     raise Rejected(f"there is no reservation {wishes.reservation} in {names}", "name its region: --region us-east-1")

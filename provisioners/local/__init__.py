@@ -1,8 +1,4 @@
-"""The embedded default: nodes that are processes and a folder on this computer.
-
-provisioner  the contract for local nodes
-processes    a node's processes seen from outside: starting them, whether they live, ending them by force
-"""
+"""The embedded default: nodes that are processes and a folder on this computer. `provisioners` lists the modules."""
 
 from provisioners.local.provisioner import LocalProvisioner
 

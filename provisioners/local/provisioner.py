@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 import json
 import os
 import shutil
@@ -150,7 +151,7 @@ class LocalProvisioner:
     def describe(self, resource: Resource) -> Resource:
         folder = Path(resource.id)
         if not folder.exists():
-            return Resource(**{**vars(resource), "state": ResourceState.ENDED})
+            return dataclasses.replace(resource, state=ResourceState.ENDED)
         return self._resource(folder)
 
     def destroy(self, resources: Sequence[Resource]) -> None:

@@ -19,6 +19,7 @@ from gpuops.core.errors import AuthFailed, UsageError
 from gpuops.core.models import Payer, Resource
 from gpuops.core.polling import Clock
 from provisioners.runpod import credentials
+from provisioners.runpod.api import inner
 from provisioners.runpod.credentials import fingerprint, graphql_base, key
 
 QUERY_TIMEOUT_S = 20.0
@@ -84,10 +85,7 @@ def query_account(key: str, base: str, environ: Mapping[str, str]) -> AccountFac
 
 def parse_facts(answer: object) -> AccountFacts:
     """The facts in GraphQL's answer."""
-    data = answer.get("data") if isinstance(answer, dict) else None
-    myself = data.get("myself") if isinstance(data, dict) else None
-    if not isinstance(myself, dict):
-        return AccountFacts()
+    myself = inner(inner(answer if isinstance(answer, dict) else {}, "data"), "myself")
     return AccountFacts(
         id=str(myself.get("id") or ""),
         email=str(myself.get("email") or ""),
@@ -124,14 +122,17 @@ class Account:
         return Payer(known.email or (f"RunPod account {known.id}" if known.id else ""), source)
 
     def facts(self, max_age_s: float = float("inf")) -> AccountFacts:
-        """What RunPod says of the account; it is asked again where its answer is older than `max_age_s`."""
+        """What RunPod says of the account; it is asked again where its answer is older than `max_age_s`. Whose account
+        it is stays known where a later question is not answered."""
         with self._lock:
             if self._known is None or self._clock.monotonic() - self._asked_at >= max_age_s:
+                known = self._known or AccountFacts()
                 try:
                     facts = query_account(key(self._env, self._dotenv), graphql_base(self._env), self._env)
                 except (AuthFailed, UsageError):
                     facts = AccountFacts()
-                self._known, self._asked_at = facts, self._clock.monotonic()
+                self._known = facts if facts.id else dataclasses.replace(facts, id=known.id, email=known.email)
+                self._asked_at = self._clock.monotonic()
             return self._known
 
     def data(self) -> dict[str, str]:

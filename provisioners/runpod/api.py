@@ -7,6 +7,7 @@ where it wants fewer requests. No error holds the API key, which an answer may h
 from __future__ import annotations
 
 import json
+import math
 from collections.abc import Mapping, Sequence
 from typing import Any
 from urllib.parse import quote, urlencode
@@ -216,9 +217,37 @@ def _with_query(path: str, query: Document) -> str:
 
 def _next_cursor(document: Document) -> str:
     """Where the next page begins; empty on the last one."""
-    for place in (document, *(document.get(name) for name in CURSOR_PLACES)):
-        cursors = [place.get(name) for name in CURSORS] if isinstance(place, dict) else []
-        for cursor in cursors:
-            if isinstance(cursor, str) and cursor:
+    for place in (document, *(inner(document, name) for name in CURSOR_PLACES)):
+        for name in CURSORS:
+            if isinstance(cursor := place.get(name), str) and cursor:
                 return cursor
     return ""
+
+
+# Parts of a document; what is missing, or of another type, counts as not said.
+
+
+def inner(document: Document, name: str) -> Document:
+    """An object in a document; empty where it is not said."""
+    found = document.get(name)
+    return found if isinstance(found, dict) else {}
+
+
+def entries(document: Document, name: str) -> list[Any]:
+    """A list in a document; empty where it is not said."""
+    found = document.get(name)
+    return found if isinstance(found, list) else []
+
+
+def objects(document: Document, name: str) -> list[Document]:
+    """The objects of a list in a document."""
+    return [item for item in entries(document, name) if isinstance(item, dict)]
+
+
+def number(value: object) -> float:
+    """A finite number, which RunPod also writes as text; 0 where it is not said."""
+    try:
+        found = float(value) if isinstance(value, int | float | str) and not isinstance(value, bool) else 0.0
+    except (ValueError, OverflowError):
+        return 0.0
+    return found if math.isfinite(found) else 0.0

@@ -25,6 +25,14 @@ STARTS = re.compile(r"start container\b", re.IGNORECASE)
 NOT_PUBLIC_REASON = (
     "its machine has no public address ({address} is behind another's): take --cloud secure, or another GPU or region"
 )
+UNPACKED = re.compile(r"failed to register layer|cannot be mapped to a host ID", re.IGNORECASE)
+"""Its machine's fault: another one unpacks the same image (field report, dstack #2729)."""
+NOT_MADE = re.compile(r"error creating container", re.IGNORECASE)
+"""Its machine's fault where it is said again and again (field report, dstack #3843), unless by BAD_COMMAND."""
+BAD_COMMAND = re.compile(r"executable file not found|exec format error|no such file or directory", re.IGNORECASE)
+"""What no machine could run."""
+MAX_STARTS = 3
+"""A container that was started, or failed to be made, this often fails for good."""
 MAX_LINE_CHARS = 200
 
 
@@ -43,7 +51,7 @@ def parse_lines(stream: bytes) -> list[str]:
     return [line for line in found if line]
 
 
-def find_permanent_failure(log_lines: list[str]) -> str:
+def find_permanent_failure(log_lines: Sequence[str]) -> str:
     """The sentence for what no waiting heals; empty where nothing of the kind was said."""
     for line in reversed(log_lines):
         if match := DRIVER.search(line):
@@ -53,14 +61,13 @@ def find_permanent_failure(log_lines: list[str]) -> str:
     return ""
 
 
-def find_start_failure(log_lines: list[str]) -> str:
+def find_start_failure(log_lines: Sequence[str]) -> str:
     """Why the container of a pod that has stopped never was of use, in its host's own words; empty where they do not
     say that it lay with its image."""
     if why := find_permanent_failure(log_lines):
         return why
-    for line in reversed(log_lines):
-        if NOT_STARTED.search(line):
-            return f"its container does not start: {shorten(line)}"
+    if line := _last_match(NOT_STARTED, log_lines):
+        return f"its container does not start: {shorten(line)}"
     return find_restart_loop(log_lines, 2)
 
 
@@ -76,16 +83,6 @@ def shorten(line: str) -> str:
 
 def _printable(line: str) -> str:
     return "".join(char if char.isprintable() else " " for char in line).rstrip()
-
-
-MAX_STARTS = 3
-"""A container that was started, or failed to be made, this often fails for good."""
-UNPACKED = re.compile(r"failed to register layer|cannot be mapped to a host ID", re.IGNORECASE)
-"""Its machine's fault: another one unpacks the same image (field report, dstack #2729)."""
-NOT_MADE = re.compile(r"error creating container", re.IGNORECASE)
-"""Its machine's fault where it is said again and again (field report, dstack #3843),"""
-BAD_COMMAND = re.compile(r"executable file not found|exec format error|no such file or directory", re.IGNORECASE)
-"""but for what no machine could run."""
 
 
 @dataclass(frozen=True)
@@ -124,7 +121,7 @@ class BootObservation:
 
 def diagnose(log_lines: Sequence[str]) -> BootFault:
     """What its host's log tells of a pod that is on its way for a while."""
-    if why := find_permanent_failure(list(log_lines)):
+    if why := find_permanent_failure(log_lines):
         return BootFault(why)
     if line := _last_match(UNPACKED, log_lines):
         return BootFault(f"its machine cannot unpack the image: {shorten(line)}", machine=True)

@@ -191,7 +191,7 @@ def build_script(
 ) -> str:
     """The text of GPUOPS_START. `root` stands before every path that is written, and the times are, for tests."""
     values = {
-        "API": f"'{api}'",
+        "API": shlex.quote(api),
         "ROOT": root,
         "ENDING": shlex.quote(SOURCE.strip("\n")),
         "LOOK": f"{look_s:g}",

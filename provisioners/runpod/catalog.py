@@ -6,14 +6,13 @@ RunPod's answers are parsed here into types; of a number that is missing or none
 from __future__ import annotations
 
 import dataclasses
-import math
 import re
 from collections.abc import Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 
 from gpuops.core.errors import UsageError
 from gpuops.core.names import close_names, spellings, words
-from provisioners.runpod.api import Document
+from provisioners.runpod.api import Document, inner, number, objects
 
 LEVELS = ("NONE", "LOW", "MEDIUM", "HIGH")
 MAKERS = frozenset({"nvidia", "amd", "geforce", "rtx", "instinct"})
@@ -75,21 +74,20 @@ def parse_volume(document: Document) -> Volume:
 def parse_gpu(document: Document, cloud: str) -> Gpu:
     """A GPU of the catalog, as it is in that cloud (SECURE, COMMUNITY)."""
     side = cloud.lower()
-    price = _parse_number(_nested(document, "price").get(side)) or 0.0
-    here = document.get(side) is not False and 0 < price < math.inf
-    listed = document.get("dataCenters")
+    price = number(inner(document, "price").get(side))
+    here = document.get(side) is not False and price > 0
     places = [
         CenterStock(str(item["id"]), _parse_level(item.get("availability")))
-        for item in (listed if isinstance(listed, list) else [])
-        if isinstance(item, dict) and item.get("id")
+        for item in objects(document, "dataCenters")
+        if item.get("id")
     ]
     return Gpu(
         id=str(document["id"]),
         name=str(document.get("name") or document["id"]),
         maker=str(document.get("manufacturer") or ""),
-        memory=int(_parse_number(document.get("memory")) or 0),
+        memory=int(number(document.get("memory"))),
         price=price if here else 0.0,
-        most=int(_parse_number(_nested(document, "maxCount").get(side)) or 0),
+        most=int(number(inner(document, "maxCount").get(side))),
         level=_parse_level(document.get("availability")),
         places=tuple(
             sorted((item for item in places if item.level != "NONE"), key=lambda item: -level_rank(item.level))
@@ -110,18 +108,18 @@ class CheapestMachine:
 
 def parse_cluster_prices(data: Document) -> dict[str, float]:
     """$/h for one GPU in a cluster, by the GPU's id: GraphQL's `clusterPrice`, where it is a price."""
-    prices = {id_: _parse_number(item.get("clusterPrice")) or 0.0 for id_, item in _gpu_types(data).items()}
-    return {id_: price for id_, price in prices.items() if 0 < price < math.inf}
+    prices = {id_: number(item.get("clusterPrice")) for id_, item in _gpu_types(data).items()}
+    return {id_: price for id_, price in prices.items() if price > 0}
 
 
 def parse_cheapest_machines(data: Document) -> dict[str, CheapestMachine]:
     """By the GPU's id: GraphQL's `lowestPrice`."""
-    lowest = {id_: _nested(item, "lowestPrice") for id_, item in _gpu_types(data).items()}
+    lowest = {id_: inner(item, "lowestPrice") for id_, item in _gpu_types(data).items()}
     return {
         id_: CheapestMachine(
-            is_free=bool(_parse_number(item.get("uninterruptablePrice"))),
-            ram=_parse_number(item.get("minMemory")) or 0,
-            vcpus=_parse_number(item.get("minVcpu")) or 0,
+            is_free=bool(number(item.get("uninterruptablePrice"))),
+            ram=number(item.get("minMemory")),
+            vcpus=number(item.get("minVcpu")),
         )
         for id_, item in lowest.items()
     }
@@ -129,10 +127,7 @@ def parse_cheapest_machines(data: Document) -> dict[str, CheapestMachine]:
 
 def _gpu_types(data: Document) -> dict[str, Document]:
     """The `gpuTypes` of GraphQL's answer, by id."""
-    listed = data.get("gpuTypes")
-    return {
-        str(item.get("id")): item for item in (listed if isinstance(listed, list) else []) if isinstance(item, dict)
-    }
+    return {str(item.get("id")): item for item in objects(data, "gpuTypes")}
 
 
 def at_cluster_prices(gpus: Sequence[Gpu], prices: Mapping[str, float]) -> list[Gpu]:
@@ -252,18 +247,3 @@ def _gpu_spellings(gpu: Gpu) -> set[str]:
 
 def _parse_level(value: object) -> str:
     return value.upper() if isinstance(value, str) else ""
-
-
-def _nested(document: Document, name: str) -> Document:
-    inner = document.get(name)
-    return inner if isinstance(inner, dict) else {}
-
-
-def _parse_number(value: object) -> float | None:
-    """A number, which RunPod also writes as text."""
-    if isinstance(value, bool) or not isinstance(value, int | float | str):
-        return None
-    try:
-        return float(value)
-    except ValueError:
-        return None

@@ -12,7 +12,7 @@ from contextlib import contextmanager
 from dataclasses import dataclass, field
 from importlib import metadata
 from typing import TYPE_CHECKING
-from urllib.parse import urlsplit
+from urllib.parse import unquote, urlsplit
 
 from gpuops.core.errors import UsageError
 from gpuops.core.polling import Clock
@@ -57,6 +57,7 @@ class Request:
 class Answer:
     status: int
     headers: Mapping[str, str]
+    """Found by a name in any case."""
     body: bytes
 
 
@@ -103,7 +104,7 @@ class HttpClient:
         response.release_conn() if is_complete else response.close()  # a half-read one is of no use to the next
         if not is_complete and not (request.is_stream and response.status < 300):
             raise NoAnswer("its answer was not at its end in time")
-        return Answer(response.status, dict(response.headers.items()), data)
+        return Answer(response.status, response.headers, data)
 
     def _read_body(self, response: urllib3.BaseHTTPResponse, request: Request, deadline: float) -> tuple[bytes, bool]:
         """The body received by the deadline, and whether it is complete. One read is made even past the deadline: an
@@ -150,7 +151,7 @@ class HttpClient:
         if not proxy:
             return urllib3.PoolManager(maxsize=8, **tls)  # type: ignore[arg-type]
         parts = urlsplit(proxy)
-        login = f"{parts.username}:{parts.password or ''}" if parts.username else None
+        login = unquote(f"{parts.username}:{parts.password or ''}") if parts.username else None
         headers = urllib3.make_headers(proxy_basic_auth=login) if login else None
         address = parts._replace(netloc=parts.netloc.rpartition("@")[2]).geturl()
         try:

@@ -38,6 +38,8 @@ class Lifecycle:
         self._lock = threading.Lock()
         self._observed: dict[str, boot_log.BootObservation] = {}
         self._never_up: dict[str, str] = {}
+        self.asked_for_cluster = False
+        """Whether this process has: the answer may be lost, and members may be listed late."""
 
     # Finding.
 
@@ -47,7 +49,7 @@ class Lifecycle:
         listed = self._api.pages("/pods", "pods", "list pods", includeClusterPods=True)
         pods = [parse_pod(document) for document in listed]
         has_members = any(pod.cluster and machines.resource_name(pod, {}).startswith(prefix) for pod in pods)
-        clusters = self._list_clusters(has_members)
+        clusters = self._list_clusters(may_be_ours=has_members or self.asked_for_cluster)
         names = {cluster.id: cluster.name for cluster in clusters}
         members_and_machines = [
             machines.pod_resource(pod, machines.new_pod(pod, name, kind=pod.kind), self._home, account)
@@ -64,17 +66,18 @@ class Lifecycle:
             *(resource for resource in members_and_machines if resource.state != ResourceState.ENDED),
         ]
 
-    def _list_clusters(self, has_members: bool) -> list[Cluster]:
+    def _list_clusters(self, *, may_be_ours: bool) -> list[Cluster]:
         """All clusters. A key that may not list them has made none; their members are listed as pods in any case.
 
-        `has_members`: whether pods of ours are in one. Without any, a list that is refused (404) or fails is empty.
+        `may_be_ours`: whether one of them may be. If not, a list that is refused (404) or fails counts as empty: no
+        single pod's end waits for it.
         """
         try:
             return [parse_cluster(document) for document in self._api.pages("/clusters", "clusters", "list clusters")]
         except AuthFailed:
             return []
         except (Rejected, Unknown):
-            if has_members:
+            if may_be_ours:
                 raise
             return []
 

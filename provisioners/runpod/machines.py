@@ -118,7 +118,7 @@ def pod_resource(pod: Pod, previous: Resource, home: Path, account: Mapping[str,
     )
 
 
-def cluster_resource(cluster: Cluster, account: Mapping[str, str], token: str = "") -> Resource:
+def cluster_resource(cluster: Cluster, account: Mapping[str, str], token: str) -> Resource:
     """A cluster itself. It has no price: its members' prices are the whole."""
     return Resource(
         kind=CLUSTER,

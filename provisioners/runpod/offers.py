@@ -61,7 +61,7 @@ def offers(gpus: Sequence[Gpu], wishes: Wishes, centers: Sequence[str], volume: 
     made = [_offer(gpu, wishes, centers, volume) for gpu in ranked]
     if taken and len(gpus) <= MAX_OFFERS:
         note = f"none free now{least}, and not tried: {_names(taken)}"
-        made[0] = _noted(made[0], note)
+        made[0] = dataclasses.replace(made[0], notes=(*made[0].notes, note))
     return made
 
 
@@ -151,7 +151,3 @@ def _check_maker(gpus: Sequence[Gpu], wishes: Wishes) -> None:
 def _names(gpus: Sequence[Gpu]) -> str:
     names = [gpu.name for gpu in gpus]
     return ", ".join(names[:3]) + (f" or {len(names) - 3} others" if len(names) > 3 else "")
-
-
-def _noted(offer: Offer, note: str) -> Offer:
-    return dataclasses.replace(offer, notes=(*offer.notes, note))

@@ -11,9 +11,8 @@ import ipaddress
 from collections.abc import Mapping
 from dataclasses import dataclass
 from enum import Enum
-from typing import Any
 
-from provisioners.runpod.api import Document
+from provisioners.runpod.api import Document, entries, inner, number, objects
 
 # Variables in a pod's environment.
 TOKEN = "GPUOPS_TOKEN"
@@ -79,7 +78,7 @@ class Pod:
     env: Mapping[str, str]
     membership: Membership | None
     gpu: str
-    gpu_count: float
+    gpu_count: int
     """0 where RunPod does not say."""
     center: str
     cloud: str
@@ -142,14 +141,14 @@ class Cluster:
     id: str
     name: str
     center: str
-    pod_count: float
+    pod_count: int
     """0 where RunPod does not say."""
 
 
 def parse_pod(document: Document) -> Pod:
     """A pod of an answer that has an `id`."""
     word = str(document.get("status") or "")
-    gpu = _inner(document, "gpu")
+    gpu = inner(document, "gpu")
     host, port = _mapped_ssh(document)
     return Pod(
         id=str(document["id"]),
@@ -160,31 +159,31 @@ def parse_pod(document: Document) -> Pod:
         host=host,
         port=port,
         carrier_address=_carrier_address(document, host),
-        env={str(name): str(value or "") for name, value in _inner(document, "env").items()},
+        env={str(name): str(value or "") for name, value in inner(document, "env").items()},
         membership=_membership(document),
         gpu=str(gpu.get("id") or ""),
-        gpu_count=_count(gpu.get("count")),
+        gpu_count=int(number(gpu.get("count"))),
         center=str(document.get("dataCenterId") or ""),
         cloud=str(document.get("cloud") or ""),
         image=str(document.get("image") or ""),
         cuda=str(document.get("cudaVersion") or ""),
-        cost=_number(document.get("cost")),
-        disk=_number(document.get("disk")),
+        cost=number(document.get("cost")),
+        disk=number(document.get("disk")),
         volumes={
             str(mount["volumeId"]): str(mount["path"])
-            for mount in _inner(document, "mounts").get("network") or []
+            for mount in objects(inner(document, "mounts"), "network")
             if {"volumeId", "path"} <= set(mount)
         },
         http_ports=tuple(
             port
-            for port, _, protocol in (str(entry).partition("/") for entry in _list(document.get("ports")))
+            for port, _, protocol in (str(entry).partition("/") for entry in entries(document, "ports"))
             if protocol == "http"
         ),
     )
 
 
 def _membership(document: Document) -> Membership | None:
-    cluster = _inner(document, "cluster")
+    cluster = inner(document, "cluster")
     if not cluster:
         return None
     rank = cluster.get("rank")
@@ -198,12 +197,12 @@ def parse_cluster(document: Document) -> Cluster:
         id=str(document["id"]),
         name=str(document.get("name") or ""),
         center=str(document.get("dataCenterId") or ""),
-        pod_count=_count(_inner(document, "compute").get("podCount")),
+        pod_count=int(number(inner(document, "compute").get("podCount"))),
     )
 
 
 def _mapped_ssh(document: Document) -> tuple[str, int]:
-    direct = _inner(_inner(document, "ssh"), "direct")
+    direct = inner(inner(document, "ssh"), "direct")
     port = direct.get("port")
     return str(direct.get("host") or ""), port if isinstance(port, int) and 0 < port <= MAX_PORT else 0
 
@@ -212,8 +211,8 @@ def _carrier_address(document: Document, host: str) -> str:
     """Ports of type `http` go through RunPod's proxy and always have such an address, so they do not count."""
     mapped = [
         str(port.get("ip") or "")
-        for port in _list(_inner(document, "runtime").get("ports"))
-        if isinstance(port, dict) and port.get("private") == SSH_PORT and port.get("type", "tcp") == "tcp"
+        for port in objects(inner(document, "runtime"), "ports")
+        if port.get("private") == SSH_PORT and port.get("type", "tcp") == "tcp"
     ]
     return next((address for address in (host, *mapped) if _is_carrier_nat(address)), "")
 
@@ -223,23 +222,3 @@ def _is_carrier_nat(address: str) -> bool:
         return ipaddress.ip_address(address) in CARRIER_NAT
     except ValueError:
         return False
-
-
-def _inner(document: Document, name: str) -> Document:
-    inner = document.get(name)
-    return inner if isinstance(inner, dict) else {}
-
-
-def _count(value: object) -> float:
-    return value if isinstance(value, int | float) and not isinstance(value, bool) else 0
-
-
-def _list(value: Any) -> list[Any]:
-    return value if isinstance(value, list) else []
-
-
-def _number(value: Any) -> float:
-    try:
-        return float(value) if not isinstance(value, bool) else 0.0
-    except (TypeError, ValueError):
-        return 0.0

@@ -124,6 +124,7 @@ class RunpodProvisioner:
         journal.will(machines.CLUSTER, name, token, REGION)
         for index in range(spec.nodes):
             journal.will(machines.MACHINE, intent.mark(index), f"{intent.token}-{index}", REGION)
+        self._lifecycle.asked_for_cluster = True
         doing = f"create a cluster of {spec.nodes} times {spec.say}"
         created = parse_cluster(self._api.post("/clusters", launch.cluster_body(name, spec, env), doing))
         created = dataclasses.replace(created, name=name, pod_count=spec.nodes)
@@ -172,8 +173,8 @@ class RunpodProvisioner:
         return self._account.facts(BALANCE_VALID_S).balance
 
     def account(self) -> Mapping[str, Any]:
-        """`id`, `email`, `balance`, `spend_per_hr`, `spend_limit`, those that are known; asked once."""
-        return self._account.facts().document()
+        """`id`, `email`, `balance`, `spend_per_hr`, `spend_limit`, those that are known."""
+        return self._account.facts(BALANCE_VALID_S).document()
 
     def payer(self, request: Request, patience_s: float) -> Payer:
         return self._account.payer(patience_s)

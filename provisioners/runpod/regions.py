@@ -4,10 +4,10 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Any
 
 from gpuops.core.errors import UsageError
 from gpuops.core.names import did_you_mean, words
+from provisioners.runpod.api import Document
 
 REGION = "runpod"
 """The region of every resource: RunPod lists an account's pods as one, wherever they are."""
@@ -23,8 +23,8 @@ class DataCenter:
     """In lower case: `north america`."""
 
 
-def parse_data_centers(documents: Sequence[Any]) -> list[DataCenter]:
-    """The catalog's data centers, without entries that have no id."""
+def parse_data_centers(documents: Sequence[Document]) -> list[DataCenter]:
+    """The catalog's data centers."""
     return [
         DataCenter(
             str(center["id"]),
@@ -32,7 +32,6 @@ def parse_data_centers(documents: Sequence[Any]) -> list[DataCenter]:
             str(center.get("region") or "").replace("_", " ").lower(),
         )
         for center in documents
-        if isinstance(center, dict) and center.get("id")
     ]
 
 

@@ -1,9 +1,4 @@
-"""Hosts of the user's own, reached by SSH: nothing is rented, and what is made there is a folder.
-
-provisioner  the contract for such hosts
-placement    logging in to each host once, and which node is on which host
-hosts        the file of hosts that something of ours may be on
-"""
+"""Hosts of the user's own, reached by SSH: what is made there is a folder. `provisioners` lists the modules."""
 
 from provisioners.ssh.provisioner import SshProvisioner
 

@@ -62,7 +62,7 @@ def arguments(teach: str, total_epochs: int, save_every: int, batch_size: int, s
         help="compute in 16 bits where that is safe, keep weights in 32; bf16 wherever the GPU has it (2020 and "
         "later), fp16 on older ones, with a scaler that keeps small gradients from becoming zero",
     )
-    add("--compile", action="store_true", help="torch.compile: the first step takes a minute, the others less")
+    add("--compile", action="store_true", help="torch.compile, on GPUs: the first step takes a minute, the others less")
     add(
         "--workers",
         type=not_negative,

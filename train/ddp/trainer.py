@@ -71,6 +71,9 @@ class Trainer:
         # and they leave during the backward, not all at its end.
         self.forward: Any = self.ddp or model
         if options.compile:
+            # torch 2.13 makes every gradient of digits' convolutions zero there, without a word.
+            wrong = "--compile is for GPUs: torch compiles wrong gradients for processors"
+            world.check(wrong if kind == "cpu" else None)
             self.forward = torch.compile(self.forward)
         half = {"off": torch.float32, "bf16": torch.bfloat16, "fp16": torch.float16}[options.amp]
         self.autocast = torch.autocast(kind, half) if options.amp != "off" else contextlib.nullcontext()
@@ -194,17 +197,19 @@ class Trainer:
 
     @torch.no_grad()
     def test(self, batches: Batches, answers: Answers | None = None) -> dict[str, float]:
-        """The means over other data, each sample counted once by whichever rank it falls to; between two epochs.
+        """The means over other data, each sample counted once by whichever rank it falls to; between two epochs, or
+        after the last one or a stop.
 
         `answers`: what to ask of each sample, where it is not what is asked in training.
         """
         self.model.eval()
         for buffer in self.model.buffers():  # a BatchNorm's statistics: each rank's own since the last step
             dist.broadcast(buffer, 0)
+        of_epoch, self.totals = self.totals, {}  # there are some where a stop came in mid-epoch
         for part, batch in batches.epoch(0):
             with self.autocast:
                 self._count(part, (answers or self.answers)(self.model, *batch))
-        means, self.totals = self._means(), {}
+        means, self.totals = self._means(), of_epoch
         return means
 
     def _means(self) -> dict[str, float]:
@@ -218,6 +223,7 @@ class Trainer:
     def save(self) -> Path:
         """All that the next step depends on; what differs from rank to rank is gathered into the one file."""
         mine = {
+            "threads": torch.get_num_threads(),
             "random": randomness.state(self.world.device),
             "totals": {name: float(total) for name, total in self.totals.items()},
         }
@@ -290,6 +296,13 @@ class Trainer:
             mine = ranks[self.world.rank]
             self.totals = dict(mine["totals"])
             randomness.restore(mine["random"], self.world.device)
+            threads = torch.get_num_threads()
+            [others] = self.world.sum([mine.get("threads", threads) != threads])
+            if others and self.world.device.type == "cpu":
+                self.world.note(
+                    f"{others:.0f} of {self.world.size} ranks had another number of threads (OMP_NUM_THREADS) before: "
+                    "sums are rounded differently, so the weights will not be those of an uninterrupted run"
+                )
             return
         if self.world.rank == 0:  # the sums of ranks that are no more are nobody else's
             names = [name for rank in ranks for name in rank["totals"]]

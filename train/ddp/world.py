@@ -35,6 +35,10 @@ def launch(program: Callable[[World, argparse.Namespace], None], options: argpar
     world = World(*join(options.device), stop)
     code = 0
     try:
+        world.check(unlike_the_first(world))
+        if options.device == "auto" and world.device.type == "cpu" and torch.cuda.is_available():
+            gpus = torch.cuda.device_count()
+            world.note(f"fewer GPUs here ({gpus}) than ranks ({world.local_size}): all compute on the processor")
         program(world, options)
     except SystemExit as left:  # by World.check: all ranks together
         code = left.code
@@ -44,7 +48,7 @@ def launch(program: Callable[[World, argparse.Namespace], None], options: argpar
     if code:  # torchrun ends the others when the first is gone, and they should not look as if a signal had been it
         signal.signal(signal.SIGTERM, signal.SIG_IGN)
     if code and world.rank:
-        time.sleep(1)  # rank 0 is the first to be gone: who asks which rank failed first is led to the one that spoke
+        time.sleep(1)  # rank 0, which has said why, ends first: launchers report the rank that failed first
     if code:
         sys.exit(code)
 
@@ -56,9 +60,11 @@ def join(wanted: str) -> tuple[torch.device, str]:
     """
     local, neighbours = int(os.environ.get("LOCAL_RANK", "0")), int(os.environ.get("LOCAL_WORLD_SIZE", "1"))
     if wanted == "auto" and torch.cuda.is_available() and torch.cuda.device_count() >= neighbours:
-        # A GPU for each process. Gradients travel by nccl; what the processes tell each other beside that (sums,
-        # the wish to stop) lies in ordinary memory and travels by gloo, so that nobody has to wait for a GPU.
-        device, backend, groups = torch.device("cuda", local), "nccl", "cpu:gloo,cuda:nccl"
+        # A GPU for each process. Gradients travel by nccl, where torch has it (on Windows it has not); what the
+        # processes tell each other beside that (sums, the wish to stop) lies in ordinary memory and travels by gloo,
+        # so that nobody has to wait for a GPU.
+        device, backend = torch.device("cuda", local), "nccl" if dist.is_nccl_available() else "gloo"
+        groups = f"cpu:gloo,cuda:{backend}"
         torch.cuda.set_device(device)
     else:
         device, backend, groups = torch.device("cpu"), "gloo", "gloo"
@@ -69,24 +75,32 @@ def join(wanted: str) -> tuple[torch.device, str]:
     return device, backend
 
 
+def unlike_the_first(world: World) -> str | None:
+    """Why this process cannot train with rank 0: one would send its gradients by nccl and the other by gloo, and all
+    would wait. All ranks call it."""
+    if world.agree(world.device.type) == world.device.type:
+        return None
+    return "some machines have a GPU for each of their ranks and others have not; --device cpu uses none anywhere"
+
+
 class StopFlag:
     """Set by SIGTERM or SIGUSR1 to any process; all of them learn of it in the same step. So they do of the wish for a
     snapshot, after which they go on: the file that $GPUOPS_SNAPSHOT_FILE names has appeared, or was written anew."""
 
-    EVERY_S = 0.02  # the processes ask each other where steps take less: in each it would be a quarter of a small one,
-    MOST = 16  # or after so many steps: the next may take a thousand times as long
-    LOOK_S = 1.0  # so often a process looks at the file
-    ONE_S = 30.0  # a wish so soon after a snapshot that was wished for is the same, seen by another process
+    EVERY_S = 0.02  # between two exchanges of short steps: one in each of them would cost a quarter of a small step
+    MOST = 16  # steps between two exchanges at most: the next step may take a thousand times as long
+    LOOK_S = 1.0  # between two looks at the file
+    ONE_S = 30.0  # a wish this soon after the snapshot that answered one is the same wish, seen by another process
 
     def __init__(self) -> None:
         self._mine = False
         self._file = os.environ.get("GPUOPS_SNAPSHOT_FILE", "")
-        self._written = 0  # when the file was, in nanoseconds, as far as we know
-        self._look = 0.0 if self._file else math.inf  # when next
-        self._saved = -math.inf
+        self._written = 0  # the file's time at the last look, in nanoseconds
+        self._look = 0.0 if self._file else math.inf  # when the next look is due
+        self._saved = -math.inf  # when a wish was last answered
         self._told = torch.zeros(3)  # how many were asked to stop, to save; seconds between two calls, on rank 0
-        self._under_way: Any = None
-        self._calls, self._wanted = 0, 1  # since the last exchange; from it to the next
+        self._under_way: Any = None  # the exchange
+        self._calls, self._wanted = 0, 1  # calls since the last exchange, and how many there are until the next
         self._since = time.perf_counter()
         for name in ("SIGTERM", "SIGUSR1"):
             if hasattr(signal, name):  # Windows has no SIGUSR1

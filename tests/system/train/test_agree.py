@@ -109,3 +109,10 @@ def test_as_they_are_together_as_alone(far, program: str) -> None:
 def test_a_mistake_shows(far, program: str, mistake: str) -> None:
     _, weights = far(program, 2, 64, mistake)
     assert weights > 1e6 * SAME
+
+
+def test_machines_with_gpus_and_without_do_not_wait_for_each_other(world) -> None:
+    assert world("small.py", "toy.py", "1", ranks=2, UNLIKE="1").refusal() == (
+        "error: some machines have a GPU for each of their ranks and others have not; --device cpu uses none anywhere "
+        "(rank 1)"
+    )

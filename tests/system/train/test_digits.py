@@ -76,7 +76,7 @@ def test_two_nodes_of_which_one_has_no_snapshot_follow_the_first(launch, start, 
     assert list(nodes[1].iterdir()) == []
 
 
-def test_asked_to_stop_all_ranks_stop_with_a_snapshot(start, tmp_path: Path) -> None:
+def test_asked_to_stop_all_ranks_stop_with_a_snapshot(start, tmp_path: Path, program: ModuleType) -> None:
     """By torchrun, as gpuops asks: one rank alone, with the signal it handles."""
     launched = start("digits.py", "100000", "100000", ranks=2)
     launched.wait_for_output()
@@ -86,7 +86,9 @@ def test_asked_to_stop_all_ranks_stop_with_a_snapshot(start, tmp_path: Path) -> 
     kept = last_snapshot(tmp_path, "digits")
     assert out[-2].startswith("stopped ")
     assert out[-2].endswith("; the same command goes on from snapshots/digits")
-    assert LAST.fullmatch(out[-1])[3] == str(kept["epoch"])
+    _, correct, epochs, _ = LAST.fullmatch(out[-1]).groups()
+    assert epochs == str(kept["epoch"])
+    assert int(correct) == count_by_one_process(program, kept), "of the test images alone, also in mid-epoch"
 
 
 def test_missing_data_is_one_sentence(world, tmp_path: Path) -> None:

@@ -6,8 +6,10 @@ import argparse
 
 import pytest
 import torch
+import torch.distributed as dist
 from ddp.loader import choose_batch, choose_workers
 from ddp.sampler import Part, Sampler
+from ddp.world import join
 from hypothesis import given
 from hypothesis import strategies as st
 
@@ -96,3 +98,14 @@ def test_workers_are_chosen_from_cores_and_ranks(cores, ranks, device, wanted, c
 def test_a_batch_is_at_most_a_ranks_share(samples, world, asked, chosen, problem) -> None:
     options = argparse.Namespace(batch_size=asked, default_batch_size=32)
     assert choose_batch(samples, world, options) == (chosen, problem)
+
+
+@pytest.mark.parametrize(("nccl", "groups"), [(True, "cpu:gloo,cuda:nccl"), (False, "cpu:gloo,cuda:gloo")])
+def test_a_gpu_is_used_where_torch_has_no_nccl_too(monkeypatch: pytest.MonkeyPatch, nccl: bool, groups: str) -> None:
+    joined: list[str] = []
+    monkeypatch.setattr(torch.cuda, "is_available", lambda: True)
+    monkeypatch.setattr(torch.cuda, "device_count", lambda: 1)
+    monkeypatch.setattr(torch.cuda, "set_device", lambda _: None)
+    monkeypatch.setattr(dist, "is_nccl_available", lambda: nccl)
+    monkeypatch.setattr(dist, "init_process_group", lambda backends, **_: joined.append(backends))
+    assert (join("auto"), joined) == ((torch.device("cuda", 0), "nccl" if nccl else "gloo"), [groups])

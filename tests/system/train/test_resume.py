@@ -10,6 +10,7 @@ from collections.abc import Callable
 from pathlib import Path
 
 import pytest
+import torch
 
 WEIGHTS = re.compile(r"weights ([0-9a-f]{64}) rate .*")
 FORWARDS = {1: 3 * 26, 2: 3 * 13, 4: 3 * 7}
@@ -130,6 +131,18 @@ def test_another_world_size_sees_the_rest_of_the_epoch_once(world, before: int, 
     saw = seen(first, -(-203 // before)) + seen(second)
     assert sorted(set(saw)) == list(range(203))
     assert len(saw) == 203 + -(203 - int(stopped[1])) % after  # padding
+
+
+def test_another_number_of_threads_is_said(world, tmp_path: Path) -> None:
+    """All have one here, so that the snapshot is made to say of one rank that it had two."""
+    world("wobbly.py", "1", ranks=2).succeed()
+    [path] = (tmp_path / "snapshots/wobbly").glob("step-*.pt")
+    state = torch.load(path, weights_only=True)
+    state["ranks"][1]["threads"] = 2
+    torch.save(state, path)
+    said = world("wobbly.py", "2", ranks=2).succeed().err()
+    assert "1 of 2 ranks had another number of threads (OMP_NUM_THREADS) before" in said
+    assert "threads" not in world("wobbly.py", "3", ranks=2).succeed().err()
 
 
 def seen(ranks, skipped: int = 0) -> list[int]:

@@ -105,7 +105,3 @@ def test_what_creates_is_asked_once_and_what_looks_again(fake: FakeAWS, account:
     with pytest.raises(Unknown):
         ask("look", account.client("ec2", "us-east-1").describe_vpcs)
     assert len(fake.asked("DescribeVpcs")) == 1 + MAX_ATTEMPTS
-
-
-def test_a_dry_run_that_would_succeed_is_no_failure(account: Account) -> None:
-    assert ask("try", account.client("ec2", "us-east-1").describe_instances, DryRun=True) == {}

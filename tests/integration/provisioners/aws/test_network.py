@@ -9,7 +9,7 @@ from typing import Any
 
 import pytest
 
-from gpuops.core.errors import ProviderError, Rejected, UsageError
+from gpuops.core.errors import AuthFailed, ProviderError, Rejected, UsageError
 from provisioners.aws import ec2, network
 from provisioners.aws.options import Wishes, wishes
 from tests.conftest import until
@@ -195,6 +195,17 @@ def test_a_new_address_is_let_in_and_the_former_no_more(fake: FakeAWS, tenant: T
     assert tenant.provider.admit(there) is False
 
 
+def test_a_former_address_that_could_not_be_locked_out_is_next_time(fake: FakeAWS, tenant: Tenant) -> None:
+    there = tenant.make()
+    fake.caller_address = "203.0.113.99"
+    fake.play(Fault("RevokeSecurityGroupIngress", times=1, what="code", code="UnauthorizedOperation"))
+    with pytest.raises(AuthFailed):
+        tenant.provider.admit(there)
+    assert ("tcp", 22, HERE) in rules(fake, there[0].id)
+    assert tenant.provider.admit(there) is True
+    assert rules(fake, there[0].id) == [("-1", None, there[0].id), ("tcp", 22, "203.0.113.99/32")]
+
+
 def test_a_group_that_somebody_else_opened_further_keeps_that(fake: FakeAWS, tenant: Tenant) -> None:
     there = tenant.make()
     group = there[0].id
@@ -256,6 +267,18 @@ def test_this_computers_address(status: int, text: str, found: str | None) -> No
                 network.find_caller_network(env)
             assert "this computer's address" in caught.value.message
             assert caught.value.hint == "say whom SSH is open to: --ssh-from 203.0.113.7"
+        server.shutdown()
+
+
+def test_what_is_no_http_tells_no_address() -> None:
+    class Nonsense(Teller):
+        def do_GET(self) -> None:
+            self.wfile.write(b"nonsense\r\n\r\n")
+
+    with HTTPServer(("127.0.0.1", 0), Nonsense) as server:
+        threading.Thread(target=server.serve_forever, daemon=True).start()
+        with pytest.raises(Rejected, match="does not tell this computer's address"):
+            network.find_caller_network({"GPUOPS_CHECKIP_URL": f"http://127.0.0.1:{server.server_port}/"})
         server.shutdown()
 
 

@@ -98,9 +98,15 @@ def test_what_only_reads_is_asked_again_a_little() -> None:
     assert len(server.asked) == 3
 
 
-def slower(status: int, seconds: str) -> Says:
+def slower(status: int, seconds: str, header: str = "Retry-After") -> Says:
     said = problem(status, "rate limit exceeded")
-    return Says(status, said.body, {**said.headers, "Retry-After": seconds})
+    return Says(status, said.body, {**said.headers, header: seconds})
+
+
+def test_the_name_of_a_header_may_be_in_small_letters() -> None:
+    with Canned(lambda _: slower(429, "5", "retry-after")) as server, pytest.raises(RateLimited) as caught:
+        client(server).post("/pods", {}, "create a pod")
+    assert caught.value.retry_after == 5.0
 
 
 @pytest.mark.parametrize("status", [429, 503])
@@ -271,10 +277,10 @@ def test_proxies(url: str, env: dict[str, str], proxy: str) -> None:
 def test_it_goes_through_the_proxy_with_its_login() -> None:
     with Canned(lambda _: Says(200, {"id": "p1"})) as proxy:
         host = proxy.url.removesuffix("/v2").removeprefix("http://")
-        env = {"RUNPOD_API_KEY": KEY, "RUNPOD_API_URL": HTTP, "http_proxy": f"http://me:word@{host}"}
+        env = {"RUNPOD_API_KEY": KEY, "RUNPOD_API_URL": HTTP, "http_proxy": f"http://me:w%40rd@{host}"}
         assert Api(env).get_or_none("/pods/p1", "look") == {"id": "p1"}
     assert proxy.asked[0].path == "http://10.0.0.1/v2/pods/p1"
-    assert proxy.asked[0].headers["proxy-authorization"] == "Basic bWU6d29yZA=="
+    assert proxy.asked[0].headers["proxy-authorization"] == "Basic bWU6d0ByZA=="
 
 
 def test_to_make_one_touches_nothing_and_imports_nothing() -> None:

@@ -356,3 +356,11 @@ def test_an_image_where_nothing_can_be_installed_says_so_and_still_ends(pod: Pod
 def test_the_args_replace_an_entrypoint_and_hold_no_secret() -> None:
     assert json.loads(boot_script.ARGS) == {"entrypoint": ["sh", "-c"], "cmd": ['eval "$GPUOPS_START"']}
     assert "@" not in boot_script.build_script("https://api.runpod.io/v2").replace("$@", "")
+
+
+def test_an_address_of_the_api_stays_one_word() -> None:
+    text = boot_script.build_script("https://x.org/it's/v2")
+    done = subprocess.run(
+        ["sh", "-c", f'{text.partition("watch=")[0]}printf "%s" "$api"'], capture_output=True, text=True
+    )
+    assert done.stdout == "https://x.org/it's/v2", done.stderr

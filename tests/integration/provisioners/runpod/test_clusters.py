@@ -232,6 +232,16 @@ def test_a_pod_of_its_own_waits_for_no_list_of_clusters(
         runpod.list_owned(OWNER, [])
 
 
+def test_after_a_lost_answer_no_list_without_clusters_counts(runpod: RunpodProvisioner, fake: FakeRunPod) -> None:
+    """The cluster may be there, and its members not listed yet."""
+    fake.play(Fault("POST /clusters", status=500), Fault("GET /clusters", status=500, times=None))
+    assert runpod.list_owned(OWNER, []) == []
+    with pytest.raises(Unknown):
+        made(runpod)
+    with pytest.raises(Unknown):
+        runpod.list_owned(OWNER, [])
+
+
 def member(rank: int | None, name: str = "x", **more: Any) -> dict[str, Any]:
     return {"id": "p-1", "name": name, "cluster": {"id": "c", "rank": rank}, **more}
 

@@ -580,13 +580,16 @@ def test_a_node_ends_itself_with_the_python_it_has(runpod: RunpodProvisioner, fa
 def test_the_balance_is_asked_for_in_another_process(
     runpod: RunpodProvisioner, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    answers = [AccountFacts("u1", balance=3.5), AccountFacts("u1", balance=2.0)]
+    answers = [AccountFacts("u1", balance=3.5), AccountFacts("u1", balance=2.0), AccountFacts("u1", balance=1.0)]
     monkeypatch.setattr(accounts, "query_account", lambda *_: answers.pop(0))
     assert runpod.balance() == 3.5
     assert runpod.balance() == 3.5, "just asked"
     assert runpod.account() == {"id": "u1", "balance": 3.5}
     monkeypatch.setattr(module, "BALANCE_VALID_S", 0.0)
     assert runpod.balance() == 2.0
+    assert runpod.account() == {"id": "u1", "balance": 1.0}, "a search for hours asks again in each round"
+    answers.append(AccountFacts())
+    assert runpod.account() == {"id": "u1"}, "whose it is stays known"
 
 
 def test_without_runpods_package_nothing_is_known_of_the_account() -> None:

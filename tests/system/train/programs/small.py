@@ -4,7 +4,7 @@
 
 The program is run as it is; only what is published is another: the size and checksum of a file are those that it has
 in $SMALL, its address is in $SOURCE. $HUGE: each is larger than any disk. $DOWNLOADS: ddp.downloads' numbers, as JSON.
-$KILL: RANK STEP, after which that rank is killed.
+$KILL: RANK STEP, after which that rank is killed. $UNLIKE: the rank that computes on something else than the others.
 """
 
 from __future__ import annotations
@@ -19,7 +19,9 @@ from pathlib import Path
 
 sys.path.insert(1, str(Path(__file__).parents[4] / "train"))
 
+import torch
 from ddp import downloads
+from ddp import world as worlds
 from ddp.trainer import Trainer
 from ddp.world import World
 
@@ -41,6 +43,12 @@ def take_step(self: Trainer) -> None:
         os.kill(os.getpid(), signal.SIGKILL)
 
 
+def join(wanted: str) -> tuple[torch.device, str]:
+    device, backend = honest_join(wanted)
+    return (torch.device("meta") if os.environ.get("UNLIKE") == os.environ["RANK"] else device), backend
+
+
+honest_join, worlds.join = worlds.join, join
 honest_fetch, downloads.fetch = downloads.fetch, fetch
 honest_step, Trainer.take_step = Trainer.take_step, take_step  # type: ignore[method-assign]
 for name, number in json.loads(os.environ.get("DOWNLOADS", "{}")).items():

@@ -176,9 +176,6 @@ def test_every_request_has_a_time_limit(env: dict[str, str], tmp_path: Path) -> 
 
 def test_all_pages_are_read() -> None:
     class Paged:
-        def can_paginate(self, _operation: str) -> bool:
-            return True
-
         def get_paginator(self, _operation: str) -> Any:
             return self
 

@@ -60,6 +60,14 @@ def test_a_gpu_is_called_as_people_call_it(name: str, family: str) -> None:
     assert all(one.startswith(family) for one in found)
 
 
+def test_a_region_without_gpus_says_so() -> None:
+    without = [kind for kind in kinds() if not kind.gpus]
+    with pytest.raises(UsageError) as caught:
+        select_instance_types(without, gpus=None, gpu_type=None, gpu_mem=None, market=SPOT, where="in mx-central-1")
+    assert caught.value.message == "AWS has no instance type with a GPU in mx-central-1"
+    assert caught.value.hint == "look in other regions: --region A,B"
+
+
 def test_l4_is_not_l40s() -> None:
     assert all(one.startswith(("g6.", "gr6.")) for one in meant(1, "l4"))
     assert set(meant(8, "a100 80gb")) == {"p4de.24xlarge"}
@@ -127,7 +135,7 @@ PLAIN = (
 
 def exactly(types: str, gpus: int | None = None) -> list[str]:
     found = select_instance_types(
-        PLAIN, gpus=gpus, gpu_type=None, gpu_mem=None, market=ON_DEMAND, types=types, where="there"
+        PLAIN, gpus=gpus, gpu_type=None, gpu_mem=None, market=ON_DEMAND, types=tuple(types.split(",")), where="there"
     )
     return [one.type for one in found]
 

@@ -26,7 +26,7 @@ def test_what_is_asked_for() -> None:
     assert (found.public_ip, found.zone) == (True, "us-east-1b")
     assert (found.ami, found.user, found.ssh_from) == ("ami-01234567", "me", "203.0.113.7/32")
     assert wishes(Request("aws")).disk == 100
-    assert wishes(Request("aws", options={"instance-type": "C7i.large, m7i.large"})).types == "c7i.large,m7i.large"
+    assert wishes(Request("aws", options={"instance-type": "C7i.large, m7i.large"})).types == ("c7i.large", "m7i.large")
     assert wishes(Request("aws", options={"ssh-from": "10.1.2.3/8"})).ssh_from == "10.0.0.0/8"
     assert wishes(Request("aws", options={"ssh-from": "2001:db8::1"})).ssh_from == "2001:db8::1/128"
 

@@ -235,7 +235,7 @@ def test_one_gpu_is_one_machine() -> None:
             "gpuops quota aws --gpus 4 --nodes 2 --gpu-type 'rtx 6000' --gpu-mem 80 --spot",
         ),
         (
-            Demand(2, None, None, None, ON_DEMAND, types="c7i.large"),
+            Demand(2, None, None, None, ON_DEMAND, types=("c7i.large",)),
             "gpuops quota aws --nodes 2 --instance-type c7i.large",
         ),
         (Demand(1, 4, None, None, SPOT, "work"), "gpuops quota aws --gpus 4 --spot --region us-east-1 --profile work"),

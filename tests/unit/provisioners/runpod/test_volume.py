@@ -20,6 +20,8 @@ MOUNTS = {"network": [{"volumeId": "vol1", "path": "/workspace"}]}
         ({"mounts": MOUNTS, "env": {}}, {}, {"vol1": "/workspace"}),
         ({"mounts": None}, {"mounts": {"data": "/workspace"}}, {"data": "/workspace"}),
         ({}, {}, {}),
+        ({"mounts": {"network": True}}, {}, {}),
+        ({"mounts": {"network": [None, "x"]}}, {}, {}),
     ],
 )
 def test_a_volume_is_found_by_name_and_id(pod: dict[str, Any], known: dict[str, Any], expected: dict[str, str]) -> None:
