@@ -28,6 +28,8 @@ PROGRESS_FILE = "progress.json"
 MAX_PROGRESS_BYTES = 4096
 SNAPSHOT_FILE = "snapshot"
 """Appears, or gets another mtime, when a snapshot is requested (run.snapshot_request)."""
+HANDED_FILE = "handed.json"
+"""Files that other nodes handed to this one: path -> the node that made it (peers.result_handover)."""
 TIMES_FILE = "times.jsonl"
 MIN_TIMES_INTERVAL_S = 1.0
 TIMES_PER_AGE = 3600.0

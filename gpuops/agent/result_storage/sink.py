@@ -220,9 +220,9 @@ def start_heartbeat(node: Node, spec: LaunchSpec, done: threading.Event) -> None
 
 def is_unsafe(node: Node, name: str) -> bool:
     """Whether a run's results exist only here, since storing them failed."""
-    is_downloaded = os.path.exists(os.path.join(node.run(name), wait_for_download.HOME))
     state = read_state(node, name)
-    return not is_downloaded and state is not None and state.state == SinkPhase.FAILED
+    is_failed = state is not None and state.state == SinkPhase.FAILED
+    return is_failed and not wait_for_download.is_downloaded(node.run(name))
 
 
 def wait_until_stored() -> None:

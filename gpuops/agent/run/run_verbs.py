@@ -19,7 +19,7 @@ from gpuops.agent.run_documents import LaunchSpec, Outcome, Reason, StopMode
 FAREWELL_POLL_INTERVAL_S = 0.2
 ATTEMPT_FILES = (
     "home.json", sink.STATE, "stop", "agent_error.json", run_files.PROGRESS_FILE, run_files.SNAPSHOT_FILE,
-    result_handover.STATE,
+    run_files.HANDED_FILE,
 )  # fmt: skip
 """Files of an earlier attempt that are removed before the next, beside its result and the ranks' records."""
 START_HINT = "check that it is there and may be executed (chmod +x); a shell line needs: -- bash -c '…'"

@@ -14,7 +14,14 @@ from gpuops.agent.client_activity import note_heard, silent_for_s
 from gpuops.agent.daemon import watchdog
 from gpuops.agent.lease_clock import ClockReading, next_end, renewed_lease
 from gpuops.agent.node import Node
-from gpuops.agent.result_storage import bucket_sink, presigned_urls, sink, verified_copy
+from gpuops.agent.result_storage import (
+    bucket_sink,
+    end_after_upload,
+    presigned_urls,
+    sink,
+    verified_copy,
+    wait_for_download,
+)
 from gpuops.agent.result_storage.end_after_upload import (
     OTHERS_LIMIT_S,
     LastActivity,
@@ -69,6 +76,27 @@ def test_what_is_no_file_is_left_out(tmp_path: Path) -> None:
 )
 def test_a_node_ends_alone_and_with_the_others(present: bool, all_safe: bool, waited_s: float, ends: bool) -> None:
     assert may_end(present, all_safe, waited_s) is ends
+
+
+def test_a_node_waits_for_a_client_of_what_another_node_handed_to_it(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Its own results are safe, but the sink never gets those of the node that was preempted."""
+    node, folder = Node(str(tmp_path)), tmp_path / "runs" / "r-1"
+    folder.mkdir(parents=True)
+    (folder / "handed.json").write_text(json.dumps({"a.pt": 1}))
+    waits: list[float] = []
+
+    def sleep(seconds: float) -> None:
+        waits.append(seconds)
+        wait_for_download.record_download(str(folder))
+
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setattr(end_after_upload, "may_end", lambda *_: True)
+    monkeypatch.setattr(end_after_upload.time, "sleep", sleep)
+    end_after_upload._end_when_stored(node, LaunchSpec("r-1", sink=SinkSpec(str(tmp_path))), str(tmp_path))
+    assert len(waits) == 1
+    assert end_after_upload.end_reason(node) == f"its results are safe in {tmp_path}"
 
 
 def test_all_are_safe_when_each_has_said_so(tmp_path: Path) -> None:
