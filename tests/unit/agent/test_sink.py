@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import errno
 import json
 import os
 import threading
@@ -19,6 +20,7 @@ from gpuops.agent.result_storage import (
     end_after_upload,
     presigned_urls,
     sink,
+    stored_files,
     verified_copy,
     wait_for_download,
 )
@@ -32,6 +34,7 @@ from gpuops.agent.result_storage.end_after_upload import (
     may_end,
 )
 from gpuops.agent.result_storage.multipart_upload import Stored
+from gpuops.agent.result_storage.streamed_archive import Item
 from gpuops.agent.result_storage.verified_copy import copy_verified
 from gpuops.agent.run_documents import LaunchSpec, SinkSpec
 from tests.conftest import until
@@ -61,6 +64,28 @@ def test_what_is_no_file_is_left_out(tmp_path: Path) -> None:
     for name in ("pipe", "link", "gone", "."):
         assert copy_verified(os.fsencode(tmp_path / name), os.fsencode(tmp_path / "copy"), lambda _: None) is None
     assert not (tmp_path / "copy").exists()
+
+
+def test_what_may_not_be_read_is_not_safe(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A file of another user, or without permissions: a node that ended with its run would take it along."""
+    folder, volume = tmp_path / "runs" / "r-1", tmp_path / "volume"
+    folder.mkdir(parents=True)
+    items = [Item(os.fsencode(tmp_path / name), f"out/{name}", 1, 0) for name in ("a.pt", "b.pt")]
+    for item in items:
+        Path(os.fsdecode(item.source)).write_bytes(b"x")
+    opened = os.open
+
+    def denied(path: Any, flags: int, *rest: Any) -> int:
+        if path == items[0].source:
+            raise PermissionError(errno.EACCES, "Permission denied")
+        return opened(path, flags, *rest)
+
+    monkeypatch.setattr(verified_copy.os, "open", denied)
+    monkeypatch.setattr(stored_files, "list_items", lambda *_: items)
+    sink._store(Node(str(tmp_path)), str(folder), LaunchSpec("r-1", sink=SinkSpec(str(volume))), str(volume), None)
+    noted = json.loads((folder / sink.STATE).read_text())
+    assert (noted["state"], noted["why"]) == ("failed", "Permission denied, 1 file")
+    assert (volume / "node0/out/b.pt").exists(), "the others are stored"
 
 
 @pytest.mark.parametrize(
