@@ -12,7 +12,6 @@ a tree at a time: a new `plan` invalidates the older push.
 from __future__ import annotations
 
 import contextlib
-import errno
 import fcntl
 import hashlib
 import json
@@ -254,7 +253,7 @@ def edits(node: Node, args: dict[str, Any], emit: Emit) -> dict[str, Any]:  # no
 def receive(node: Node, arguments: list[str], stdin: BinaryIO, stdout: BinaryIO) -> int:  # noqa: ARG001
     """Mode, `--tree T --push P`: a stream of files on stdin, named by their index in the plan.
 
-    Raises Refusal(`superseded`, `torn`, `disk`); `torn`: the stream ended early or does not fit the plan.
+    Raises Refusal(`superseded`, `torn`), and OSError; `torn`: the stream ended early or does not fit the plan.
     """
     flags = parse_options(arguments)
     incoming = Incoming(node, flags["tree"])
@@ -267,12 +266,8 @@ def receive(node: Node, arguments: list[str], stdin: BinaryIO, stdout: BinaryIO)
             _write_staged(incoming.at(path, entry), blocks)
     except (IndexError, ValueError) as error:
         raise wire_format.torn() from error
-    except OSError as error:
-        if error.errno in (errno.ENOSPC, errno.EDQUOT):
-            raise Refusal("disk", "the disk is full", "take a node with a larger disk, or send less") from error
-        if error.errno == errno.ENOENT:
-            raise superseded() from error
-        raise
+    except FileNotFoundError as error:
+        raise superseded() from error
     return 0
 
 

@@ -14,7 +14,7 @@ from gpuops.agent import wire_format
 from gpuops.agent.files.earlier_outputs import note_restored
 from gpuops.agent.files.folder import TreeFolder, checked_path, stat_entry
 from gpuops.agent.files.push_decision import LINK
-from gpuops.agent.node import Node, parse_options
+from gpuops.agent.node import Node, parse_options, remove_file
 from gpuops.agent.wire_format import BLOCK_BYTES, Whole
 
 
@@ -81,7 +81,7 @@ def restore(node: Node, arguments: list[str], stdin: BinaryIO, stdout: BinaryIO)
     """Mode, `--tree T --of RUN`: a stream of a run's files on stdin, named by their path, put into the tree over
     existing files.
 
-    Raises Refusal(`bad-path`, `torn`, `outside`, `in-the-way`).
+    Raises Refusal(`bad-path`, `torn`, `outside`, `in-the-way`), and OSError.
     """
     options = parse_options(arguments)
     tree = options["tree"]
@@ -98,6 +98,7 @@ def restore(node: Node, arguments: list[str], stdin: BinaryIO, stdout: BinaryIO)
                     file.write(block)
             folder.place(path, staged)
             placed.append(path)
-    finally:  # what lies there of a stream that was cut is no later run's work either
+    finally:  # what was placed of a stream that was cut is no later run's work either
+        remove_file(os.fsdecode(staged))
         note_restored(node, tree, options.get("of", ""), placed)
     return 0
