@@ -35,6 +35,8 @@ ENVIRONMENT_MARKERS = {b"pyvenv.cfg", b"conda-meta"}
 
 PATTERN_TOKEN = re.compile(r"\*+|\[!?\]?[^\]]*\]|.", re.DOTALL)
 """A part of a name in a pattern: stars, a set in brackets, or one character."""
+SET_MEMBER = re.compile("(.)-(.)|.", re.DOTALL)
+"""A part of a set: a range, or one character. A dash elsewhere stands for itself."""
 HASH_CHUNK_BYTES = 1 << 20
 BEAT_INTERVAL_S = 5.0
 """Time between two `beat` items of `sums` while it reads one large file."""
@@ -130,13 +132,18 @@ def _translate_token(token: str) -> str:
 
 def _translate_set(inner: str) -> str:
     negated = inner.startswith("!") and len(inner) > 1
-    safe = re.sub(r"([\\\[\]^&~|])", r"\\\1", inner[1:] if negated else inner)
-    expression = "(?!/)[" + ("^" if negated else "") + safe + "]"
+    members = SET_MEMBER.sub(_translate_member, inner[1:] if negated else inner)
+    expression = "(?!/)[" + ("^" if negated else "") + members + "]"
     try:
         re.compile(expression)
     except re.error:
         return re.escape(f"[{inner}]")  # `[z-a]` is a name, not a set
     return expression
+
+
+def _translate_member(member: re.Match[str]) -> str:
+    first, last = member.groups()
+    return re.escape(member[0]) if first is None else f"{re.escape(first)}-{re.escape(last)}"
 
 
 def walk_matching(
