@@ -19,6 +19,8 @@ from gpuops.core.format import one_line
 from gpuops.transport.ssh.host_keys import fingerprint
 from gpuops.transport.ssh.target import Target
 
+CONNECTION_LOST_CODE = 255
+"""The exit code of a program whose connection ended before its own was received; `ssh` uses the same."""
 AGAIN = "check that the host is up and that its SSH server listens there"
 MAX_SHOWN_CHARS = 200
 """What a server or a library says is cut to this length in messages."""
