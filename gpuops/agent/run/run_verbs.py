@@ -202,13 +202,14 @@ def leave(_node: Node, args: dict[str, Any], _emit: Emit) -> dict[str, Any]:
     return {}
 
 
-def end_runs(reason: Reason, mode: StopMode, outcome: Outcome = Outcome.STOPPED) -> bool:
-    """Let no run start any more; stop the present one and wait for its result. Returns whether there was one."""
+def end_runs(reason: Reason, mode: StopMode, outcome: Outcome = Outcome.STOPPED, limit_s: float | None = None) -> bool:
+    """Let no run start any more; stop the present one and wait, for `limit_s` at most, until it has its result and
+    that is stored. Returns whether there was one."""
     global _leaving
     with _LOCK:
         _leaving = _leaving or reason.say
     supervisor = live_run()
     if supervisor is not None:
         supervisor.stop_everywhere(mode, reason, outcome)
-        supervisor.done.wait()
+        supervisor.done.wait(limit_s)
     return supervisor is not None
