@@ -26,7 +26,7 @@ from gpuops.agent.wire_format import MAGIC, Whole
 from gpuops.core.errors import ConnectionLost, MalformedAnswer, NoAnswer, NodeError, NodeRefused
 from gpuops.core.format import one_line, span
 from gpuops.core.models import Resource
-from gpuops.transport.connection import WORDS_S, Channel, Connection
+from gpuops.transport.connection import STDERR_LIMIT_S, Channel, Connection
 
 MAX_NOISE_BYTES = 1 << 20
 MAX_LINE_BYTES = 64 << 20
@@ -162,7 +162,7 @@ class AgentClient(Programs):
         from gpuops.transport import validation
 
         try:
-            self._channel.wait(timeout=WORDS_S)
+            self._channel.wait(timeout=STDERR_LIMIT_S)
         except TimeoutError:
             pass  # it talks but is no agent: close() ends it
         complaint = (self._channel.errors().strip() or seen.decode(errors="replace").strip()).splitlines()
