@@ -97,6 +97,14 @@ def read_spec(node: Node, name: str) -> LaunchSpec | None:
     return LaunchSpec.parse({"run": name, **document}) if document else None
 
 
+def known_spec(node: Node, name: str) -> LaunchSpec:
+    """The run's launch spec. Raises Refusal(`no-run`)."""
+    spec = read_spec(node, name)
+    if spec is None:
+        raise unknown_run(name)
+    return spec
+
+
 def unknown_run(name: str) -> Refusal:
     return Refusal("no-run", f"no run '{name}' was started on this node", "`gpuops runs` lists them")
 

@@ -44,9 +44,7 @@ BEAT_INTERVAL_S = 5.0
 
 def outs(node: Node, args: dict[str, Any], emit: Emit) -> dict[str, Any]:  # noqa: ARG001 (a verb's signature)
     """Verb: `{files: [[path, size, mtime_ns]]}`, matching files that are new or changed since the run started."""
-    spec = run_files.read_spec(node, args["run"])
-    if not spec:
-        raise run_files.unknown_run(args["run"])
+    spec = run_files.known_spec(node, args["run"])
     before = read_inventory(node.run(args["run"]))
     now = list_outputs(node, spec.tree, args["patterns"])
     return {"files": [[path, *stamp[:2]] for path, stamp in sorted(now.items()) if not before.has(path, stamp)]}

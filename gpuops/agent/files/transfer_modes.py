@@ -8,10 +8,11 @@ import threading
 import time
 from typing import Sequence
 
+from gpuops.agent.files.earlier_outputs import restore
 from gpuops.agent.files.folder import FULL_DISK_ERRORS
 from gpuops.agent.files.output_files import left
-from gpuops.agent.files.push_steps import receive, send
-from gpuops.agent.files.tar_streams import restore
+from gpuops.agent.files.push_steps import receive
+from gpuops.agent.files.tar_streams import send
 from gpuops.agent.node import Node, Refusal, parse_node
 
 TOUCH_INTERVAL_S = 15.0

@@ -12,10 +12,10 @@ import pytest
 
 from gpuops.agent import wire_format
 from gpuops.agent.files import earlier_outputs, output_files, transfer_modes
+from gpuops.agent.files.earlier_outputs import restore
 from gpuops.agent.files.folder import stat_entry
 from gpuops.agent.files.push_comparison import Record, store_record
 from gpuops.agent.files.push_decision import Written
-from gpuops.agent.files.tar_streams import restore
 from gpuops.agent.node import Node, Refusal, write_json
 
 
