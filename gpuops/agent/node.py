@@ -35,6 +35,10 @@ from typing import Any, BinaryIO, Callable, Dict, NamedTuple, Sequence
 
 Emit = Callable[[Dict[str, Any]], None]
 """Sends one item of a verb's answer to the client. Raises Cancelled."""
+BEAT_INTERVAL_S = 5.0
+"""Time between two items `beat` of a verb that is at work and has nothing else to send."""
+TOUCH_INTERVAL_S = 15.0
+"""Time between two signs of use of a run or a transfer that goes on."""
 
 
 class Refusal(Exception):

@@ -27,7 +27,7 @@ from gpuops.agent.files.folder import (
 from gpuops.agent.files.inventory import inventory_document, read_inventory
 from gpuops.agent.files.push_comparison import load_record
 from gpuops.agent.files.push_decision import matching_record
-from gpuops.agent.node import Emit, Node, Refusal, read_json
+from gpuops.agent.node import BEAT_INTERVAL_S, Emit, Node, Refusal, read_json
 
 SKIPPED = {b".git", b"__pycache__"}
 ENVIRONMENT_MARKERS = {b"pyvenv.cfg", b"conda-meta"}
@@ -38,8 +38,6 @@ PATTERN_TOKEN = re.compile(r"\*+|\[!?\]?[^\]]*\]|.", re.DOTALL)
 SET_MEMBER = re.compile("(.)-(.)|.", re.DOTALL)
 """A part of a set: a range, or one character. A dash elsewhere stands for itself."""
 HASH_CHUNK_BYTES = 1 << 20
-BEAT_INTERVAL_S = 5.0
-"""Time between two `beat` items of `sums` while it reads one large file."""
 
 
 def outs(node: Node, args: dict[str, Any], emit: Emit) -> dict[str, Any]:  # noqa: ARG001 (a verb's signature)

@@ -13,10 +13,7 @@ from gpuops.agent.files.folder import FULL_DISK_ERRORS
 from gpuops.agent.files.output_files import left
 from gpuops.agent.files.push_steps import receive
 from gpuops.agent.files.tar_streams import send
-from gpuops.agent.node import Node, Refusal, parse_node
-
-TOUCH_INTERVAL_S = 15.0
-"""Time between two signs of use of a transfer."""
+from gpuops.agent.node import TOUCH_INTERVAL_S, Node, Refusal, parse_node
 
 
 def main(mode: str, arguments: Sequence[str]) -> int:

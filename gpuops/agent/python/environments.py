@@ -18,12 +18,10 @@ import time
 from contextlib import contextmanager
 from typing import Any, Callable, Iterator, Mapping, NamedTuple, Sequence, TextIO
 
-from gpuops.agent.node import Emit, Node, Refusal, read_json, write_json
+from gpuops.agent.node import BEAT_INTERVAL_S, Emit, Node, Refusal, read_json, write_json
 from gpuops.agent.python.interpreters import Interpreter, Spawn, probe_interpreter
 
 POLL_INTERVAL_S = 0.5
-BEAT_INTERVAL_S = 5.0
-"""Time between two signs that a silent command, or a wait for another's environment, goes on."""
 TERM_GRACE_S = 5.0
 PIPE_BYTES = 65536
 STEP_TIMEOUT_S = 3600.0
