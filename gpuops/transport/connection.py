@@ -10,7 +10,7 @@ from __future__ import annotations
 import io
 import subprocess
 import threading
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from typing import Any, BinaryIO, Protocol, cast
 
@@ -19,6 +19,8 @@ from gpuops.core.processes import end_apart, start_apart
 
 END_S = 10.0
 """Time that a killed program may take to end."""
+MAX_NOISE_BYTES = 1 << 20
+"""What may come before the mark of a program's own output."""
 STDERR_LIMIT_S = 5.0
 """Time for the rest of an ended program's stderr: a process that it left behind may hold the pipe open."""
 
@@ -103,6 +105,31 @@ class Pipe(io.RawIOBase):
                 self._calls -= 1
                 if self.closed and not self._calls:
                     self._raw.close()
+
+
+class NoMark(Exception):
+    """The mark did not come; `seen`: what came instead."""
+
+    def __init__(self, seen: bytes) -> None:
+        super().__init__("no mark")
+        self.seen = seen
+
+
+def read_to_mark(read: Callable[[int], bytes], mark: bytes) -> bytes:
+    """Read up to the mark: a shell's start-up files may write before a program does. Returns what came after it.
+
+    Raises NoMark at the stream's end and after MAX_NOISE_BYTES.
+    """
+    seen = bytearray()
+    while chunk := read(65536):
+        searched = max(0, len(seen) - len(mark))
+        seen += chunk
+        at = seen.find(mark, searched)
+        if at >= 0:
+            return bytes(seen[at + len(mark) :])
+        if len(seen) > MAX_NOISE_BYTES:
+            break
+    raise NoMark(bytes(seen))
 
 
 class ProcessChannel:

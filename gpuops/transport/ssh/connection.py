@@ -9,26 +9,16 @@ from __future__ import annotations
 import io
 import secrets
 import threading
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any, BinaryIO, cast
 
 from gpuops.core.errors import NodeError
-from gpuops.transport.connection import Channel, Connection
+from gpuops.transport.connection import MAX_NOISE_BYTES, Channel, Connection, NoMark, read_to_mark
 from gpuops.transport.ssh import errors as faults
 from gpuops.transport.ssh.pool import POOL, Login, Pool
 from gpuops.transport.ssh.quoting import shell_line
 from gpuops.transport.ssh.target import Target
-
-MAX_NOISE_BYTES = 1 << 20
-
-
-class NoMark(Exception):
-    """The mark did not come; `seen`: what came instead."""
-
-    def __init__(self, seen: bytes) -> None:
-        super().__init__("no mark")
-        self.seen = seen
 
 
 def mark_output(argv: Sequence[str]) -> tuple[str, bytes]:
@@ -40,20 +30,6 @@ def mark_output(argv: Sequence[str]) -> tuple[str, bytes]:
     # A word that begins with a dash would be an option of exec; then the shell stays as the program's parent.
     start = "" if argv and argv[0].startswith("-") else "exec "
     return f"printf '%s%s\\n' {first} {second}; {start}{shell_line(argv)}", f"{first}{second}\n".encode()
-
-
-def read_to_mark(read: Callable[[int], bytes], mark: bytes) -> bytes:
-    """Read up to the mark. Returns what came after it. Raises NoMark at the stream's end and after MAX_NOISE_BYTES."""
-    seen = bytearray()
-    while chunk := read(65536):
-        searched = max(0, len(seen) - len(mark))
-        seen += chunk
-        at = seen.find(mark, searched)
-        if at >= 0:
-            return bytes(seen[at + len(mark) :])
-        if len(seen) > MAX_NOISE_BYTES:
-            break
-    raise NoMark(bytes(seen))
 
 
 class OutputAfterMark(io.RawIOBase):
