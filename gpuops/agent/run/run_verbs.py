@@ -68,12 +68,12 @@ def start(node: Node, args: dict[str, Any], _emit: Emit) -> dict[str, Any]:
     try:
         supervisor.link = _open_link(spec, args.get("gang_secret") or "", supervisor)
         _prepare_folder(node, spec, args["spec"], args.get("urls"))
+        supervisor.start()
     except BaseException:
         if supervisor.link is not None:
             supervisor.link.release_port()
         supervisor.done.set()  # the node is free for the next run
         raise
-    supervisor.start()
     supervisor.launched.wait()
     if supervisor.launch_error is not None:
         raise Refusal("cannot-start", supervisor.launch_error, START_HINT)
