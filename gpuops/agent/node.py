@@ -35,6 +35,10 @@ from typing import Any, BinaryIO, Callable, Dict, NamedTuple, Sequence
 
 Emit = Callable[[Dict[str, Any]], None]
 """Sends one item of a verb's answer to the client. Raises Cancelled."""
+BEAT_INTERVAL_S = 5.0
+"""Time between two items `beat` of a verb that is at work and has nothing else to send."""
+TOUCH_INTERVAL_S = 15.0
+"""Time between two signs of use of a run or a transfer that goes on."""
 
 
 class Refusal(Exception):
@@ -134,13 +138,14 @@ class Node:
         return os.path.basename(os.path.dirname(self.dir))
 
     def runs(self) -> list[str]:
-        """Names of all runs started here, oldest first. What others put beside them (`.nfs…`) is left out."""
+        """Names of all runs started here, the one that began last at the end. What others put beside them (`.nfs…`)
+        is left out."""
         try:
-            with os.scandir(self.path("runs")) as entries:
-                runs = [entry for entry in entries if is_run_name(entry.name)]
-                return [entry.name for entry in sorted(runs, key=lambda entry: entry.stat().st_mtime)]
+            names = filter(is_run_name, os.listdir(self.path("runs")))
         except OSError:
             return []
+        # Not by their folders, whose time changes with each file in them, as when a client has the results.
+        return sorted(names, key=lambda name: modified_at(self.path("runs", name, "spec.json")))
 
     def host(self) -> Node | None:
         """The node whose machine this virtual node shares; None for a node with a machine of its own."""

@@ -346,13 +346,12 @@ def send_signal(pids: Iterable[int], sign: int) -> None:
 def end_all(
     find_remaining: Callable[[], set[int]],
     term_grace_s: float = TERM_GRACE_S,
-    limit_s: float = KILL_LIMIT_S,
     recorders: Callable[[], set[int]] = set,
 ) -> int:
     """Send SIGTERM, then SIGKILL, to the processes that `find_remaining` returns, until it returns none.
 
-    Returns how many are left after `limit_s`. `recorders` record how the others ended: they are killed only after they
-    have been the only ones left for RECORDER_GRACE_S. No SIGTERM is sent where `term_grace_s` is 0.
+    Returns how many are left after KILL_LIMIT_S. `recorders` record how the others ended: they are killed only after
+    they have been the only ones left for RECORDER_GRACE_S. No SIGTERM is sent where `term_grace_s` is 0.
     """
     started_at = time.monotonic()
     others_ended_s = None
@@ -362,7 +361,7 @@ def end_all(
         reap_orphans()
         left = find_remaining() or find_remaining()  # a process forked during the first scan may be missing in it
         waited_s = time.monotonic() - started_at
-        if not left or waited_s > limit_s:
+        if not left or waited_s > KILL_LIMIT_S:
             return len(left)
         spared = left & recorders()
         others_ended_s = (others_ended_s or waited_s) if left == spared else None

@@ -28,6 +28,8 @@ PROGRESS_FILE = "progress.json"
 MAX_PROGRESS_BYTES = 4096
 SNAPSHOT_FILE = "snapshot"
 """Appears, or gets another mtime, when a snapshot is requested (run.snapshot_request)."""
+HANDED_FILE = "handed.json"
+"""Files that other nodes handed to this one: path -> the node that made it (peers.result_handover)."""
 TIMES_FILE = "times.jsonl"
 MIN_TIMES_INTERVAL_S = 1.0
 TIMES_PER_AGE = 3600.0
@@ -93,6 +95,14 @@ def read_spec(node: Node, name: str) -> LaunchSpec | None:
     """The run's launch spec; None where it was never started."""
     document = read_json(os.path.join(node.run(name), "spec.json"))
     return LaunchSpec.parse({"run": name, **document}) if document else None
+
+
+def known_spec(node: Node, name: str) -> LaunchSpec:
+    """The run's launch spec. Raises Refusal(`no-run`)."""
+    spec = read_spec(node, name)
+    if spec is None:
+        raise unknown_run(name)
+    return spec
 
 
 def unknown_run(name: str) -> Refusal:

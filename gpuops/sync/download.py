@@ -33,7 +33,7 @@ from gpuops.sync.merged_outputs import OutFolder
 from gpuops.sync.merged_outputs_record import Arrival, Stamp
 from gpuops.sync.project_files import printable_path
 from gpuops.sync.run_folder import RunHome
-from gpuops.transport.bulk_transfer import finish, read_files, transfer
+from gpuops.transport.bulk_transfer import read_files, transfer
 from gpuops.transport.rpc import AgentClient
 
 if TYPE_CHECKING:
@@ -106,7 +106,6 @@ def receive_files(client: AgentClient, run: str, node: int, files: Mapping[str, 
                 with local_errors(folder.path / temp):
                     sha256 = folder.create(temp, content, member.size, mtime_ns=stamp[1], on_bytes=on_bytes)
                 reception.received[node, member.name] = Arrival(node, member.name, stamp, sha256, temp)
-        finish(channel, client.label)
 
 
 @dataclass(frozen=True)

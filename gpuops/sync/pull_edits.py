@@ -33,7 +33,7 @@ from gpuops.sync.unmatched_files import (
     list_unmatched_files,
     save_unmatched_files,
 )
-from gpuops.transport.bulk_transfer import finish, read_files, transfer
+from gpuops.transport.bulk_transfer import read_files, transfer
 from gpuops.transport.rpc import AgentClient, Programs
 from gpuops.transport.tar_reader import Content, Member
 
@@ -91,7 +91,6 @@ def pull_edits(client: AgentClient, tree_name: str, folder: Path, record: PushRe
             for member, content in read_files(channel, requested):
                 with local_errors(folder / member.name):
                     receiver.receive(member, content)
-            finish(channel, client.label)
     refused = {
         "was not pushed there from this computer": [path for path in edited if path not in pushed],
         "is a link that was none, or leads out of the project": receiver.unsafe_links,

@@ -17,7 +17,7 @@ from gpuops.ledger.store import RunRow
 from gpuops.sync.merged_outputs import OutFolder
 from gpuops.sync.merged_outputs_record import Memory
 from gpuops.sync.run_folder import RunHome
-from gpuops.transport.bulk_transfer import Sending, finish, transfer
+from gpuops.transport.bulk_transfer import Sending, transfer
 from gpuops.transport.rpc import AgentClient
 
 
@@ -91,4 +91,3 @@ def _send_files(tree: str, run: str, out: SafeFolder, chosen: tuple[AgentClient,
                     f"{out.path / place} cannot be read: {error.strerror or error}", "resume another run"
                 ) from error
         sending.end()
-        finish(channel, client.label)

@@ -18,7 +18,7 @@ from gpuops.core.platform import HERE, System
 from gpuops.core.safe_folder import Readable, SafeFolder, local_errors
 from gpuops.core.safe_paths import may_come
 from gpuops.sync.project_files import printable_path
-from gpuops.transport.bulk_transfer import exchange, finish, read_files, transfer
+from gpuops.transport.bulk_transfer import exchange, read_files, transfer
 from gpuops.transport.rpc import Programs
 
 if TYPE_CHECKING:
@@ -100,7 +100,6 @@ def find_already_home(
             for member, content in read_files(channel, [file.path for file in candidates]):
                 if member.link is None and _has_content(folder, member.name, content):
                     same.add(member.name)
-            finish(channel, client.label)
     return [file for file in candidates if file.path in same]
 
 
@@ -145,6 +144,5 @@ def save_unmatched_files(
             name = names[member.name]
             with local_errors(target.path / name):
                 target.write(name, content, member.size, mtime_ns=member.mtime * 1_000_000_000)
-        finish(channel, client.label)
     renamed = {path: name for path, name in names.items() if path != name}
     return SavedFiles(renamed, [file for file in files if file.path not in received])

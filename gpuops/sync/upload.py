@@ -39,7 +39,7 @@ from gpuops.sync.project_files import (
 )
 from gpuops.sync.push_record import PushRecord
 from gpuops.sync.secret_scan import MAX_WHOLE_BYTES, find_keys
-from gpuops.transport.bulk_transfer import finish, transfer, write_files
+from gpuops.transport.bulk_transfer import transfer, write_files
 from gpuops.transport.rpc import AgentClient
 
 if TYPE_CHECKING:
@@ -373,9 +373,7 @@ def _send_to_node(sent: _SharedProgress, plan: _NodePlan) -> list[str]:
     client = plan.client
     program = client.bulk("receive", "--tree", plan.tree_name, "--push", plan.answer.push)
     with transfer(program, client.label) as channel:
-        changed = write_files(channel, plan.tree.folder, plan.need, sent.add)
-        finish(channel, client.label)
-        return changed
+        return write_files(channel, plan.tree.folder, plan.need, sent.add)
 
 
 def _rescan(tree: Tree, changed: Sequence[str]) -> Tree:

@@ -1,4 +1,8 @@
-"""One bulk transfer's channel, watched: whichever side stops moving bytes, it ends within a limit."""
+"""Bulk transfers with a program on a node, each of which ends within a limit whichever side stops.
+
+`transfer` opens one. In it, `write_files` or `Sending` sends a stream of files (`agent.wire_format`), and `read_files`
+receives a tar stream. `exchange` sends a program its whole input and returns its whole output.
+"""
 
 from __future__ import annotations
 
@@ -11,7 +15,7 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import BinaryIO, Protocol, TypeVar, cast
 
-from gpuops.agent.wire_format import END, Whole, head
+from gpuops.agent.wire_format import BLOCK_BYTES, END, Whole, head
 from gpuops.core.errors import ConnectionLost, MalformedAnswer, NodeError, NodeRefused, UsageError
 from gpuops.core.format import span
 from gpuops.core.safe_folder import Readable
@@ -19,68 +23,71 @@ from gpuops.transport.connection import Channel
 from gpuops.transport.tar_reader import Content, Member, TarError, Torn, members
 
 SILENCE_S = 60.0
-"""How long a transfer may move no byte in either direction, in seconds."""
-PIECE = 1 << 15
+"""How long a transfer may move no byte in either direction."""
+WRITE_BYTES = 1 << 15
 """Bytes of one write. A pipe takes a write as a whole before it returns: small ones show a slow line's progress."""
-
-PATIENCE = 10
-"""A whole answer may take so many times as long as its longest silence."""
-SLOWEST = 1000.0
-"""Bytes per second, on average, once that long was waited: less is no transfer."""
-ANSWER_LIMIT = 64 << 20
-"""The longest answer of a program that is borne, in bytes."""
+MAX_SILENCES = 10
+"""A whole answer may take this many times the silence that is allowed; a transfer that has waited for as long must have
+moved MIN_BYTES_PER_S on average."""
+MIN_BYTES_PER_S = 1000.0
+MAX_ANSWER_BYTES = 64 << 20
+END_S = 600.0
+"""How long a program may take to end once it has everything."""
+LAST_WORDS_S = 10.0
+"""How long a program whose transfer broke may take to say why."""
 
 T = TypeVar("T")
 
 
-class Cut(Exception):
-    """The channel, not a file of ours, ended or failed."""
+class ChannelFailed(Exception):
+    """The channel ended or failed, and not a file of this computer."""
 
 
-class Watched:
+class TimedChannel:
     """A channel of which every read and write is timed; one that takes longer than `silence_s` ends the program.
 
     Only waiting for the other side counts, not what is done here between two reads.
     """
 
     def __init__(self, channel: Channel, silence_s: float) -> None:
-        self.silence_s = silence_s
         self.silent = False
+        """Whether the program was ended because it moved nothing, or hardly anything."""
         self._channel = channel
-        self._since: float | None = None
-        self._waited = 0.0
-        self._moved = 0
-        self._done = threading.Event()
-        self.stdin = cast(BinaryIO, _Side(self, channel.stdin))
-        self.stdout = cast(BinaryIO, _Side(self, channel.stdout))
+        self._silence_s = silence_s
+        self._waiting_since: float | None = None
+        self._waited_s = 0.0
+        self._moved_bytes = 0
+        self._closed = threading.Event()
+        self.stdin = cast(BinaryIO, _TimedStream(self, channel.stdin))
+        self.stdout = cast(BinaryIO, _TimedStream(self, channel.stdout))
         threading.Thread(target=self._watch, daemon=True, name="bulk watch").start()
 
     def _watch(self) -> None:
-        while not self._done.wait(self.silence_s / 10):
-            since = self._since
-            if since is not None and (time.monotonic() - since > self.silence_s or self.crawls):
+        while not self._closed.wait(self._silence_s / 10):
+            since = self._waiting_since
+            if since is not None and (time.monotonic() - since > self._silence_s or self.is_too_slow):
                 self.silent = True
                 self._channel.close()  # whoever waits in a read or write sees the end of the pipe
                 return
 
     @property
-    def crawls(self) -> bool:
-        """Whether a byte now and then is all that comes: no line is so slow."""
-        return self._waited > PATIENCE * self.silence_s and self._moved < SLOWEST * self._waited
+    def is_too_slow(self) -> bool:
+        """Whether bytes come so rarely that no network is the reason."""
+        return self._waited_s > MAX_SILENCES * self._silence_s and self._moved_bytes < MIN_BYTES_PER_S * self._waited_s
 
-    def moved(self, count: int) -> None:
-        self._moved += count
+    def count_bytes(self, count: int) -> None:
+        self._moved_bytes += count
 
-    def timed(self, act: Callable[[], T]) -> T:
-        """`act`, a read or a write. Raises Cut where it fails."""
-        self._since = began = time.monotonic()
+    def time_call(self, call: Callable[[], T]) -> T:
+        """The result of `call`, a read or a write. Raises ChannelFailed where it fails."""
+        self._waiting_since = began = time.monotonic()
         try:
-            return act()
-        except (OSError, ValueError) as error:  # ValueError: closed by the watcher
-            raise Cut(str(error)) from error
+            return call()
+        except (OSError, ValueError) as error:  # ValueError: closed by `_watch`
+            raise ChannelFailed(str(error)) from error
         finally:
-            self._since = None
-            self._waited += time.monotonic() - began
+            self._waiting_since = None
+            self._waited_s += time.monotonic() - began
 
     def wait(self, timeout: float | None = None) -> int:
         return self._channel.wait(timeout)
@@ -89,25 +96,25 @@ class Watched:
         return self._channel.errors()
 
     def close(self) -> None:
-        self._done.set()
+        self._closed.set()
         self._channel.close()
 
 
-class _Side:
+class _TimedStream:
     """One of the two streams; `write` may take less than it is given."""
 
-    def __init__(self, owner: Watched, stream: BinaryIO) -> None:
+    def __init__(self, owner: TimedChannel, stream: BinaryIO) -> None:
         self._owner = owner
         self._stream = stream
 
     def read(self, count: int) -> bytes:
-        data = self._owner.timed(lambda: self._stream.read(count))
-        self._owner.moved(len(data or b""))
+        data = self._owner.time_call(lambda: self._stream.read(count))
+        self._owner.count_bytes(len(data or b""))
         return data
 
     def write(self, data: bytes) -> int:
-        count = self._owner.timed(lambda: self._stream.write(data[:PIECE]))
-        self._owner.moved(count or 0)
+        count = self._owner.time_call(lambda: self._stream.write(data[:WRITE_BYTES]))
+        self._owner.count_bytes(count or 0)
         return count
 
     def close(self) -> None:
@@ -115,18 +122,20 @@ class _Side:
 
 
 @contextmanager
-def transfer(channel: Channel, label: str, silence_s: float = SILENCE_S) -> Iterator[Watched]:
-    """The watched channel for one transfer, closed at the end.
+def transfer(channel: Channel, label: str, silence_s: float = SILENCE_S) -> Iterator[TimedChannel]:
+    """The timed channel of one transfer. At the end of the block the program's own end is waited for.
 
-    Raises NodeRefused in the other side's own words, ConnectionLost, and MalformedAnswer for a stream that no agent
-    sends. Errors of this computer's files are left to the caller, as OSError.
+    Raises NodeRefused in the program's own words, ConnectionLost, also for an exit code other than 0, and
+    MalformedAnswer for a stream that no agent sends. Errors of this computer's files are left to the caller, as
+    OSError.
     """
-    watched = Watched(channel, silence_s)
+    timed = TimedChannel(channel, silence_s)
     try:
-        yield watched
-    except (Cut, TarError, NodeError) as error:
-        if watched.silent:
-            moved = "hardly moved" if watched.crawls else f"not moved for {span(silence_s)}"
+        yield timed
+        _wait_for_end(timed, label)
+    except (ChannelFailed, TarError, NodeError) as error:
+        if timed.silent:
+            moved = "hardly moved" if timed.is_too_slow else f"not moved for {span(silence_s)}"
             raise ConnectionLost(
                 f"the transfer with {label} has {moved}",
                 "check the node and the network, then try again: what arrived whole is not sent again",
@@ -135,39 +144,56 @@ def transfer(channel: Channel, label: str, silence_s: float = SILENCE_S) -> Iter
             raise
         if isinstance(error, TarError) and not isinstance(error, Torn):
             raise MalformedAnswer(label, str(error)) from error
-        raise complaint(watched, label) from error
+        raise _explain_end(timed, label) from error
     finally:
-        watched.close()
+        timed.close()
 
 
 def exchange(channel: Channel, label: str, question: bytes = b"", silence_s: float = SILENCE_S) -> bytes:
-    """Give a program its whole input, take its whole output, wait for its end.
-
-    Raises NodeRefused with an agent's own words, ConnectionLost for anything else but exit code 0.
-    """
-    end = time.monotonic() + PATIENCE * silence_s
-    with transfer(channel, label, silence_s) as watched:
-        Whole(watched.stdin).write(question)
-        watched.stdin.close()
-        answer = bytearray()
-        while chunk := watched.stdout.read(1 << 16):
+    """Send a program its whole input, and return its whole output once it has ended. Raises as `transfer` does."""
+    deadline = time.monotonic() + MAX_SILENCES * silence_s
+    answer = bytearray()
+    with transfer(channel, label, silence_s) as timed:
+        Whole(timed.stdin).write(question)
+        timed.stdin.close()
+        while chunk := timed.stdout.read(1 << 16):
             answer += chunk
-            if len(answer) > ANSWER_LIMIT or time.monotonic() > end:
+            if len(answer) > MAX_ANSWER_BYTES or time.monotonic() > deadline:
                 raise ConnectionLost(f"{label} answers without end", "check that this node is yours")
-        finish(watched, label)
     return bytes(answer)
 
 
-BLOCK = 1 << 18
-END_S = 600.0
-"""How long a bulk program may take to end once it has everything."""
+def _wait_for_end(channel: TimedChannel, label: str) -> None:
+    """Raises NodeRefused with the program's own words, or ConnectionLost."""
+    try:
+        channel.stdin.close()
+    except OSError:
+        pass  # it ended before we did: its exit code says why
+    try:
+        code = channel.wait(END_S)
+    except TimeoutError as error:
+        raise ConnectionLost(f"the transfer with {label} does not end", "check the node, then try again") from error
+    if code != 0:
+        raise _explain_end(channel, label)
 
-LAST_WORDS_S = 10.0
-"""How long a broken transfer is given to say why."""
+
+def _explain_end(channel: TimedChannel, label: str) -> NodeRefused | ConnectionLost:
+    """Why a program ended, from the last line that it wrote to stderr."""
+    try:
+        channel.wait(LAST_WORDS_S)
+    except TimeoutError:
+        pass  # it hangs without having said why
+    from gpuops.transport import validation
+
+    last = (channel.errors().strip().splitlines() or [""])[-1]
+    return validation.parse_refusal_line(label, last) or ConnectionLost(
+        f"the transfer with {label} was cut ({last or 'no reason given'})",
+        "try again: what arrived whole is not sent again",
+    )
 
 
-class Sent(Protocol):
-    """A file to send: `path` relative to its folder, with `/`; size in bytes, time of its last change in ns."""
+class FileToSend(Protocol):
+    """A file: `path` relative to its folder, with `/`; size in bytes, time of its last change in ns."""
 
     @property
     def path(self) -> str: ...
@@ -179,27 +205,27 @@ class Sent(Protocol):
     def mtime_ns(self) -> int: ...
 
 
-class Counted:
-    """Exactly `size` bytes of a file that may change meanwhile, with zeros for what is missing.
+class PaddedFile:
+    """Reads exactly `size` bytes of a file that may change meanwhile; zeros replace missing bytes.
 
     `on_bytes` is called with the size of each block.
     """
 
     def __init__(self, file: BinaryIO, size: int, on_bytes: Callable[[int], None]) -> None:
-        self.file = file
-        self.left = size
-        self.on_bytes = on_bytes
+        self._file = file
+        self._left = size
+        self._on_bytes = on_bytes
 
     def read(self, count: int) -> bytes:
-        count = min(count, self.left)
-        data = self.file.read(count)
-        self.left -= count
-        self.on_bytes(count)
+        count = min(count, self._left)
+        data = self._file.read(count)
+        self._left -= count
+        self._on_bytes(count)
         return data + bytes(count - len(data))
 
 
 class Sending:
-    """Files on their way to a program that reads a `filestream`; small ones travel together."""
+    """A stream of files to a program (`agent.wire_format`); small files travel together."""
 
     def __init__(self, channel: Channel) -> None:
         self._stream = Whole(channel.stdin)
@@ -207,10 +233,10 @@ class Sending:
         self._size = 0
 
     def add(self, name: str, size: int, content: Readable) -> None:
-        """Exactly `size` bytes of `content`. Raises OSError where it has fewer."""
+        """Send exactly `size` bytes of `content`. Raises OSError where it has fewer."""
         self._put(head(name, size))
         while size:
-            block = content.read(min(size, BLOCK))
+            block = content.read(min(size, BLOCK_BYTES))
             if not block:
                 raise OSError("it became shorter while it was sent")
             size -= len(block)
@@ -219,7 +245,7 @@ class Sending:
     def _put(self, data: bytes) -> None:
         self._gathered.append(data)
         self._size += len(data)
-        if self._size >= BLOCK:
+        if self._size >= BLOCK_BYTES:
             self._flush()
 
     def _flush(self) -> None:
@@ -232,7 +258,7 @@ class Sending:
 
 
 def write_files(
-    channel: Channel, folder: Path, files: Sequence[tuple[int, Sent]], on_bytes: Callable[[int], None]
+    channel: Channel, folder: Path, files: Sequence[tuple[int, FileToSend]], on_bytes: Callable[[int], None]
 ) -> list[str]:
     """Send each file under its number as name. Returns the paths that changed or went while they were sent.
 
@@ -243,7 +269,7 @@ def write_files(
     for number, entry in files:
         try:
             with open(f"{folder}/{entry.path}", "rb") as file:
-                sending.add(str(number), entry.size, Counted(file, entry.size, on_bytes))
+                sending.add(str(number), entry.size, PaddedFile(file, entry.size, on_bytes))
                 after = os.fstat(file.fileno())
         except FileNotFoundError:
             changed.append(entry.path)
@@ -256,35 +282,6 @@ def write_files(
             changed.append(entry.path)
     sending.end()
     return changed
-
-
-def finish(channel: Channel, label: str) -> None:
-    """Wait for a bulk program's end. Raises NodeRefused with its own words, or ConnectionLost."""
-    try:
-        channel.stdin.close()
-    except OSError:
-        pass  # it ended before we did: its exit code says why
-    try:
-        code = channel.wait(END_S)
-    except TimeoutError as error:
-        raise ConnectionLost(f"the transfer with {label} does not end", "check the node, then try again") from error
-    if code != 0:
-        raise complaint(channel, label)
-
-
-def complaint(channel: Channel, label: str) -> NodeRefused | ConnectionLost:
-    """Why a bulk program ended, from the last line it wrote to stderr."""
-    try:
-        channel.wait(LAST_WORDS_S)
-    except TimeoutError:
-        pass  # it hangs without having said why
-    from gpuops.transport import validation
-
-    last = (channel.errors().strip().splitlines() or [""])[-1]
-    return validation.parse_refusal_line(label, last) or ConnectionLost(
-        f"the transfer with {label} was cut ({last or 'no reason given'})",
-        "try again: what arrived whole is not sent again",
-    )
 
 
 def read_files(channel: Channel, paths: Sequence[str]) -> Iterator[tuple[Member, Content]]:

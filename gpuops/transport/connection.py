@@ -1,8 +1,8 @@
-"""A connection to a node: starting programs there, as byte streams. Three kinds, one contract.
+"""A connection to a node: starts programs there, as byte streams.
 
-`open(argv)` starts a program on the node and gives its three streams; nothing else is needed:
-the agent's conversation, a push and a fetch are all programs. `ProcessConnection` plays a node
-on this machine (the embedded default); SSH kinds join it behind the same Protocol.
+`open(argv)` starts a program on the node and returns its streams; nothing else is needed, since the conversation with
+an agent, a push and a download are all programs. `ProcessConnection` makes this computer a node (the embedded default);
+`gpuops.transport.ssh` has the connections to other machines.
 """
 
 from __future__ import annotations
@@ -10,7 +10,7 @@ from __future__ import annotations
 import io
 import subprocess
 import threading
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from typing import Any, BinaryIO, Protocol, cast
 
@@ -18,9 +18,11 @@ from gpuops.core.errors import NodeError
 from gpuops.core.processes import end_apart, start_apart
 
 END_S = 10.0
-"""How long a killed program may take to be gone."""
-WORDS_S = 5.0
-"""How long the last words of a program that has ended are waited for: a stranger may hold the other end."""
+"""Time that a killed program may take to end."""
+MAX_NOISE_BYTES = 1 << 20
+"""What may come before the mark of a program's own output."""
+STDERR_LIMIT_S = 5.0
+"""Time for the rest of an ended program's stderr: a process that it left behind may hold the pipe open."""
 
 
 class Channel(Protocol):
@@ -53,10 +55,10 @@ class Connection(Protocol):
 
 
 class Pipe(io.RawIOBase):
-    """One end of a pipe, whose number is given away only once no thread is in a call with it.
+    """One end of a pipe, whose file descriptor is closed only once no thread is in a call with it.
 
-    A thread that was just about to read when another one closed would otherwise read what the next program writes,
-    whose pipe has got the number: the first words of an agent were lost so, on a busy machine.
+    A thread that was about to read when another one closed it would otherwise read from the pipe of another program,
+    which has got the same number: the first bytes of an agent were lost so, on a busy machine.
     """
 
     def __init__(self, raw: Any) -> None:
@@ -105,8 +107,33 @@ class Pipe(io.RawIOBase):
                     self._raw.close()
 
 
+class NoMark(Exception):
+    """The mark did not come; `seen`: what came instead."""
+
+    def __init__(self, seen: bytes) -> None:
+        super().__init__("no mark")
+        self.seen = seen
+
+
+def read_to_mark(read: Callable[[int], bytes], mark: bytes) -> bytes:
+    """Read up to the mark: a shell's start-up files may write before a program does. Returns what came after it.
+
+    Raises NoMark at the stream's end and after MAX_NOISE_BYTES.
+    """
+    seen = bytearray()
+    while chunk := read(65536):
+        searched = max(0, len(seen) - len(mark))
+        seen += chunk
+        at = seen.find(mark, searched)
+        if at >= 0:
+            return bytes(seen[at + len(mark) :])
+        if len(seen) > MAX_NOISE_BYTES:
+            break
+    raise NoMark(bytes(seen))
+
+
 class ProcessChannel:
-    """A program on this machine. Its stderr is drained by a thread, so it can never block."""
+    """A program on this computer. A thread drains its stderr, so that it never blocks."""
 
     def __init__(self, argv: Sequence[str]) -> None:
         # A session of its own: Ctrl-C in the terminal is ours to handle, not the child's.
@@ -135,31 +162,31 @@ class ProcessChannel:
             code = self._process.wait(timeout)
         except subprocess.TimeoutExpired as error:
             raise TimeoutError(f"{self._process.args!r} still runs") from error
-        self._drain.join(WORDS_S)
+        self._drain.join(STDERR_LIMIT_S)
         return code
 
     def errors(self) -> str:
         return bytes(self._stderr).decode(errors="replace")
 
     def close(self) -> None:
-        # The process first: a thread that waits for a pipe sees its end, and no file number is given away under it.
+        # The process first: a thread that waits for a pipe then sees its end.
         if self._process.poll() is None:
-            end_apart(self._process)  # its session is ours, and so is what it started
+            end_apart(self._process)  # with all that it has started
         try:
             self._process.wait(END_S)
         except subprocess.TimeoutExpired:
-            pass  # the kernel holds it (a dead disk); it ends when the kernel lets it
+            pass  # it hangs in the kernel (a dead disk)
         for stream in (self.stdin, self.stdout):
             try:
                 stream.close()
             except OSError:
-                pass  # a pipe whose other end is gone has nothing left to lose
-        self._drain.join(1)  # it closes stderr; a stranger that still holds the other end must not hold us
+                pass  # the other end is closed, and what was not written is lost anyway
+        self._drain.join(1)  # it closes stderr, unless a process that was left behind holds the pipe open
         self.closed = True
 
 
 class ProcessConnection:
-    """This machine as a node."""
+    """This computer as a node."""
 
     def __init__(self, label: str) -> None:
         self.label = label

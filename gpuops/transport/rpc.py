@@ -26,9 +26,8 @@ from gpuops.agent.wire_format import MAGIC, Whole
 from gpuops.core.errors import ConnectionLost, MalformedAnswer, NoAnswer, NodeError, NodeRefused
 from gpuops.core.format import one_line, span
 from gpuops.core.models import Resource
-from gpuops.transport.connection import WORDS_S, Channel, Connection
+from gpuops.transport.connection import STDERR_LIMIT_S, Channel, Connection, NoMark, read_to_mark
 
-MAX_NOISE_BYTES = 1 << 20
 MAX_LINE_BYTES = 64 << 20
 """The longest message that is read: a plan for half a million files fits."""
 GREETING_TIMEOUT_S = 60.0
@@ -139,7 +138,7 @@ class AgentClient(Programs):
         self._lost = False
         self._greeted = threading.Event()  # the magic line came, or never will
         self._is_agent = False
-        self._noise = bytearray()
+        self._noise = b""
         for work, name in ((self._read, "reader"), (self._write, "writer")):
             threading.Thread(target=work, daemon=True, name=f"{self.label} {name}").start()
         self._await_greeting(greeting_s)
@@ -152,20 +151,20 @@ class AgentClient(Programs):
                     "see `gpuops status`; `gpuops down` cleans up",
                 )
             if not self._is_agent:
-                raise self._explain_no_greeting(bytes(self._noise))
+                raise self._explain_no_greeting()
         except BaseException:
             self.close()
             raise
 
-    def _explain_no_greeting(self, seen: bytes) -> NodeError:
+    def _explain_no_greeting(self) -> NodeError:
         """Why the magic line never came: the agent's own refusal, or the last line of any output."""
         from gpuops.transport import validation
 
         try:
-            self._channel.wait(timeout=WORDS_S)
+            self._channel.wait(timeout=STDERR_LIMIT_S)
         except TimeoutError:
             pass  # it talks but is no agent: close() ends it
-        complaint = (self._channel.errors().strip() or seen.decode(errors="replace").strip()).splitlines()
+        complaint = (self._channel.errors().strip() or self._noise.decode(errors="replace").strip()).splitlines()
         last = complaint[-1] if complaint else "nothing was said"
         return validation.parse_refusal_line(self.label, last) or ConnectionLost(
             f"the agent on {self.label} does not answer ({one_line(last, MAX_SHOWN_CHARS)})",
@@ -174,11 +173,12 @@ class AgentClient(Programs):
 
     def _read(self) -> None:
         try:
-            rest = self._skip_noise()
-            if rest is not None:
-                self._is_agent = True
-                self._greeted.set()
-                self._read_lines(rest)
+            rest = read_to_mark(self._channel.stdout.read, MAGIC)
+            self._is_agent = True
+            self._greeted.set()
+            self._read_lines(rest)
+        except NoMark as error:
+            self._noise = error.seen
         except (OSError, ValueError):
             pass  # the stream has ended: every waiter is told below
         finally:
@@ -186,18 +186,6 @@ class AgentClient(Programs):
                 self._lost = True
                 self._changed.notify_all()
             self._greeted.set()
-
-    def _skip_noise(self) -> bytes | None:
-        """Read up to the magic line. Returns what came after it, or None where it did not come."""
-        while chunk := self._channel.stdout.read(65536):
-            searched = max(0, len(self._noise) - len(MAGIC))
-            self._noise += chunk
-            start = self._noise.find(MAGIC, searched)
-            if start >= 0:
-                return bytes(self._noise[start + len(MAGIC) :])
-            if len(self._noise) > MAX_NOISE_BYTES:
-                break
-        return None
 
     def _read_lines(self, rest: bytes) -> None:
         """Deliver line after line, until the stream ends or a line is longer than any message."""

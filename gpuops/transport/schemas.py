@@ -18,7 +18,7 @@ from typing import Annotated, Any, Literal, NamedTuple, NotRequired, TypedDict, 
 import msgspec
 from msgspec import Meta, Struct
 
-from gpuops.transport.tar_reader import FILES
+from gpuops.transport.tar_reader import MAX_FILES
 
 Count = Annotated[int, Meta(ge=0, le=(1 << 63) - 1)]
 """Bytes or files: at most the largest size of a file."""
@@ -32,7 +32,7 @@ FiniteNumber = Annotated[float, Meta(ge=-sys.float_info.max, le=sys.float_info.m
 Amount = Annotated[float, Meta(ge=0.0, le=1e15)]
 Name = Annotated[str, Meta(max_length=4096)]
 """Any short text, file names included. `SafeFolder` decides whether a file of that name may be written here."""
-FileCount = Meta(max_length=FILES)
+FileCount = Meta(max_length=MAX_FILES)
 LongText = Annotated[str, Meta(max_length=1 << 20)]
 Sha256 = Annotated[str, Meta(pattern=r"^[0-9a-f]{64}\Z")]
 FileRow = tuple[Name, Count, Nanoseconds]
@@ -190,9 +190,10 @@ class SetupOutput(Struct, frozen=True):
 
 
 class SetupResult(Struct, frozen=True):
-    """Verb `setup`: the command's exit code, None where a signal ended it."""
+    """Verb `setup`."""
 
     code: SmallInteger | None
+    """The command's exit code; a negative signal number where a signal ended it."""
     skipped: bool
     """The command has succeeded before, and nothing that it reads has changed."""
 

@@ -1,10 +1,8 @@
-"""Reading the tar streams that our agent writes, and no others.
+"""Reads the tar streams that agents write (`agent.files.tar_streams`, `agent.result_storage.streamed_archive`).
 
-They come from `agent.files.tar_streams` and `agent.result_storage.streamed_archive`.
-
-Plain files and symbolic links with POSIX headers (IEEE Std 1003.1, "pax Interchange Format") is all that it sends.
-Python's `tarfile` reads a header of any length into memory and fills sparse files with zeros: what a node announces
-here has a limit, and its members have the bytes that are in the stream.
+They hold plain files and symbolic links with POSIX headers (IEEE Std 1003.1, "pax Interchange Format"); any other
+stream is rejected. Python's `tarfile` would read a header of any length into memory and fill sparse files with zeros:
+here everything that a node announces has a limit, and a member has the bytes that are in the stream.
 """
 
 from __future__ import annotations
@@ -14,30 +12,30 @@ from dataclasses import dataclass
 
 from gpuops.core.safe_folder import Readable
 
-BLOCK = 512
-READ = 1 << 20
-HEADER_LIMIT = 1 << 16
-"""Bytes of a member's extended header: a path and a link's target, of 4,096 bytes each, need a sixth of it."""
-FILES = 500_000
+BLOCK_BYTES = 512
+READ_BYTES = 1 << 20
+MAX_HEADER_BYTES = 1 << 16
+"""Of a member's extended header: a path and a link's target, of 4,096 bytes each, need a sixth of it."""
+MAX_FILES = 500_000
 """The most files that one node may send, or offer, at once."""
-REST_LIMIT = 1 << 20
-"""What may follow the end of an archive, in bytes: zeros up to a multiple of its block (10,240 by default)."""
-DIGITS = 19
+MAX_REST_BYTES = 1 << 20
+"""Of the zeros that may follow the end of an archive, up to a multiple of its block (10,240 bytes by default)."""
+MAX_DIGITS = 19
 """Of a number: a file has less than 2^63 bytes."""
 FILE, LINK, EXTENDED = (b"0", b"\0"), b"2", b"x"
 
 
 class TarError(Exception):
-    """A stream that is none of ours: the message says what is wrong with it."""
+    """A stream that no agent writes: the message says what is wrong with it."""
 
 
 class Torn(TarError):
-    """It ends early."""
+    """The stream ends early."""
 
 
 @dataclass(frozen=True)
 class Member:
-    """What a header says. `link`: where a symbolic link leads; None for a file."""
+    """A member's header. `link`: where a symbolic link leads; None for a file."""
 
     name: str
     size: int
@@ -47,7 +45,7 @@ class Member:
 
 
 class Content:
-    """The bytes of one member, not one less. Raises Torn."""
+    """The bytes of one member. Reading raises Torn where the stream ends before them."""
 
     def __init__(self, source: Readable, size: int) -> None:
         self._source = source
@@ -64,10 +62,10 @@ class Content:
         return data
 
     def skip(self) -> None:
-        """Whatever of it was not read, and what fills its last block."""
-        while self.read(READ):
+        """Read the rest of the member, and what fills its last block."""
+        while self.read(READ_BYTES):
             pass
-        _exactly(self._source, -self._size % BLOCK)
+        _exactly(self._source, -self._size % BLOCK_BYTES)
 
 
 def members(source: Readable) -> Iterator[tuple[Member, Content]]:
@@ -76,18 +74,18 @@ def members(source: Readable) -> Iterator[tuple[Member, Content]]:
     Raises TarError.
     """
     count = 0
-    while (header := _exactly(source, BLOCK)) != bytes(BLOCK):
+    while (header := _exactly(source, BLOCK_BYTES)) != bytes(BLOCK_BYTES):
         member = _parsed(source, header)
         count += 1
-        if count > FILES:
-            raise TarError(f"it has more than {FILES:,} files")
+        if count > MAX_FILES:
+            raise TarError(f"it has more than {MAX_FILES:,} files")
         content = Content(source, member.size)
         yield member, content
         content.skip()
     rest = 0
-    while data := source.read(READ):
+    while data := source.read(READ_BYTES):
         rest += len(data)
-        if rest > REST_LIMIT or data.strip(b"\0"):
+        if rest > MAX_REST_BYTES or data.strip(b"\0"):
             raise TarError("it goes on after its end")
 
 
@@ -106,11 +104,11 @@ def _parsed(source: Readable, header: bytes) -> Member:
     more: Mapping[str, str] = {}
     if _kind(header) == EXTENDED:
         size = _octal(header[124:136])
-        if size > HEADER_LIMIT:
+        if size > MAX_HEADER_BYTES:
             raise TarError(f"a header of it has {size:,} bytes")
         more = _records(_exactly(source, size))
-        _exactly(source, -size % BLOCK)
-        header = _exactly(source, BLOCK)
+        _exactly(source, -size % BLOCK_BYTES)
+        header = _exactly(source, BLOCK_BYTES)
     kind = _kind(header)
     if kind not in (*FILE, LINK):
         raise TarError(f"a member of it is neither a file nor a link (type {kind!r})")
@@ -151,7 +149,7 @@ def _number(text: str) -> int:
     """Of an extended header: digits; a time may be before 1970 or have a fraction, which is dropped."""
     whole = text.partition(".")[0]
     digits = whole.removeprefix("-")
-    if not (digits.isascii() and digits.isdigit() and len(digits) <= DIGITS):
+    if not (digits.isascii() and digits.isdigit() and len(digits) <= MAX_DIGITS):
         raise TarError("a number of a header of it cannot be read")
     return int(whole)
 

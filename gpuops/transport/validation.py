@@ -29,13 +29,13 @@ from gpuops.transport.schemas import (
     ResultDocument,
     Sentence,
 )
-from gpuops.transport.tar_reader import FILES
+from gpuops.transport.tar_reader import MAX_FILES
 
 MAX_REASON_CHARS = 200
 """An error message quotes at most this much of what is wrong with an answer."""
 MAX_SENTENCE_CHARS = 2000
 """A node's own sentence is cut to this length."""
-MAX_CONTAINERS = 4 * FILES
+MAX_CONTAINERS = 4 * MAX_FILES
 """Lists and objects in one document: parsed, each takes thirty times as much memory as in its line."""
 
 

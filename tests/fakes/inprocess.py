@@ -22,12 +22,11 @@ AGENT_PYTHON = os.environ.get("GPUOPS_TEST_AGENT_PYTHON", sys.executable)
 PROGRAM = f"""
 import sys
 sys.path.insert(0, {SOURCE!r})
-from gpuops.agent.files import output_files, push_steps
+from gpuops.agent.files import transfer_modes
 from gpuops.agent.__main__ import refuse
-from gpuops.agent.node import Node, Refusal
+from gpuops.agent.node import Refusal
 try:
-    mode = getattr(output_files if sys.argv[1] == "left" else push_steps, sys.argv[1])
-    sys.exit(mode(Node(sys.argv[3]), sys.argv[4:], sys.stdin.buffer, sys.stdout.buffer))
+    sys.exit(transfer_modes.main(sys.argv[1], sys.argv[2:]))
 except Refusal as refusal:
     sys.exit(refuse(refusal.kind, refusal.say, refusal.hint, 1))
 """

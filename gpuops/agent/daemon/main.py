@@ -22,6 +22,8 @@ from gpuops.agent.run_documents import Outcome, Reason, StopMode
 PARENT_CHECK_INTERVAL_S = 2.0
 """Time between two checks that the watchdog lives, for kernels that do not signal its end."""
 WATCHDOG_DIED = signal.SIGUSR2
+UNWATCHED_LIMIT_S = 90.0
+"""Time for a run to end and its results to be stored while nothing keeps the lease: the next agent stores the rest."""
 
 
 def main(_mode: str, arguments: Sequence[str]) -> int:
@@ -71,7 +73,7 @@ def close_orphaned(node: Node) -> None:
     """The watchdog was killed, and no run may go on without one: end the run, start another watchdog, exit."""
     log("the watchdog is gone; ending what is on and starting another")
     reason = Reason("watchdog", "gpuops' watchdog on this node was killed while the run was on")
-    run_verbs.end_runs(reason, StopMode.NOW, Outcome.LOST)
+    run_verbs.end_runs(reason, StopMode.NOW, Outcome.LOST, UNWATCHED_LIMIT_S)
     processes.end_all(processes.helper_processes)
     if os.path.exists("node.json") and not os.path.exists("ended.json"):
         start_watchdog(node)

@@ -1,13 +1,13 @@
 """Files of a node: pushed trees, outputs of runs, and their transfer.
 
-push_steps       verbs `plan`, `commit`, `edits`: a push, in steps that may be interrupted at any byte
+push_steps       verbs `plan`, `commit`, `edits`, mode `receive`: a push, in steps that may be interrupted at any byte
 push_comparison  what a push would do to a tree as it is now
 push_decision    the decision for one path
 folder           one tree on disk, never outside it
 output_files     what a run made: patterns, sizes, checksums
 inventory        all files of a tree at a run's start, which the end is compared with
-earlier_outputs  verb `made`: what earlier runs made, that a further one may go on from
-tar_streams      tar streams that a node sends; an earlier run's files put back
-transfer_modes   the modes `receive`, `send`, `restore`, `left`
+earlier_outputs  verb `made`, mode `restore`: files of earlier runs, that a further one may go on from
+tar_streams      mode `send`: files as a tar stream
+transfer_modes   starts the modes `receive`, `send`, `restore`, `left`
 local_disk       a local disk for large trees and environments
 """

@@ -1,4 +1,5 @@
-"""Which files of a tree earlier runs made, that a further run may find and go on from: the verb `made`.
+"""Files of earlier runs in a tree, that a further run may go on from: which they are (verb `made`), those that are put
+back (mode `restore`), and those that are removed (verb `discard`).
 
 `trees/<tree>.restored.json` holds what `restore` put back: path -> [size, mtime_ns, run]. Every other file is of the
 latest run whose inventory has it not.
@@ -7,15 +8,15 @@ latest run whose inventory has it not.
 from __future__ import annotations
 
 import os
-from typing import Any, Iterator, Mapping, Sequence
+from typing import Any, BinaryIO, Iterator, Mapping, Sequence
 
-from gpuops.agent import run_files
+from gpuops.agent import run_files, wire_format
 from gpuops.agent.files import output_files
 from gpuops.agent.files.folder import TreeFolder, checked_path, path_bytes, stat_entry
 from gpuops.agent.files.inventory import Inventory, read_inventory
 from gpuops.agent.files.push_comparison import load_record
 from gpuops.agent.files.push_decision import matching_record
-from gpuops.agent.node import Emit, Node, read_json, write_json
+from gpuops.agent.node import Emit, Node, parse_options, read_json, remove_file, write_json
 
 
 def made(node: Node, args: dict[str, Any], emit: Emit) -> dict[str, Any]:  # noqa: ARG001 (a verb's signature)
@@ -83,7 +84,34 @@ def remove_unchanged(node: Node, tree: str, files: Sequence[Sequence[Any]]) -> i
     return removed
 
 
-def note_restored(node: Node, tree: str, run: str, paths: Sequence[str]) -> None:
+def restore(node: Node, arguments: list[str], stdin: BinaryIO, stdout: BinaryIO) -> int:  # noqa: ARG001
+    """Mode, `--tree T --of RUN`: a stream of a run's files on stdin, named by their path, put into the tree over
+    existing files.
+
+    Raises Refusal(`bad-path`, `torn`, `outside`, `in-the-way`), and OSError.
+    """
+    options = parse_options(arguments)
+    tree = options["tree"]
+    folder = TreeFolder(node.tree(tree))
+    incoming = node.path("incoming")
+    os.makedirs(incoming, exist_ok=True)
+    staged = os.path.join(incoming, f"restore.{os.getpid()}").encode()
+    placed = []
+    try:
+        for name, _size, blocks in wire_format.members(stdin):
+            path = checked_path(name)
+            with open(staged, "wb") as file:
+                for block in blocks:
+                    file.write(block)
+            folder.place(path, staged)
+            placed.append(path)
+    finally:  # what was placed of a stream that was cut is no later run's work either
+        remove_file(os.fsdecode(staged))
+        _note_restored(node, tree, options.get("of", ""), placed)
+    return 0
+
+
+def _note_restored(node: Node, tree: str, run: str, paths: Sequence[str]) -> None:
     """Record that `restore` has put back these files of a run."""
     folder = TreeFolder(node.tree(tree))
     restored = _read_restored(node, tree)

@@ -19,6 +19,7 @@ from gpuops.agent.node import Refusal
 MOUNT_ESCAPE = re.compile(r"\\([0-7]{3})")
 """The kernel's notation of a blank in the name of a mount point."""
 HASH_BLOCK_BYTES = 1 << 20
+FULL_DISK_ERRORS = (errno.ENOSPC, errno.EDQUOT)
 
 
 def path_bytes(text: str) -> bytes:

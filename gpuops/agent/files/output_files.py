@@ -27,7 +27,7 @@ from gpuops.agent.files.folder import (
 from gpuops.agent.files.inventory import inventory_document, read_inventory
 from gpuops.agent.files.push_comparison import load_record
 from gpuops.agent.files.push_decision import matching_record
-from gpuops.agent.node import Emit, Node, Refusal, read_json
+from gpuops.agent.node import BEAT_INTERVAL_S, Emit, Node, Refusal, read_json
 
 SKIPPED = {b".git", b"__pycache__"}
 ENVIRONMENT_MARKERS = {b"pyvenv.cfg", b"conda-meta"}
@@ -35,16 +35,14 @@ ENVIRONMENT_MARKERS = {b"pyvenv.cfg", b"conda-meta"}
 
 PATTERN_TOKEN = re.compile(r"\*+|\[!?\]?[^\]]*\]|.", re.DOTALL)
 """A part of a name in a pattern: stars, a set in brackets, or one character."""
+SET_MEMBER = re.compile("(.)-(.)|.", re.DOTALL)
+"""A part of a set: a range, or one character. A dash elsewhere stands for itself."""
 HASH_CHUNK_BYTES = 1 << 20
-BEAT_INTERVAL_S = 5.0
-"""Time between two `beat` items of `sums` while it reads one large file."""
 
 
 def outs(node: Node, args: dict[str, Any], emit: Emit) -> dict[str, Any]:  # noqa: ARG001 (a verb's signature)
     """Verb: `{files: [[path, size, mtime_ns]]}`, matching files that are new or changed since the run started."""
-    spec = run_files.read_spec(node, args["run"])
-    if not spec:
-        raise run_files.unknown_run(args["run"])
+    spec = run_files.known_spec(node, args["run"])
     before = read_inventory(node.run(args["run"]))
     now = list_outputs(node, spec.tree, args["patterns"])
     return {"files": [[path, *stamp[:2]] for path, stamp in sorted(now.items()) if not before.has(path, stamp)]}
@@ -130,13 +128,18 @@ def _translate_token(token: str) -> str:
 
 def _translate_set(inner: str) -> str:
     negated = inner.startswith("!") and len(inner) > 1
-    safe = re.sub(r"([\\\[\]^&~|])", r"\\\1", inner[1:] if negated else inner)
-    expression = "(?!/)[" + ("^" if negated else "") + safe + "]"
+    members = SET_MEMBER.sub(_translate_member, inner[1:] if negated else inner)
+    expression = "(?!/)[" + ("^" if negated else "") + members + "]"
     try:
         re.compile(expression)
     except re.error:
         return re.escape(f"[{inner}]")  # `[z-a]` is a name, not a set
     return expression
+
+
+def _translate_member(member: re.Match[str]) -> str:
+    first, last = member.groups()
+    return re.escape(member[0]) if first is None else f"{re.escape(first)}-{re.escape(last)}"
 
 
 def walk_matching(

@@ -1,4 +1,4 @@
-"""Push and pull, the node's side: the verbs `plan`, `commit`, `edits`, the bulk modes `receive`, `send`.
+"""A push, the node's side: the verbs `plan`, `commit` and `edits`, the bulk mode `receive`.
 
     plan     compares the client's list with the tree; answers what must be sent
     receive  stores the requested contents in incoming/<tree>/
@@ -12,17 +12,14 @@ a tree at a time: a new `plan` invalidates the older push.
 from __future__ import annotations
 
 import contextlib
-import errno
 import fcntl
 import hashlib
-import json
 import os
 import secrets
 import shutil
 from typing import Any, BinaryIO, Iterator, Mapping, NamedTuple
 
-from gpuops.agent import run_files, wire_format
-from gpuops.agent.files import tar_streams
+from gpuops.agent import wire_format
 from gpuops.agent.files.folder import TreeFolder, apply_stat, free_bytes, path_bytes, stat_entry
 from gpuops.agent.files.push_comparison import (
     Record,
@@ -254,7 +251,7 @@ def edits(node: Node, args: dict[str, Any], emit: Emit) -> dict[str, Any]:  # no
 def receive(node: Node, arguments: list[str], stdin: BinaryIO, stdout: BinaryIO) -> int:  # noqa: ARG001
     """Mode, `--tree T --push P`: a stream of files on stdin, named by their index in the plan.
 
-    Raises Refusal(`superseded`, `torn`, `disk`); `torn`: the stream ended early or does not fit the plan.
+    Raises Refusal(`superseded`, `torn`), and OSError; `torn`: the stream ended early or does not fit the plan.
     """
     flags = parse_options(arguments)
     incoming = Incoming(node, flags["tree"])
@@ -267,12 +264,8 @@ def receive(node: Node, arguments: list[str], stdin: BinaryIO, stdout: BinaryIO)
             _write_staged(incoming.at(path, entry), blocks)
     except (IndexError, ValueError) as error:
         raise wire_format.torn() from error
-    except OSError as error:
-        if error.errno in (errno.ENOSPC, errno.EDQUOT):
-            raise Refusal("disk", "the disk is full", "take a node with a larger disk, or send less") from error
-        if error.errno == errno.ENOENT:
-            raise superseded() from error
-        raise
+    except FileNotFoundError as error:
+        raise superseded() from error
     return 0
 
 
@@ -282,23 +275,3 @@ def _write_staged(staged: bytes, blocks: Iterator[bytes]) -> None:
         for block in blocks:
             file.write(block)
     os.replace(part, staged)
-
-
-def send(node: Node, arguments: list[str], stdin: BinaryIO, stdout: BinaryIO) -> int:
-    """Mode, `--tree T` or `--run R`: a JSON list of paths on stdin, a tar stream on stdout, paths as given.
-
-    Absent files are left out. Links of a tree are sent as links, those of a run as the files they lead to.
-    """
-    flags = parse_options(arguments)
-    name = flags.get("tree") or _tree_of_run(node, flags["run"])
-    folder = TreeFolder(node.tree(name))
-    paths = json.loads(stdin.read().decode("utf-8"))
-    tar_streams.send_files(folder, paths, stdout, follow="run" in flags)
-    return 0
-
-
-def _tree_of_run(node: Node, run: str) -> str:
-    spec = run_files.read_spec(node, run)
-    if not spec:
-        raise run_files.unknown_run(run)
-    return spec.tree

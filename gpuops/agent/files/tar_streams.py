@@ -1,25 +1,36 @@
-"""The tar streams that a node sends, and `restore`, which puts an earlier run's files back into a tree.
-
-A tar member always has the announced size, even if its file grows or shrinks meanwhile.
-"""
+"""Mode `send`: files of a tree as a tar stream. A member always has the announced size, even if its file grows or
+shrinks meanwhile."""
 
 from __future__ import annotations
 
+import json
 import os
 import stat
 import tarfile
 from typing import BinaryIO, cast
 
-from gpuops.agent import wire_format
-from gpuops.agent.files.earlier_outputs import note_restored
+from gpuops.agent import run_files
 from gpuops.agent.files.folder import TreeFolder, checked_path, stat_entry
 from gpuops.agent.files.push_decision import LINK
 from gpuops.agent.node import Node, parse_options
 from gpuops.agent.wire_format import BLOCK_BYTES, Whole
 
 
-def send_files(folder: TreeFolder, paths: list[str], stdout: BinaryIO, follow: bool) -> None:
-    """Write the files as a tar stream. Raises Refusal(`bad-path`) before the first byte."""
+def send(node: Node, arguments: list[str], stdin: BinaryIO, stdout: BinaryIO) -> int:
+    """Mode, `--tree T` or `--run R`: a JSON list of paths on stdin, a tar stream on stdout, paths as given.
+
+    Absent files are left out. Links of a tree are sent as links, those of a run as the files they lead to. Raises
+    Refusal(`bad-path`, `no-run`).
+    """
+    flags = parse_options(arguments)
+    name = flags.get("tree") or run_files.known_spec(node, flags["run"]).tree
+    paths = json.loads(stdin.read().decode("utf-8"))
+    _send_files(TreeFolder(node.tree(name)), paths, stdout, follow="run" in flags)
+    return 0
+
+
+def _send_files(folder: TreeFolder, paths: list[str], stdout: BinaryIO, follow: bool) -> None:
+    """`follow`: send files that links lead to. Raises Refusal(`bad-path`) before the first byte."""
     for path in paths:
         checked_path(path)
     with tarfile.open(
@@ -75,29 +86,3 @@ class Padded:
         data = self.file.read(count)
         self.left -= count
         return data + bytes(count - len(data))
-
-
-def restore(node: Node, arguments: list[str], stdin: BinaryIO, stdout: BinaryIO) -> int:  # noqa: ARG001
-    """Mode, `--tree T --of RUN`: a stream of a run's files on stdin, named by their path, put into the tree over
-    existing files.
-
-    Raises Refusal(`bad-path`, `torn`, `outside`, `in-the-way`).
-    """
-    options = parse_options(arguments)
-    tree = options["tree"]
-    folder = TreeFolder(node.tree(tree))
-    incoming = node.path("incoming")
-    os.makedirs(incoming, exist_ok=True)
-    staged = os.path.join(incoming, f"restore.{os.getpid()}").encode()
-    placed = []
-    try:
-        for name, _size, blocks in wire_format.members(stdin):
-            path = checked_path(name)
-            with open(staged, "wb") as file:
-                for block in blocks:
-                    file.write(block)
-            folder.place(path, staged)
-            placed.append(path)
-    finally:  # what lies there of a stream that was cut is no later run's work either
-        note_restored(node, tree, options.get("of", ""), placed)
-    return 0

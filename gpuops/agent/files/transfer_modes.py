@@ -8,23 +8,27 @@ import threading
 import time
 from typing import Sequence
 
+from gpuops.agent.files.earlier_outputs import restore
+from gpuops.agent.files.folder import FULL_DISK_ERRORS
 from gpuops.agent.files.output_files import left
-from gpuops.agent.files.push_steps import receive, send
-from gpuops.agent.files.tar_streams import restore
-from gpuops.agent.node import Node, Refusal, parse_node
-
-TOUCH_INTERVAL_S = 15.0
-"""Time between two signs of use of a transfer."""
+from gpuops.agent.files.push_steps import receive
+from gpuops.agent.files.tar_streams import send
+from gpuops.agent.node import TOUCH_INTERVAL_S, Node, Refusal, parse_node
 
 
 def main(mode: str, arguments: Sequence[str]) -> int:
-    """Run the mode's function. A transfer is a sign of use while it lasts."""
+    """Run the mode's function. A transfer is a sign of use while it lasts. Raises Refusal(`no-node`, `disk`)."""
     node, rest = parse_node(arguments)
     if not os.path.isdir(node.dir):
         raise Refusal("no-node", f"there is no node in {node.dir}", "it was removed, or never started")
     threading.Thread(target=_touch, args=(node,), daemon=True).start()
     work = {"receive": receive, "send": send, "restore": restore, "left": left}[mode]
-    return work(node, rest, sys.stdin.buffer, sys.stdout.buffer)
+    try:
+        return work(node, rest, sys.stdin.buffer, sys.stdout.buffer)
+    except OSError as error:
+        if error.errno in FULL_DISK_ERRORS:
+            raise Refusal("disk", "the disk is full", "take a node with a larger disk, or send less") from error
+        raise
 
 
 def _touch(node: Node) -> None:

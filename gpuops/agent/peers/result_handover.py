@@ -27,6 +27,7 @@ from gpuops.agent.peers.authenticated_channel import MAX_FRAME_BYTES, Channel
 from gpuops.agent.peers.link import GIVE, TAKE, Link
 from gpuops.agent.result_storage import end_after_upload, sink, wait_for_download
 from gpuops.agent.run_documents import LaunchSpec, SinkPhase
+from gpuops.agent.run_files import HANDED_FILE
 
 LATEST_START_S = 30.0
 """While a client is connected, which may download the results, a handover starts this long before the machine ends."""
@@ -37,8 +38,6 @@ MAX_HANDOVER_BYTES = 50_000_000_000
 RESERVED_DISK_BYTES = 1_000_000_000
 """Stay free on the node that takes."""
 PART = ".gpuops-handed"
-STATE = "handed.json"
-"""In a run's folder: path -> the node that made it, of files that were handed to this one."""
 
 
 class TooLate(Exception):
@@ -148,7 +147,7 @@ class Handover:
 
     def _is_safe(self) -> bool:
         """Whether the results were downloaded, or are in their sink."""
-        if os.path.exists(os.path.join(self._node.run(self._spec.run), wait_for_download.HOME)):
+        if wait_for_download.is_downloaded(self._node.run(self._spec.run)):
             return True
         state = sink.read_state(self._node, self._spec.run)
         return state is not None and state.state == SinkPhase.SAFE
@@ -264,7 +263,7 @@ class Handover:
         """Hold this run's results again until a client has downloaded them: a file of node `of` came in addition."""
         folder = self._node.run(self._spec.run)
         with self._lock:
-            write_json(os.path.join(folder, STATE), {**handed_files(folder), path: of})
+            write_json(os.path.join(folder, HANDED_FILE), {**handed_files(folder), path: of})
             remove_file(os.path.join(folder, wait_for_download.HOME))
         self._node.touch()
 
@@ -274,7 +273,7 @@ class Handover:
 
 def handed_files(folder: str) -> dict[str, int]:
     """Files of a run that other nodes have handed to this one: path -> node."""
-    return dict(read_json(os.path.join(folder, STATE)) or {})
+    return dict(read_json(os.path.join(folder, HANDED_FILE)) or {})
 
 
 def _send(channel: Channel, message: Mapping[str, Any]) -> None:

@@ -16,14 +16,12 @@ import signal
 import subprocess
 import time
 from contextlib import contextmanager
-from typing import Any, Callable, Collection, Iterator, Mapping, NamedTuple, Sequence, TextIO
+from typing import Any, Callable, Iterator, Mapping, NamedTuple, Sequence, TextIO
 
-from gpuops.agent.node import Emit, Node, Refusal, read_json, write_json
+from gpuops.agent.node import BEAT_INTERVAL_S, Emit, Node, Refusal, read_json, write_json
 from gpuops.agent.python.interpreters import Interpreter, Spawn, probe_interpreter
 
 POLL_INTERVAL_S = 0.5
-BEAT_INTERVAL_S = 5.0
-"""Time between two signs that a silent command, or a wait for another's environment, goes on."""
 TERM_GRACE_S = 5.0
 PIPE_BYTES = 65536
 STEP_TIMEOUT_S = 3600.0
@@ -46,6 +44,8 @@ DEFAULT_VARIABLES = {"PIP_RETRIES": "2"}
 """For pip, unless the machine says otherwise: its usual five take minutes on a host without internet."""
 RETRY_LINE = re.compile(r"WARNING: Retrying \(Retry\(")
 NO_INDEX = "no package index answers"
+INDEX_VARIABLES = ("PIP_INDEX_URL", "UV_DEFAULT_INDEX", "UV_INDEX_URL")
+"""For pip, uv, and uv before 0.4.23. An index's URL may have a login in it, and every user sees command lines."""
 EXTRA_INDEX_VARIABLES = {"PIP_EXTRA_INDEX_URL", "UV_EXTRA_INDEX_URL", "UV_INDEX"}
 MAX_KEPT_LINES = 20
 MAX_LINE_CHARACTERS = 300
@@ -219,9 +219,12 @@ def _create_environment(
 ) -> Interpreter:
     uv = uv_command(known, os.environ)
     base = choose_base(known, bool(uv))
-    for argv in torch_commands(uv, base.path, env, plan):
-        without = REDIRECTING_VARIABLES | EXTRA_INDEX_VARIABLES if plan.index_url else REDIRECTING_VARIABLES
-        _run_step(argv, emit, spawn, without, plan.index_url)
+    # Its own pip, too: without one, `pip` in a set-up command would be the system's.
+    create = [*uv, "venv", "--seed", "--python", base.path, env] if uv else [base.path, "-m", "venv", env]
+    install = _install_command(uv, env)
+    _run_step(create, emit, spawn)
+    family = [line for line in plan.requirements if TORCH_FAMILY.match(line)]
+    _run_step([*install, plan.torch, *family], emit, spawn, plan.index_url)
     made = probe_interpreter(environment_python(env), spawn)
     if made is None or made.torch is None:
         raise Refusal(
@@ -233,12 +236,7 @@ def _create_environment(
     if rest:
         constraint = write_lines(os.path.join(env, "constraint.txt"), ["torch==" + made.torch])
         listed = write_lines(os.path.join(env, "requirements.txt"), rest)
-        _run_step(
-            [*_install_command(uv, env), "--constraint", constraint, "--requirement", listed],
-            emit,
-            spawn,
-            REDIRECTING_VARIABLES,
-        )
+        _run_step([*install, "--constraint", constraint, "--requirement", listed], emit, spawn)
     return made
 
 
@@ -246,17 +244,6 @@ def write_lines(path: str, lines: Sequence[str]) -> str:
     with open(path, "w", encoding="utf-8") as file:
         file.writelines(line + "\n" for line in lines)
     return path
-
-
-def torch_commands(uv: Sequence[str], base: str, env: str, plan: EnvironmentPlan) -> list[list[str]]:
-    """The command lines that make `env` with `base` and install torch in it.
-
-    It gets its own pip: without one, `pip` in a set-up command would be the system's.
-    """
-    create = [*uv, "venv", "--seed", "--python", base, env] if uv else [base, "-m", "venv", env]
-    index = ["--index-url=" + plan.index_url] if plan.index_url else []
-    family = [line for line in plan.requirements if TORCH_FAMILY.match(line)]
-    return [create, [*_install_command(uv, env), *index, plan.torch, *family]]
 
 
 def _install_command(uv: Sequence[str], env: str) -> list[str]:
@@ -299,13 +286,16 @@ def choose_base(known: Sequence[Interpreter], have_uv: bool) -> Interpreter:
     return next((python for python in able if python.version >= MIN_TORCH_PYTHON), able[0])
 
 
-def _run_step(argv: Sequence[str], emit: Emit, spawn: Spawn, without: Collection[str], index_url: str = "") -> None:
-    """Run one command in an environment `without` some variables, and pass its lines on as `say`.
+def _run_step(argv: Sequence[str], emit: Emit, spawn: Spawn, index_url: str = "") -> None:
+    """Run one command and pass its lines on as `say`. `index_url`: the one index that it asks; "": the usual ones.
 
-    `index_url`: the one index that it asks; "": the usual ones. Raises Refusal(`make-failed`) with its last lines.
+    Raises Refusal(`make-failed`) with its last lines.
     """
     lines = LineReporter(emit)
+    without = REDIRECTING_VARIABLES | EXTRA_INDEX_VARIABLES if index_url else REDIRECTING_VARIABLES
     environment = {**DEFAULT_VARIABLES, **{name: value for name, value in os.environ.items() if name not in without}}
+    if index_url:
+        environment.update(dict.fromkeys(INDEX_VARIABLES, index_url))
     try:
         code = run_streaming(
             argv, lines.feed, lambda: emit({"beat": time.time()}), spawn, STEP_TIMEOUT_S, env=environment

@@ -55,7 +55,7 @@ class Candidate(NamedTuple):
 
 
 def probe_interpreter(path: str, spawn: Spawn = processes.start_helper) -> Interpreter | None:
-    """Describe the Python at `path`; None where there is none that answers within INTERPRETER_LIMIT_S."""
+    """Describe the Python at `path`; None where there is none that answers within PROBE_TIMEOUT_S."""
     if not os.access(path, os.X_OK) or os.path.isdir(path):
         return None
     printed = _read_output([path, "-E", "-c", _PROBE_SCRIPT], spawn)
@@ -71,7 +71,7 @@ def probe_interpreter(path: str, spawn: Spawn = processes.start_helper) -> Inter
 
 
 def _read_output(argv: Sequence[str], spawn: Spawn) -> str:
-    """The output of a short command; empty where it fails or takes longer than INTERPRETER_LIMIT_S."""
+    """The output of a short command; empty where it fails or takes longer than PROBE_TIMEOUT_S."""
     try:
         process = spawn(
             argv,

@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Any, Sequence
 
 from gpuops.agent import client_activity, lease_clock, run_files
 from gpuops.agent.node import Node, log, modified_at, read_json, write_json
-from gpuops.agent.result_storage import sink
+from gpuops.agent.result_storage import sink, wait_for_download
 from gpuops.agent.run_documents import LaunchSpec, SinkPhase
 
 if TYPE_CHECKING:
@@ -50,8 +50,10 @@ def _end_when_stored(node: Node, spec: LaunchSpec, folder: str) -> None:
         if lease_clock.is_run_live():
             return  # another run is on: this node serves more than one
         waited_s = stall.seconds(nodes.alive(), time.monotonic())
-        if may_end(_is_present(node, activity), nodes.all_safe(), waited_s) and not client_activity.is_person_at_work(
-            node
+        if (
+            may_end(_is_present(node, activity), nodes.all_safe(), waited_s)
+            and not wait_for_download.holds_handed_files(node.run(spec.run))
+            and not client_activity.is_person_at_work(node)
         ):
             break
         time.sleep(POLL_INTERVAL_S)

@@ -22,7 +22,7 @@ import traceback
 from typing import Any, Mapping
 
 from gpuops.agent import run_files
-from gpuops.agent.files.folder import path_bytes
+from gpuops.agent.files.folder import FULL_DISK_ERRORS, path_bytes
 from gpuops.agent.node import Node, Refusal, log, read_json, remove_file, write_json
 from gpuops.agent.result_storage import wait_for_download
 from gpuops.agent.result_storage.verified_copy import copy_verified
@@ -35,7 +35,6 @@ ALIVE = "run.json"
 ALIVE_INTERVAL_S = 60.0
 PROGRESS_INTERVAL_S = 2.0
 """Time between two records of a copy's progress, which are signs of use, too."""
-FULL_DISK_ERRORS = (errno.ENOSPC, errno.EDQUOT)
 
 _LOCK = threading.Lock()
 """Held while a run's results are stored: the next run may change the files."""
@@ -220,9 +219,9 @@ def start_heartbeat(node: Node, spec: LaunchSpec, done: threading.Event) -> None
 
 def is_unsafe(node: Node, name: str) -> bool:
     """Whether a run's results exist only here, since storing them failed."""
-    is_downloaded = os.path.exists(os.path.join(node.run(name), wait_for_download.HOME))
     state = read_state(node, name)
-    return not is_downloaded and state is not None and state.state == SinkPhase.FAILED
+    is_failed = state is not None and state.state == SinkPhase.FAILED
+    return is_failed and not wait_for_download.is_downloaded(node.run(name))
 
 
 def wait_until_stored() -> None:

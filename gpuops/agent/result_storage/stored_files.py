@@ -12,7 +12,6 @@ from gpuops.agent.node import Node
 from gpuops.agent.result_storage.streamed_archive import Item
 from gpuops.agent.run_documents import LaunchSpec
 
-RESULT = "result.json"
 LOGS = "logs/"
 OUT = "out/"
 UNNAMED_FILE_BYTES, UNNAMED_FILES = 100_000_000, 1000
@@ -23,7 +22,7 @@ SHORT_LOG_BYTES = 10_000_000
 
 def list_items(node: Node, spec: LaunchSpec, folder: str) -> Iterator[Item]:
     """All files: the result, the logs, then what the run made. `folder`: the run's own."""
-    named = {RESULT: os.path.join(folder, RESULT)}
+    named = {run_files.RESULT_FILE: os.path.join(folder, run_files.RESULT_FILE)}
     named.update({LOGS + name: path for name, path in run_files.list_streams(folder).items()})
     for name, path in named.items():
         if os.path.exists(path):
@@ -52,6 +51,6 @@ def newest_first(items: Sequence[Item]) -> list[Item]:
     """
     newest = sorted((item for item in items if item.name.startswith(OUT)), key=lambda item: -item.mtime_ns)
     logs = [item for item in items if item.name.startswith(LOGS)]
-    result = [item for item in items if item.name == RESULT]
+    result = [item for item in items if item.name == run_files.RESULT_FILE]
     short = [item for item in logs if item.size <= SHORT_LOG_BYTES]
     return [*result, *newest[:1], *short, *newest[1:], *(item for item in logs if item.size > SHORT_LOG_BYTES)]

@@ -11,16 +11,16 @@ from typing import BinaryIO, Callable
 from gpuops.agent.wire_format import Whole
 
 BLOCK_BYTES = 1 << 20
-MISSING_FILE_ERRORS = (errno.ENOENT, errno.ENOTDIR, errno.ENXIO, errno.ELOOP, errno.EACCES)
+MISSING_FILE_ERRORS = (errno.ENOENT, errno.ENOTDIR, errno.ENXIO, errno.ELOOP)
 PART = b".gpuops-part"
 """A file's name until it is whole. One name is enough, since one file at a time is copied into a folder."""
 
 
 def copy_verified(source: bytes, target: bytes, progress: Callable[[int], None]) -> tuple[int, str] | None:
-    """Copy a file, following links. Returns its size and SHA-256; None where it is no file, or may not be read.
+    """Copy a file, following links. Returns its size and SHA-256; None where there is no such file.
 
     `progress` is called with the bytes of each block copied, and with 0 for each block read back. Raises OSError, also
-    where other bytes are read back than were written.
+    where the file may not be read, and where other bytes are read back than were written.
     """
     try:
         fd = os.open(source, os.O_RDONLY | os.O_NONBLOCK)  # without waiting for the writer of a pipe

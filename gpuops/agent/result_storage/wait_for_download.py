@@ -35,7 +35,7 @@ class HeldRuns:
 
     def _check(self, name: str) -> None:
         folder = self._node.run(name)
-        if os.path.exists(os.path.join(folder, HOME)):
+        if is_downloaded(folder):
             self._durations.pop(name, None)  # for now: files that another node hands over are held again
         elif name not in self._durations and (reason := run_files.read_end_reason(folder)):
             try:
@@ -65,6 +65,16 @@ def home(node: Node, args: dict[str, Any], _emit: Emit) -> dict[str, Any]:
 
         bucket_sink.finish(folder)
     return {}
+
+
+def is_downloaded(folder: str) -> bool:
+    """Whether a run's results are safe elsewhere."""
+    return os.path.exists(os.path.join(folder, HOME))
+
+
+def holds_handed_files(folder: str) -> bool:
+    """Whether files that another node has handed over exist only here."""
+    return os.path.exists(os.path.join(folder, run_files.HANDED_FILE)) and not is_downloaded(folder)
 
 
 def record_download(folder: str) -> None:

@@ -41,14 +41,17 @@ def dial(limit_s: float | None = None) -> socket.socket:
 
 
 def ask(verb: str, args: dict[str, Any], limit_s: float) -> dict[str, Any]:
-    """The answer to one request. Raises OSError (also after `limit_s` of silence) and ValueError."""
+    """The answer to one request of a verb without items. Raises OSError, also after `limit_s` of silence, and
+    ValueError where the agent refuses or fails."""
     with dial(limit_s) as connection, connection.makefile("rb") as lines:
         connection.sendall(json.dumps({"id": 1, "verb": verb, "args": args}).encode() + b"\n")
-        for line in lines:
-            message = json.loads(line)
-            if "item" not in message:
-                return dict(message.get("ok") or {})
-    raise ConnectionResetError("the agent closed the connection")
+        line = lines.readline()
+    if not line:
+        raise ConnectionResetError("the agent closed the connection")
+    message = json.loads(line)
+    if "error" in message:
+        raise ValueError(message["error"]["say"])
+    return dict(message["ok"])
 
 
 def main(_mode: str, arguments: Sequence[str]) -> int:

@@ -8,13 +8,12 @@ import time
 from typing import Any, Iterator
 
 from gpuops.agent import run_files
-from gpuops.agent.node import Emit, Node, size_of
+from gpuops.agent.node import BEAT_INTERVAL_S, Emit, Node, size_of
 from gpuops.agent.run import run_verbs
 
 CHUNK_BYTES = 65536
 MIN_POLL_INTERVAL_S, MAX_POLL_INTERVAL_S = 0.05, 0.2
 """The interval doubles while a run writes nothing."""
-BEAT_INTERVAL_S = 5.0
 
 
 def tail(node: Node, args: dict[str, Any], emit: Emit) -> dict[str, Any]:

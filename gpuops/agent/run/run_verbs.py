@@ -19,7 +19,7 @@ from gpuops.agent.run_documents import LaunchSpec, Outcome, Reason, StopMode
 FAREWELL_POLL_INTERVAL_S = 0.2
 ATTEMPT_FILES = (
     "home.json", sink.STATE, "stop", "agent_error.json", run_files.PROGRESS_FILE, run_files.SNAPSHOT_FILE,
-    result_handover.STATE,
+    run_files.HANDED_FILE,
 )  # fmt: skip
 """Files of an earlier attempt that are removed before the next, beside its result and the ranks' records."""
 START_HINT = "check that it is there and may be executed (chmod +x); a shell line needs: -- bash -c '…'"
@@ -68,12 +68,12 @@ def start(node: Node, args: dict[str, Any], _emit: Emit) -> dict[str, Any]:
     try:
         supervisor.link = _open_link(spec, args.get("gang_secret") or "", supervisor)
         _prepare_folder(node, spec, args["spec"], args.get("urls"))
+        supervisor.start()
     except BaseException:
         if supervisor.link is not None:
             supervisor.link.release_port()
         supervisor.done.set()  # the node is free for the next run
         raise
-    supervisor.start()
     supervisor.launched.wait()
     if supervisor.launch_error is not None:
         raise Refusal("cannot-start", supervisor.launch_error, START_HINT)
@@ -202,13 +202,14 @@ def leave(_node: Node, args: dict[str, Any], _emit: Emit) -> dict[str, Any]:
     return {}
 
 
-def end_runs(reason: Reason, mode: StopMode, outcome: Outcome = Outcome.STOPPED) -> bool:
-    """Let no run start any more; stop the present one and wait for its result. Returns whether there was one."""
+def end_runs(reason: Reason, mode: StopMode, outcome: Outcome = Outcome.STOPPED, limit_s: float | None = None) -> bool:
+    """Let no run start any more; stop the present one and wait, for `limit_s` at most, until it has its result and
+    that is stored. Returns whether there was one."""
     global _leaving
     with _LOCK:
         _leaving = _leaving or reason.say
     supervisor = live_run()
     if supervisor is not None:
         supervisor.stop_everywhere(mode, reason, outcome)
-        supervisor.done.wait()
+        supervisor.done.wait(limit_s)
     return supervisor is not None

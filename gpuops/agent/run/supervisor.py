@@ -19,7 +19,7 @@ from typing import Any, BinaryIO, Collection, Mapping
 from gpuops.agent import processes, run_files
 from gpuops.agent.lease_clock import note_run_end, read_clocks
 from gpuops.agent.machine_resources import boot_id
-from gpuops.agent.node import Node, log, open_append, program_argv, write_json
+from gpuops.agent.node import TOUCH_INTERVAL_S, Node, log, open_append, program_argv, write_json
 from gpuops.agent.peers import link, result_handover
 from gpuops.agent.peers.events import RunEnded, SnapshotRequested, StopRequested, parse_event
 from gpuops.agent.result_storage import end_after_upload, sink
@@ -33,8 +33,6 @@ from gpuops.agent.run_documents import LaunchSpec, MachineShare, Outcome, RankRe
 SUPERVISION_INTERVAL_S = 0.2
 PROGRESS_CHECK_INTERVAL_S = 1.0
 """Time between two checks for the run's first step."""
-TOUCH_INTERVAL_S = 15.0
-"""Time between two signs of use of a live run."""
 GANG_STOP_DELAY_S = 3.0
 """Time for the ranks here to exit by themselves after another node's failure: the failing rank may be one of ours that
 is slow to exit, and only its exit code shows that."""

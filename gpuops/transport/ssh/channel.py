@@ -11,7 +11,7 @@ import threading
 from collections import deque
 from typing import TYPE_CHECKING, Any, BinaryIO, cast
 
-from gpuops.transport.connection import WORDS_S
+from gpuops.transport.connection import STDERR_LIMIT_S
 from gpuops.transport.ssh import errors as faults
 
 if TYPE_CHECKING:
@@ -19,8 +19,6 @@ if TYPE_CHECKING:
 
 MAX_STDERR_BYTES = 65536
 """How much of the end of stderr is kept."""
-CONNECTION_LOST_CODE = 255
-"""The exit code of a program whose connection ended before its own was received; `ssh` uses the same."""
 
 
 class Program:
@@ -53,8 +51,8 @@ class Program:
         if not self._channel.status_event.wait(timeout):
             raise TimeoutError(f"a program on {self._where} still runs")
         if self._drain_thread.ident is not None:
-            self._drain_thread.join(WORDS_S)
-        return self._channel.exit_status if self._channel.exit_status >= 0 else CONNECTION_LOST_CODE
+            self._drain_thread.join(STDERR_LIMIT_S)
+        return self._channel.exit_status if self._channel.exit_status >= 0 else faults.CONNECTION_LOST_CODE
 
     @property
     def connected(self) -> bool:

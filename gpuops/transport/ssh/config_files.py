@@ -9,7 +9,6 @@ from pathlib import Path
 from gpuops.core.errors import UsageError
 from gpuops.core.files import private_folder, write_private
 from gpuops.core.models import NAME
-from gpuops.core.platform import HERE, System
 from gpuops.transport.ssh.config_lines import control_path, host_lines, known_hosts_lines, mark
 from gpuops.transport.ssh.openssh import end_master, ssh_program
 from gpuops.transport.ssh.quoting import encoded, shell_line
@@ -26,7 +25,7 @@ def alias(cluster: str, index: int) -> str:
     return f"gpuops-{cluster}-{index}"
 
 
-def write_config(folder: Path, cluster: str, targets: Sequence[Target], system: System = HERE) -> Path:
+def write_config(folder: Path, cluster: str, targets: Sequence[Target]) -> Path:
     """Write a cluster's files, each whole or not at all. Raises UsageError, NodeError, LocalDisk."""
     _check(cluster)
     private_folder(folder)
@@ -41,7 +40,7 @@ def write_config(folder: Path, cluster: str, targets: Sequence[Target], system: 
         lines += [
             "",
             f"# Target {mark(target)}",
-            *host_lines(name, target, known, control_path(folder, target), PERSIST_S, system=system),
+            *host_lines(name, target, known, control_path(folder, target), PERSIST_S),
         ]
     write_private(known, "\n".join([*trusted, ""]))
     write_private(config, "\n".join([*lines, ""]))

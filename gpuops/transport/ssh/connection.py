@@ -1,37 +1,30 @@
-"""A connection by SSH to one target. A shell's start-up files may write before a program does: what comes before a
-mark of ours is dropped."""
+"""A connection by SSH to one target: starts programs on a login of the pool, and finds where their output begins.
+
+A shell's start-up files may write before a program does. So each command line first prints a mark, a random line, and
+what comes before it is dropped.
+"""
 
 from __future__ import annotations
 
 import io
 import secrets
 import threading
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any, BinaryIO, cast
 
 from gpuops.core.errors import NodeError
-from gpuops.transport.connection import Channel, Connection
+from gpuops.transport.connection import MAX_NOISE_BYTES, Channel, Connection, NoMark, read_to_mark
 from gpuops.transport.ssh import errors as faults
 from gpuops.transport.ssh.pool import POOL, Login, Pool
 from gpuops.transport.ssh.quoting import shell_line
 from gpuops.transport.ssh.target import Target
 
-NOISE_LIMIT = 1 << 20
 
-
-class NoMark(Exception):
-    """The program's own output never began; `seen` came instead."""
-
-    def __init__(self, seen: bytes) -> None:
-        super().__init__("no mark")
-        self.seen = seen
-
-
-def marked(argv: Sequence[str]) -> tuple[str, bytes]:
+def mark_output(argv: Sequence[str]) -> tuple[str, bytes]:
     """The line for the remote shell, and the mark that comes right before the program's first byte.
 
-    In the line the mark stands in two pieces, so that a shell that prints what it is told does not print it.
+    The line has the mark in two pieces, so that a shell that prints its command lines does not print the mark.
     """
     first, second = secrets.token_hex(8), secrets.token_hex(8)
     # A word that begins with a dash would be an option of exec; then the shell stays as the program's parent.
@@ -39,22 +32,8 @@ def marked(argv: Sequence[str]) -> tuple[str, bytes]:
     return f"printf '%s%s\\n' {first} {second}; {start}{shell_line(argv)}", f"{first}{second}\n".encode()
 
 
-def skip(read: Callable[[int], bytes], mark: bytes) -> bytes:
-    """Read up to the mark; what came after it. Raises NoMark at the end of the stream, or after a lot of noise."""
-    seen = bytearray()
-    while chunk := read(65536):
-        searched = max(0, len(seen) - len(mark))
-        seen += chunk
-        at = seen.find(mark, searched)
-        if at >= 0:
-            return bytes(seen[at + len(mark) :])
-        if len(seen) > NOISE_LIMIT:
-            break
-    raise NoMark(bytes(seen))
-
-
-class Clean(io.RawIOBase):
-    """A program's output without what came before it."""
+class OutputAfterMark(io.RawIOBase):
+    """A program's output: `first`, which came with the mark, then the rest of the stream."""
 
     def __init__(self, stream: BinaryIO, first: bytes) -> None:
         self._stream = stream
@@ -82,11 +61,11 @@ class Clean(io.RawIOBase):
 
 
 class SshChannel:
-    """A program on a node, its output without the shell's noise."""
+    """A program on a node. `first`: the bytes of its output that came with the mark."""
 
-    def __init__(self, program: Channel, rest: bytes) -> None:
+    def __init__(self, program: Channel, first: bytes) -> None:
         self.stdin = program.stdin
-        self.stdout = cast(BinaryIO, Clean(program.stdout, rest))
+        self.stdout = cast(BinaryIO, OutputAfterMark(program.stdout, first))
         self.closed = False
         self._program = program
 
@@ -115,16 +94,16 @@ class SshConnection:
 
     def open(self, argv: Sequence[str]) -> SshChannel:
         """Start `argv` on the host. Raises ConnectionLost, NodeError, UsageError."""
-        line, mark = marked(argv)
+        line, mark = mark_output(argv)
         with self._lock:
             if self._login is None:
                 self._login = self._pool.hold(self._target, self._folder)
             login = self._login
         program = login.start(line)
         try:
-            channel = self._begin(login, program, mark)
+            channel = self._await_mark(login, program, mark)
         except faults.Refused:  # the login broke just then, and nothing was started
-            channel = self._begin(login, login.start(line), mark)
+            channel = self._await_mark(login, login.start(line), mark)
         with self._lock:
             if self._login is login:
                 self._channels = [*(known for known in self._channels if not known.closed), channel]
@@ -132,8 +111,8 @@ class SshConnection:
         channel.close()  # the connection was closed meanwhile
         raise faults.ended(self._target.where)
 
-    def _begin(self, login: Login, program: Channel, mark: bytes) -> SshChannel:
-        """The program once its own output begins. Raises ConnectionLost, NodeError."""
+    def _await_mark(self, login: Login, program: Channel, mark: bytes) -> SshChannel:
+        """Wait for the mark. Returns the program; raises ConnectionLost, NodeError."""
         late = threading.Event()
 
         def end() -> None:
@@ -144,22 +123,22 @@ class SshConnection:
         limit.daemon = True
         limit.start()
         try:
-            return SshChannel(program, skip(program.stdout.read, mark))
+            return SshChannel(program, read_to_mark(program.stdout.read, mark))
         except (NoMark, OSError, ValueError) as error:
             seen = error.seen if isinstance(error, NoMark) else b""
-            raise self._silent(login, program, seen, late.is_set()) from error
+            raise self._explain_no_mark(login, program, seen, late.is_set()) from error
         finally:
             limit.cancel()
 
-    def _silent(self, login: Login, program: Any, seen: bytes, late: bool) -> NodeError:
-        """Why a program's output never began."""
+    def _explain_no_mark(self, login: Login, program: Any, seen: bytes, late: bool) -> NodeError:
+        """Why the mark did not come. `late`: the time was up."""
         why = None if late else login.explain_failed_start(program)
         program.close()
         if why is not None:
             return why
         if late:
             say = f"has not started a program within {self._pool.limits.noise_s:.0f} s"
-        elif len(seen) > NOISE_LIMIT:
+        elif len(seen) > MAX_NOISE_BYTES:
             say = "does not stop talking before a program starts"
         else:
             say = "does not run programs for this user"

@@ -1,10 +1,10 @@
-"""What can go wrong with a login, in our words. Whatever paramiko, sockets or `ssh` say becomes one of these.
+"""The errors of a login. Every error of paramiko, sockets and `ssh` becomes one of these.
 
 NodeError
 ├── ConnectionLost           unreachable, ended, not an SSH server
-│   └── Refused              turned away before the login: worth another try
-├── HostKeyChanged           not the host it was
-└── Denied                   the host knows us not: never tried again
+│   └── Refused              the server closed the connection before the login: retried
+├── HostKeyChanged           the host shows another key than the pinned one
+└── Denied                   the host accepts none of our keys: never retried
 """
 
 from __future__ import annotations
@@ -19,17 +19,19 @@ from gpuops.core.format import one_line
 from gpuops.transport.ssh.host_keys import fingerprint
 from gpuops.transport.ssh.target import Target
 
+CONNECTION_LOST_CODE = 255
+"""The exit code of a program whose connection ended before its own was received; `ssh` uses the same."""
 AGAIN = "check that the host is up and that its SSH server listens there"
 MAX_SHOWN_CHARS = 200
-"""What a server or a library says is cut to this length in messages."""
+"""Messages quote at most this much of a server's or a library's words."""
 
 
 class Refused(ConnectionLost):
-    """The server ended the connection before the login: too many at once, or it restarts."""
+    """The server closed the connection before the login: too many logins at once, or it restarts."""
 
 
 class Denied(NodeError):
-    """The server takes none of our keys."""
+    """The server accepts none of our keys."""
 
 
 class HostKeyChanged(NodeError):
@@ -42,7 +44,7 @@ def again(error: NodeError) -> NodeError:
 
 
 def unreachable(where: str, error: OSError) -> ConnectionLost:
-    """Why no TCP connection came about."""
+    """The error for a TCP connection that could not be made."""
     if isinstance(error, socket.gaierror):
         return ConnectionLost(f"{where}: this name is not known to any name server", "check how it is spelt")
     if isinstance(error, TimeoutError) or error.errno == errno.ETIMEDOUT:
@@ -57,6 +59,7 @@ def unreachable(where: str, error: OSError) -> ConnectionLost:
 
 
 def unpinned(target: Target) -> NodeError:
+    """The error for a target without a host key."""
     return NodeError(
         f"no host key of {target.where} is known, and without one it is not logged in to",
         f"log in once with `ssh {target.where}`, or pass --accept-new",
@@ -64,7 +67,7 @@ def unpinned(target: Target) -> NodeError:
 
 
 def changed(target: Target, got: str) -> HostKeyChanged:
-    """`got` is a fingerprint, or empty where `ssh` did not tell."""
+    """The error for another host key. `got`: its fingerprint, or empty where `ssh` did not print it."""
     expected = " or ".join(_fingerprints(target.host_keys))
     return HostKeyChanged(
         f"the host key of {target.where} has changed: expected {expected}, got {got or 'another one'}; "
@@ -84,7 +87,7 @@ def _fingerprints(host_keys: Sequence[str]) -> list[str]:
 
 
 def denied(target: Target, tried: Sequence[str], locked: Sequence[str], notes: Sequence[str] = ()) -> Denied:
-    """No key was taken. `tried` were shown to the server, `locked` wait for a passphrase."""
+    """The error for a failed login. `tried`: keys that were offered; `locked`: keys that need a passphrase."""
     if locked:
         return Denied(
             f"{target.where}: the key {locked[0]} is protected by a passphrase, and no agent holds it",
@@ -109,7 +112,7 @@ def crowded(where: str) -> ConnectionLost:
 
 
 def noise(where: str, seen: bytes, errors: str, why: str) -> ConnectionLost:
-    """A program's own output never began."""
+    """The error for a program whose own output never began. `seen`: what came instead; `errors`: its stderr."""
     words = (
         one_line(errors.strip() or seen[-4 * MAX_SHOWN_CHARS :].decode(errors="replace"), MAX_SHOWN_CHARS)
         or "nothing was said"
@@ -121,7 +124,7 @@ def noise(where: str, seen: bytes, errors: str, why: str) -> ConnectionLost:
 
 
 FINGERPRINT = re.compile(r"SHA256:[A-Za-z0-9+/]{20,}")
-TURNED_AWAY = (
+REFUSED_MESSAGES = (
     "kex_exchange_identification",
     "banner exchange",
     "Connection closed by",
@@ -134,7 +137,7 @@ TURNED_AWAY = (
 
 
 def from_openssh(target: Target, words: str, locked: Sequence[str] = ()) -> NodeError:
-    """What the system's `ssh` meant when it ended with 255."""
+    """The error for a system's `ssh` that ended with 255, from the `words` on its stderr."""
     if "Host key verification failed" in words or "HOST IDENTIFICATION HAS CHANGED" in words:
         found = FINGERPRINT.search(words)
         return changed(target, found[0] if found else "")
@@ -147,6 +150,6 @@ def from_openssh(target: Target, words: str, locked: Sequence[str] = ()) -> Node
         return unreachable(target.where, ConnectionRefusedError())
     if "timed out" in words:
         return unreachable(target.where, TimeoutError())
-    if any(sign in words for sign in TURNED_AWAY):
+    if any(message in words for message in REFUSED_MESSAGES):
         return Refused(f"{target.where} closed the connection before the login ({last})", AGAIN)
     return ConnectionLost(f"{target.where} cannot be logged in to: {last}", AGAIN)

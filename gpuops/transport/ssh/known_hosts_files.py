@@ -19,7 +19,7 @@ from gpuops.transport.ssh import host_keys
 
 @dataclass(frozen=True)
 class Entry:
-    """One line."""
+    """One line of a known_hosts file."""
 
     marker: str
     names: str

@@ -1,4 +1,4 @@
-"""Every limit of the SSH layer, in one place, so that tests can shorten them."""
+"""Limits of the SSH layer: how long, how many, how often; and the two locks that keep to them (Gate, Once)."""
 
 from __future__ import annotations
 
@@ -17,29 +17,30 @@ from gpuops.transport.ssh.errors import Refused
 
 @dataclass(frozen=True)
 class Limits:
-    """Seconds, unless a name says otherwise."""
+    """Seconds (`…_s`) and counts, in one place so that tests can shorten them."""
 
     connect_s: float = 10.0
-    """Reaching a host and its SSH server's first words; each of the two."""
+    """Time for the TCP connection, and again for the SSH server's banner."""
     login_s: float = 90.0
-    """A whole login by the system's OpenSSH: a security key waits for a finger."""
+    """Time for a whole login by the system's OpenSSH: a security key waits for its user's touch."""
     ping_s: float = 5.0
-    """Silence after which the other side is asked whether it is there."""
+    """Silence after which a keepalive is sent."""
     silence_s: float = 20.0
     """Silence after which a connection is dead."""
     idle_s: float = 30.0
     """How long a login is kept without users."""
     noise_s: float = 60.0
-    """How long a program's start may take, with all that the shell's start-up files do."""
+    """Time for a program's start, with all that the shell's start-up files do."""
     close_s: float = 2.0
-    """How long ending a program may hold up whoever ends it."""
+    """How long ending a program may block its caller."""
     starts: int = 8
     """Logins at once per address: sshd refuses at random from the tenth on (MaxStartups 10:30:100)."""
     tries: int = 5
+    """How often a refused login is attempted."""
     retry_s: float = 30.0
-    """How long refused starts are tried again."""
+    """How long a refused login is retried."""
     logins: int = 3
-    """Logins per host, where one does not carry enough programs (MaxSessions)."""
+    """Logins to one host, where the server limits the programs of one (MaxSessions)."""
     programs: int = 8
     """Programs per login of the system's OpenSSH, below sshd's MaxSessions 10: others may share it."""
 
@@ -51,7 +52,8 @@ Made = TypeVar("Made")
 
 
 def pause(attempt: int, chance: float) -> float:
-    """Seconds before the next attempt, the first being 1: doubling, and spread so that many do not come at once."""
+    """Seconds to wait after attempt number `attempt` (from 1): doubling, and spread by `chance` (0 to 1), so that many
+    clients do not come at once."""
     return float(min(8.0, 0.3 * 2 ** (attempt - 1)) * (0.5 + chance))
 
 
@@ -74,14 +76,14 @@ class Gate:
 
     @contextmanager
     def turn(self, address: str) -> Iterator[None]:
-        """Hold one of the address's places."""
+        """Hold one of the address's `limits.starts` places."""
         with self._lock:
             turns = self._turns.setdefault(address, threading.Semaphore(self._limits.starts))
         with turns:
             yield
 
     def start(self, address: str, act: Callable[[], Made]) -> Made:
-        """`act` in its turn, and again while it raises Refused, within the limits. Nothing else is tried again."""
+        """The result of `act`, which is called in its turn, and again while it raises Refused, within the limits."""
         begin = self._clock()
         attempt = 1
         while True:
@@ -98,11 +100,11 @@ class Gate:
 
 
 GATE = Gate()
-"""The process's own: addresses are counted across everything that logs in."""
+"""Shared by all logins of this process."""
 
 
 class Once(Generic[Made]):
-    """One login at a time. A server counts failed ones and bans, so that those who waited do not try again each."""
+    """Lets one thread at a time log in. Servers ban clients after failed logins, so those that waited do not retry."""
 
     def __init__(self) -> None:
         self._turn = threading.Lock()
@@ -110,7 +112,7 @@ class Once(Generic[Made]):
         self._failure: NodeError | None = None
 
     def get(self, there: Callable[[], Made | None], make: Callable[[], Made]) -> Made:
-        """What is `there` already, else what `make` makes; or the failure of who made it while we waited."""
+        """What `there` finds, else what `make` makes. Raises the error of another `make` that failed meanwhile."""
         if (found := there()) is not None:
             return found
         seen = self._attempts

@@ -30,8 +30,6 @@ from gpuops.transport.ssh.quoting import encoded
 from gpuops.transport.ssh.target import Target
 
 ALIAS = "gpuops"
-CONNECTION_LOST_CODE = 255
-"""Exit code of `ssh` where the connection ended or could not be made."""
 MASTER_IDLE_S = 60
 """How long a master lives without programs: the next command uses it, without another touch of a security key."""
 
@@ -49,7 +47,7 @@ class SystemProgram(ProcessChannel):
         messages = super().errors()
         if (
             not messages
-            and self._process.poll() == CONNECTION_LOST_CODE
+            and self._process.poll() == faults.CONNECTION_LOST_CODE
             and self._master is not None
             and not self._master.alive()
         ):
@@ -206,7 +204,7 @@ class SystemLogin:
             code = program.wait(self._limits.close_s)
         except TimeoutError:
             return None
-        return self.explain_failure(program.errors()) if code == CONNECTION_LOST_CODE else None
+        return self.explain_failure(program.errors()) if code == faults.CONNECTION_LOST_CODE else None
 
     @property
     def busy(self) -> bool:

@@ -152,7 +152,7 @@ def handshake(target: Target, timeout_s: float, prefer: Sequence[str]) -> tuple[
     except BaseException as error:
         late = time.monotonic() - begin >= timeout_s
         end_transport(wire, transport)
-        why = wire.complaint()
+        why = wire.failure()
         if isinstance(error, paramiko.SSHException | EOFError | OSError):
             raise why or _explain_failed_handshake(target, error, bool(wire.received_count), late) from error
         raise

@@ -1,4 +1,4 @@
-"""One login per target in a process, shared by all connections to it, watched, and ended when nobody uses it."""
+"""The logins of this process: one per target, shared by all connections to it, and closed when it is not used."""
 
 from __future__ import annotations
 
@@ -17,10 +17,11 @@ from gpuops.transport.ssh.paramiko_login import ParamikoLogin
 from gpuops.transport.ssh.target import Target
 
 TICK_S = 1.0
+"""Time between two calls of a login's `tick`."""
 
 
 class Login(Protocol):
-    """Starting programs on one host: what both kinds of login can do."""
+    """What both kinds of login can do: start programs on one host."""
 
     target: Target
 
@@ -35,14 +36,14 @@ class Login(Protocol):
         """The error for a program that never began; None where the far side's shell is to blame."""
 
     def tick(self, passed_s: float) -> None:
-        """About once a second."""
+        """Called about every TICK_S: keeps the login alive, or notices that it is dead."""
 
     def close(self) -> None:
         """End it and its programs; never raises."""
 
 
 class Entry:
-    """A login, how many connections hold it, and for how long nobody has used it."""
+    """A login, how many connections hold it, and for how long it has not been used."""
 
     def __init__(self, login: Login) -> None:
         self.login = login
@@ -51,14 +52,14 @@ class Entry:
 
 
 class Pool:
-    """Thread-safe. A thread watches the logins for as long as there are any."""
+    """Thread-safe. A thread ticks the logins and closes unused ones as long as there are any."""
 
     def __init__(self, limits: Limits = LIMITS, gate: Gate = GATE) -> None:
         self.limits = limits
         self._gate = gate
         self._entries: dict[Hashable, Entry] = {}
         self._lock = threading.Lock()
-        self._keeper: threading.Thread | None = None
+        self._watcher: threading.Thread | None = None
 
     def hold(self, target: Target, folder: Path) -> Login:
         """The login to `target`, to be given back by `release`."""
@@ -67,9 +68,9 @@ class Pool:
             if entry is None:
                 entry = self._entries[key] = Entry(self._new(target, folder))
             entry.holders += 1
-            if self._keeper is None:
-                self._keeper = threading.Thread(target=self._keep, daemon=True, name="ssh keeper")
-                self._keeper.start()
+            if self._watcher is None:
+                self._watcher = threading.Thread(target=self._watch, daemon=True, name="ssh watcher")
+                self._watcher.start()
             return entry.login
 
     def release(self, target: Target, folder: Path) -> None:
@@ -79,7 +80,7 @@ class Pool:
                 entry.holders -= 1
 
     def logins(self) -> list[Login]:
-        """Those there are now."""
+        """The present logins."""
         with self._lock:
             return [entry.login for entry in self._entries.values()]
 
@@ -88,12 +89,12 @@ class Pool:
             return SystemLogin(target, folder, self.limits, self._gate)
         return ParamikoLogin(target, self.limits, self._gate)
 
-    def _keep(self) -> None:
+    def _watch(self) -> None:
         while True:
             time.sleep(TICK_S)
             with self._lock:
                 if not self._entries:
-                    self._keeper = None
+                    self._watcher = None
                     return
                 entries = list(self._entries.values())
                 unused = self._unused()
@@ -103,7 +104,7 @@ class Pool:
                 entry.login.close()
 
     def _unused(self) -> list[Entry]:
-        """Take out the logins that nobody has used for long."""
+        """Take out the logins that have not been used for `limits.idle_s`."""
         for entry in self._entries.values():
             entry.idle_s = 0.0 if entry.holders or entry.login.busy else entry.idle_s + TICK_S
         late = {key: entry for key, entry in self._entries.items() if entry.idle_s >= self.limits.idle_s}
@@ -121,7 +122,7 @@ class Pool:
 
 
 def by_system(target: Target) -> bool:
-    """Whether it takes the system's `ssh` to log in."""
+    """Whether a login needs the system's `ssh`."""
     return target.system or bool(target.proxy)
 
 

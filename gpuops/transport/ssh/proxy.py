@@ -1,4 +1,4 @@
-"""The socket below a login of ours: direct, or through a proxy command; it tells whether anything was heard."""
+"""The socket that a login by paramiko uses: connected to the host, or to a proxy command that reaches it."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from gpuops.core.platform import HERE
 from gpuops.transport.ssh import errors
 from gpuops.transport.ssh.target import Target
 
-READ = 1 << 17
+READ_BYTES = 1 << 17
 
 
 class Wire:
@@ -28,7 +28,7 @@ class Wire:
 
     def recv(self, count: int) -> bytes:
         if not self._ahead:
-            data = self._sock.recv(max(count, READ))
+            data = self._sock.recv(max(count, READ_BYTES))
             if not data:
                 return b""
             self.received_count += 1
@@ -54,14 +54,14 @@ class Wire:
         return self._sock.getpeername()
 
     def cut(self) -> None:
-        """End it now, for both directions and all threads; never raises."""
+        """End the connection now, in both directions and for all threads; never raises."""
         try:
             self._sock.shutdown(socket.SHUT_RDWR)
         except OSError:
             pass  # it was not connected any more
 
-    def complaint(self) -> ConnectionLost | None:
-        """Why it ended, where what lies below knows; to be asked once it is closed."""
+    def failure(self) -> ConnectionLost | None:
+        """Why the connection failed, where a proxy command has said it; known once this is closed."""
         return None
 
     def close(self) -> None:
@@ -69,35 +69,35 @@ class Wire:
 
 
 class ProxyWire(Wire):
-    """A connection through a proxy command, which may say why it failed."""
+    """A connection through a proxy command, whose stderr says why it failed."""
 
-    def __init__(self, sock: socket.socket, proxy: subprocess.Popen[bytes], words: IO[bytes], where: str) -> None:
+    def __init__(self, sock: socket.socket, proxy: subprocess.Popen[bytes], errors_file: IO[bytes], where: str) -> None:
         super().__init__(sock)
         self._proxy = proxy
-        self._words = words
+        self._errors_file = errors_file
         self._where = where
-        self._said = ""
+        self._messages = ""
         self._lock = threading.Lock()
 
-    def complaint(self) -> ConnectionLost | None:
-        if not self._said:
+    def failure(self) -> ConnectionLost | None:
+        if not self._messages:
             return None
-        last = one_line(self._said.splitlines()[-1], errors.MAX_SHOWN_CHARS)
+        last = one_line(self._messages.splitlines()[-1], errors.MAX_SHOWN_CHARS)
         return ConnectionLost(f"the way to {self._where} is closed: {last}", "check the jump host or proxy")
 
     def close(self) -> None:
         super().close()
         with self._lock:  # paramiko's thread closes it as well
-            if self._words.closed:
+            if self._errors_file.closed:
                 return
             try:
                 self._proxy.wait(1)  # it sees the end of its input
             except subprocess.TimeoutExpired:
                 self._proxy.kill()
                 self._proxy.wait()
-            self._words.seek(0)
-            self._said = self._words.read().decode(errors="replace").strip()
-            self._words.close()
+            self._errors_file.seek(0)
+            self._messages = self._errors_file.read().decode(errors="replace").strip()
+            self._errors_file.close()
 
 
 def dial(target: Target, timeout_s: float) -> Wire:
@@ -113,7 +113,7 @@ def dial(target: Target, timeout_s: float) -> Wire:
 
 
 def tune(sock: socket.socket) -> None:
-    """No waiting for more to send, and a peer that vanished is noticed by the kernel within about half a minute."""
+    """Send small writes at once, and let the kernel notice a vanished peer within about half a minute."""
     wanted = (
         (socket.IPPROTO_TCP, "TCP_NODELAY", 1),
         (socket.SOL_SOCKET, "SO_KEEPALIVE", 1),
@@ -129,7 +129,7 @@ def tune(sock: socket.socket) -> None:
             try:
                 sock.setsockopt(level, option, value)
             except OSError:
-                pass  # what it does not know it does without: our own questions notice too, later
+                pass  # the login's own keepalive notices a vanished peer as well, later
 
 
 def proxy_line(target: Target) -> str:
@@ -150,13 +150,13 @@ def _through_proxy(target: Target) -> Wire:
             f"log in once with `ssh {target.where}`: the key is taken from your known_hosts then",
         )
     ours, theirs = socket.socketpair()
-    words = tempfile.TemporaryFile()  # noqa: SIM115  (closed with the wire)
+    errors_file = tempfile.TemporaryFile()  # noqa: SIM115  (closed with the wire)
     with theirs:
         process = subprocess.Popen(
             ["/bin/sh", "-c", f"exec {proxy_line(target)}"],
             stdin=theirs.fileno(),
             stdout=theirs.fileno(),
-            stderr=words,
+            stderr=errors_file,
             start_new_session=True,
         )
-    return ProxyWire(ours, process, words, target.where)
+    return ProxyWire(ours, process, errors_file, target.where)

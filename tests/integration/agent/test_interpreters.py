@@ -27,15 +27,15 @@ VERSION_PY = "__version__ = '{}'\ndebug = False\ncuda: Optional[str] = {!r}\ngit
 MAKE = {
     "requirements": ["requests", "torchvision"],
     "torch": "torch>=2.4",
-    "index": "https://index/cu126",
+    "index": "https://me:word@index/cu126",
     "name": "abc",
 }
 
 FAKE_UV = """#!{python}
-import json, subprocess, sys
+import json, os, subprocess, sys
 from pathlib import Path
 with open({log!r}, "a") as log:
-    log.write(json.dumps(sys.argv[1:]) + "\\n")
+    log.write(json.dumps([os.environ.get("UV_DEFAULT_INDEX"), *sys.argv[1:]]) + "\\n")
 if sys.argv[1] == "venv":
     raise SystemExit(subprocess.call([sys.argv[-2], "-m", "venv", "--without-pip", sys.argv[-1]]))
 print("Resolved 3 packages\\nInstalled torch")
@@ -255,9 +255,10 @@ def test_uv_makes_it_once(node: Node, plain: str, uv: Path) -> None:
     }
     assert {"say": "Installed torch"} in items
     assert [json.loads(line) for line in uv.read_text().splitlines()] == [
-        ["venv", "--seed", "--python", plain, env],
-        ["pip", "install", "--python", python, "--index-url=https://index/cu126", "torch>=2.4", "torchvision"],
+        [None, "venv", "--seed", "--python", plain, env],
+        [MAKE["index"], "pip", "install", "--python", python, "torch>=2.4", "torchvision"],
         [
+            None,
             "pip",
             "install",
             "--python",
@@ -280,7 +281,7 @@ def test_other_requirements_are_another_environment(node: Node, plain: str, uv: 
     second = ask(node, [plain], make={**MAKE, "name": "def", "index": ""})
     assert second["made"]
     assert second["python"] != first
-    assert "--index-url" not in uv.read_text().splitlines()[4]
+    assert json.loads(uv.read_text().splitlines()[4])[0] is None
     assert ask(node, [plain], name="def")["python"] == second["python"], "named, though none is to be made"
     with pytest.raises(Refusal):
         ask(node, [plain])  # another project's environment is not taken

@@ -21,7 +21,7 @@ from typing import Any
 
 import pytest
 
-from gpuops.agent.files import push_steps
+from gpuops.agent.files import push_steps, tar_streams
 from gpuops.agent.files.tar_streams import Padded
 from gpuops.agent.node import Node, Refusal
 from gpuops.agent.wire_format import END, head
@@ -124,7 +124,7 @@ def test_paths_that_lead_outside_are_refused(node: Node, path: str) -> None:
 @pytest.mark.parametrize("path", HOSTILE)
 def test_such_paths_are_not_sent_either(node: Node, path: str) -> None:
     with pytest.raises(Refusal) as refused:
-        push_steps.send(node, ["--tree", "project"], io.BytesIO(json.dumps([path]).encode()), io.BytesIO())
+        tar_streams.send(node, ["--tree", "project"], io.BytesIO(json.dumps([path]).encode()), io.BytesIO())
     assert refused.value.kind == "bad-path"
 
 
@@ -261,7 +261,7 @@ def test_edits_are_told_with_what_was_pushed(node: Node, here: Path) -> None:
 
 def sent(node: Node, paths: list[str], *arguments: str) -> dict[str, tarfile.TarInfo]:
     out = io.BytesIO()
-    assert push_steps.send(node, list(arguments), io.BytesIO(json.dumps(paths).encode()), out) == 0
+    assert tar_streams.send(node, list(arguments), io.BytesIO(json.dumps(paths).encode()), out) == 0
     with tarfile.open(fileobj=io.BytesIO(out.getvalue()), encoding="utf-8", errors="surrogateescape") as tar:
         return {member.name: member for member in tar}
 

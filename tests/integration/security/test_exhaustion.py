@@ -19,7 +19,7 @@ from gpuops.agent.result_storage.streamed_archive import END_OF_ARCHIVE, member_
 from gpuops.core.safe_folder import DISK_RESERVE_BYTES
 from gpuops.sync import archive
 from gpuops.sync.download_plan import split_by_room
-from gpuops.transport.tar_reader import FILES, HEADER_LIMIT, TarError, members
+from gpuops.transport.tar_reader import MAX_FILES, MAX_HEADER_BYTES, TarError, members
 from tests.conftest import Shell
 from tests.integration.security.hostile import a_file, tar_of
 from tests.unit.sync.test_archive import Kept, bring, packed
@@ -167,7 +167,7 @@ STRANGE = {
     "a negative size": extended(b"12 size=-99\n") + PLAIN,
     "a size of letters": extended(b"12 size=abc\n") + PLAIN,
     "a size of many digits": extended(b"40 size=" + b"9" * 31 + b"\n") + PLAIN,
-    "a header that is too long": extended(b"", HEADER_LIMIT + 1),
+    "a header that is too long": extended(b"", MAX_HEADER_BYTES + 1),
     "two extended headers": extended(b"12 path=abc\n") + extended(b"12 path=abc\n") + PLAIN,
     "a record that is too long": extended(b"99999 path=x\n") + PLAIN,
     "a record without a length": extended(b"path=x\n") + PLAIN,
@@ -238,10 +238,10 @@ def test_a_header_takes_no_memory() -> None:
 
 
 def test_files_without_end(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("gpuops.transport.tar_reader.FILES", 3)
+    monkeypatch.setattr("gpuops.transport.tar_reader.MAX_FILES", 3)
     with pytest.raises(TarError, match="it has more than 3 files"):
         read_all(tar_of([a_file(f"{index}", b"") for index in range(4)]))
-    assert FILES >= 500_000
+    assert MAX_FILES >= 500_000
 
 
 # --- archives of a bucket ------------------------------------------------------------------------

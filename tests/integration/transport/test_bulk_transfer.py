@@ -19,7 +19,7 @@ from gpuops.sync import restore_snapshots
 from gpuops.sync.merged_outputs_record import Held, Memory
 from gpuops.sync.project_files import read_entry
 from gpuops.transport import bulk_transfer
-from gpuops.transport.bulk_transfer import finish, read_files, transfer, write_files
+from gpuops.transport.bulk_transfer import read_files, transfer, write_files
 from gpuops.transport.connection import ProcessChannel, ProcessConnection
 from gpuops.transport.rpc import AgentClient
 from tests.conftest import until
@@ -42,18 +42,16 @@ def python(program: str) -> ProcessChannel:
     return ProcessChannel([sys.executable, "-c", program])
 
 
-def pushes(channel: bulk_transfer.Watched, folder: Path) -> None:
+def pushes(channel: bulk_transfer.TimedChannel, folder: Path) -> None:
     file = read_entry(folder, "big")
     assert file
     write_files(channel, folder, [(0, file)], lambda _: None)
-    finish(channel, "node0")
 
 
-def pulls(channel: bulk_transfer.Watched, _folder: Path) -> None:
+def pulls(channel: bulk_transfer.TimedChannel, _folder: Path) -> None:
     for _, content in read_files(channel, ["big"]):
         while content and content.read(1 << 16):
             pass
-    finish(channel, "node0")
 
 
 @pytest.mark.parametrize(
@@ -67,7 +65,7 @@ def pulls(channel: bulk_transfer.Watched, _folder: Path) -> None:
     ids=["reads nothing", "stops reading", "writes nothing", "stops writing"],
 )
 def test_silence_ends_a_transfer(
-    tmp_path: Path, program: str, work: Callable[[bulk_transfer.Watched, Path], None]
+    tmp_path: Path, program: str, work: Callable[[bulk_transfer.TimedChannel, Path], None]
 ) -> None:
     (tmp_path / "big").write_bytes(bytes(BIG))
     with (
@@ -115,7 +113,6 @@ def test_the_limit_is_for_the_other_side_only(monkeypatch: pytest.MonkeyPatch) -
         Whole(channel.stdin).write(b"ll")
         channel.stdin.close()
         assert channel.stdout.read(100) == b"well"
-        finish(channel, "node0")
 
 
 def test_opening_many_leaves_no_file_open() -> None:
@@ -165,8 +162,5 @@ def test_a_snapshot_that_vanished_is_named(tmp_path: Path) -> None:
 
 def test_a_transfer_that_does_not_end_is_a_lost_connection(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("gpuops.transport.bulk_transfer.END_S", 0.3)
-    with (
-        pytest.raises(ConnectionLost, match="the transfer with node0 does not end"),
-        transfer(python(HANGS), "node0") as channel,
-    ):
-        finish(channel, "node0")
+    with pytest.raises(ConnectionLost, match="does not end"), transfer(python(HANGS), "node0"):
+        pass

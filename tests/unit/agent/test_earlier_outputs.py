@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import errno
 import io
 import os
 from pathlib import Path
@@ -10,11 +11,11 @@ from typing import Any
 import pytest
 
 from gpuops.agent import wire_format
-from gpuops.agent.files import earlier_outputs, output_files
+from gpuops.agent.files import earlier_outputs, output_files, transfer_modes
+from gpuops.agent.files.earlier_outputs import restore
 from gpuops.agent.files.folder import stat_entry
 from gpuops.agent.files.push_comparison import Record, store_record
 from gpuops.agent.files.push_decision import Written
-from gpuops.agent.files.tar_streams import restore
 from gpuops.agent.node import Node, Refusal, write_json
 
 
@@ -90,6 +91,17 @@ def test_what_a_cut_stream_had_put_back_is_of_its_run_as_well(node: Node) -> Non
     with pytest.raises(Refusal, match="ended early"):
         restore(node, ["--tree", "project", "--of", "old-7"], io.BytesIO(stream), io.BytesIO())
     assert made(node, "a-1") == {"snapshot.pt": ("old-7", True)}
+    assert os.listdir(node.path("incoming")) == [], "a snapshot's size would be lost each time"
+
+
+def test_a_disk_that_is_full_is_told_as_such(node: Node, monkeypatch: pytest.MonkeyPatch) -> None:
+    def fill(*_: Any) -> int:
+        raise OSError(errno.ENOSPC, "No space left on device")
+
+    for mode in ("restore", "receive"):
+        monkeypatch.setattr(transfer_modes, mode, fill)
+        with pytest.raises(Refusal, match="the disk is full"):
+            transfer_modes.main(mode, ["--node", node.dir])
 
 
 def test_a_run_in_another_tree_made_nothing_in_this_one(node: Node) -> None:

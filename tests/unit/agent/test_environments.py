@@ -74,7 +74,7 @@ def test_pip_gives_up_soon_unless_the_machine_says_otherwise(
         raise FileNotFoundError(2, "No such file or directory")
 
     with pytest.raises(environments.Refusal, match="cannot be started"):
-        environments._run_step(["pip"], lambda _: None, spawn, {"PIP_USER"})
+        environments._run_step(["pip"], lambda _: None, spawn)
     assert seen[0]["PIP_RETRIES"] == retries
 
 
@@ -87,5 +87,5 @@ def test_the_hint_names_the_index_that_was_asked_without_its_login(index: str, n
         raise FileNotFoundError(2, "No such file or directory")
 
     with pytest.raises(environments.Refusal) as refused:
-        environments._run_step(["pip"], lambda _: None, spawn, (), index)
+        environments._run_step(["pip"], lambda _: None, spawn, index)
     assert f"the node reaches {named} name another index (export GPUOPS_TORCH_INDEX=URL)" in refused.value.hint

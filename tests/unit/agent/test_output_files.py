@@ -74,6 +74,11 @@ def ask(verb: Any, node: Node, **args: Any) -> tuple[dict[str, Any], list[dict[s
         ("a[!b]c/x", "a/c/x", False),
         ("[]].txt", "].txt", True),
         ("[z-a].txt", "[z-a].txt", True),
+        ("[a-c-e].txt", "b.txt", True),
+        ("[a-c-e].txt", "d.txt", False),
+        ("[a-c-e].txt", "-.txt", True),
+        ("[+--].txt", ",.txt", True),
+        ("[a-].txt", "-.txt", True),
         ("[open", "[open", True),
         ("a.b+c(1)$", "a.b+c(1)$", True),
         ("a.b", "aXb", False),
@@ -103,6 +108,12 @@ def test_a_plain_name_matches_itself_and_nothing_longer(name: str) -> None:
     assert matches(name)
     assert matches("folder/" + name)
     assert not matches(name + "x")
+
+
+@pytest.mark.parametrize("inner", ["a-c--e", "a&&b", "[a"])
+def test_no_set_warns_on_the_users_terminal(inner: str, recwarn: pytest.WarningsRecorder) -> None:
+    output_files.compile_patterns([f"[{inner}].txt"])
+    assert not recwarn.list
 
 
 @given(st.lists(st.text(alphabet="ab*?[]!-^\\.&|", min_size=1), min_size=1, max_size=3))

@@ -3,12 +3,15 @@
 from __future__ import annotations
 
 import json
+import os
+import time
 from pathlib import Path
 from typing import Any
 
 import pytest
 
 from gpuops.agent.node import Node
+from gpuops.agent.result_storage import wait_for_download
 from gpuops.agent.result_storage.wait_for_download import HeldRuns
 from gpuops.agent.run_files import run_markers
 
@@ -49,6 +52,17 @@ def test_what_others_put_beside_the_runs_is_no_run(tmp_path: Path) -> None:
         Path(node.path("runs", name)).mkdir()
     assert node.runs() == ["a-1"]
     assert HeldRuns(node).hold_s() is None
+
+
+def test_the_last_run_is_the_one_that_began_last(tmp_path: Path) -> None:
+    """A client that has an earlier run's results by now writes into that run's folder."""
+    node = Node(str(tmp_path))
+    for age, name in ((20, "b-1"), (10, "a-1")):
+        a_run(node, name, SOUND)
+        os.utime(node.path("runs", name, "spec.json"), (time.time() - age,) * 2)
+    os.utime(node.path("runs", "a-1"), (0, 0))
+    wait_for_download.record_download(node.run("b-1"))
+    assert node.runs() == ["b-1", "a-1"]
 
 
 def test_notices_that_are_no_object_hide_no_end(tmp_path: Path) -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import errno
 import json
 import os
 import threading
@@ -14,7 +15,15 @@ from gpuops.agent.client_activity import note_heard, silent_for_s
 from gpuops.agent.daemon import watchdog
 from gpuops.agent.lease_clock import ClockReading, next_end, renewed_lease
 from gpuops.agent.node import Node
-from gpuops.agent.result_storage import bucket_sink, presigned_urls, sink, verified_copy
+from gpuops.agent.result_storage import (
+    bucket_sink,
+    end_after_upload,
+    presigned_urls,
+    sink,
+    stored_files,
+    verified_copy,
+    wait_for_download,
+)
 from gpuops.agent.result_storage.end_after_upload import (
     OTHERS_LIMIT_S,
     LastActivity,
@@ -25,6 +34,7 @@ from gpuops.agent.result_storage.end_after_upload import (
     may_end,
 )
 from gpuops.agent.result_storage.multipart_upload import Stored
+from gpuops.agent.result_storage.streamed_archive import Item
 from gpuops.agent.result_storage.verified_copy import copy_verified
 from gpuops.agent.run_documents import LaunchSpec, SinkSpec
 from tests.conftest import until
@@ -56,6 +66,28 @@ def test_what_is_no_file_is_left_out(tmp_path: Path) -> None:
     assert not (tmp_path / "copy").exists()
 
 
+def test_what_may_not_be_read_is_not_safe(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A file of another user, or without permissions: a node that ended with its run would take it along."""
+    folder, volume = tmp_path / "runs" / "r-1", tmp_path / "volume"
+    folder.mkdir(parents=True)
+    items = [Item(os.fsencode(tmp_path / name), f"out/{name}", 1, 0) for name in ("a.pt", "b.pt")]
+    for item in items:
+        Path(os.fsdecode(item.source)).write_bytes(b"x")
+    opened = os.open
+
+    def denied(path: Any, flags: int, *rest: Any) -> int:
+        if path == items[0].source:
+            raise PermissionError(errno.EACCES, "Permission denied")
+        return opened(path, flags, *rest)
+
+    monkeypatch.setattr(verified_copy.os, "open", denied)
+    monkeypatch.setattr(stored_files, "list_items", lambda *_: items)
+    sink._store(Node(str(tmp_path)), str(folder), LaunchSpec("r-1", sink=SinkSpec(str(volume))), str(volume), None)
+    noted = json.loads((folder / sink.STATE).read_text())
+    assert (noted["state"], noted["why"]) == ("failed", "Permission denied, 1 file")
+    assert (volume / "node0/out/b.pt").exists(), "the others are stored"
+
+
 @pytest.mark.parametrize(
     ("present", "all_safe", "waited_s", "ends"),
     [
@@ -69,6 +101,27 @@ def test_what_is_no_file_is_left_out(tmp_path: Path) -> None:
 )
 def test_a_node_ends_alone_and_with_the_others(present: bool, all_safe: bool, waited_s: float, ends: bool) -> None:
     assert may_end(present, all_safe, waited_s) is ends
+
+
+def test_a_node_waits_for_a_client_of_what_another_node_handed_to_it(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Its own results are safe, but the sink never gets those of the node that was preempted."""
+    node, folder = Node(str(tmp_path)), tmp_path / "runs" / "r-1"
+    folder.mkdir(parents=True)
+    (folder / "handed.json").write_text(json.dumps({"a.pt": 1}))
+    waits: list[float] = []
+
+    def sleep(seconds: float) -> None:
+        waits.append(seconds)
+        wait_for_download.record_download(str(folder))
+
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setattr(end_after_upload, "may_end", lambda *_: True)
+    monkeypatch.setattr(end_after_upload.time, "sleep", sleep)
+    end_after_upload._end_when_stored(node, LaunchSpec("r-1", sink=SinkSpec(str(tmp_path))), str(tmp_path))
+    assert len(waits) == 1
+    assert end_after_upload.end_reason(node) == f"its results are safe in {tmp_path}"
 
 
 def test_all_are_safe_when_each_has_said_so(tmp_path: Path) -> None:

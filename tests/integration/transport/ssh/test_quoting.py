@@ -35,14 +35,14 @@ def test_every_word_arrives(shell: str, words: list[str]) -> None:
     "argv", [["printf", "out"], ["sh", "-c", 'printf "$1"', "-x", "out"], ["/usr/bin/env", "printf", "out"]]
 )
 def test_the_mark_comes_before_the_first_byte(shell: str, argv: list[str]) -> None:
-    line, mark = connection.marked(argv)
+    line, mark = connection.mark_output(argv)
     assert through(shell, line) == mark + b"out"
     assert mark.strip() not in line.encode()
 
 
 @pytest.mark.parametrize("shell", SHELLS)
 def test_a_program_with_a_dash_in_front(shell: str) -> None:
-    line, mark = connection.marked(["-odd"])
+    line, mark = connection.mark_output(["-odd"])
     done = subprocess.run([shell, "-c", line], capture_output=True, check=False, timeout=60)
     assert (done.returncode, done.stdout) == (127, mark)
     assert b"-odd" in done.stderr
@@ -61,11 +61,11 @@ def test_noise_is_dropped_wherever_the_pieces_end() -> None:
     stream = b"noise, noise" + b"MARK\n" + b"out"
     for size in range(1, len(stream) + 1):
         pieces = iter([stream[at : at + size] for at in range(0, len(stream), size)] + [b""])
-        rest = connection.skip(lambda _: next(pieces), b"MARK\n")  # noqa: B023
+        rest = connection.read_to_mark(lambda _: next(pieces), b"MARK\n")  # noqa: B023
         assert rest + b"".join(pieces) == b"out"
 
 
 def test_noise_has_a_limit() -> None:
     with pytest.raises(connection.NoMark) as caught:
-        connection.skip(lambda _: b"x" * 65536, b"MARK\n")
-    assert len(caught.value.seen) <= connection.NOISE_LIMIT + 65536
+        connection.read_to_mark(lambda _: b"x" * 65536, b"MARK\n")
+    assert len(caught.value.seen) <= connection.MAX_NOISE_BYTES + 65536

@@ -1,0 +1,35 @@
+"""An agent whose watchdog was killed."""
+
+from __future__ import annotations
+
+import threading
+from pathlib import Path
+from types import SimpleNamespace
+
+import pytest
+
+from gpuops.agent.daemon import main
+from gpuops.agent.node import Node
+from gpuops.agent.run import run_verbs
+
+
+def test_results_that_take_long_to_store_leave_no_machine_without_its_lease(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A volume that hangs, or hours of upload: nothing would end the machine meanwhile."""
+    storing = SimpleNamespace(done=threading.Event(), stop_everywhere=lambda *_: None)
+    monkeypatch.setattr(run_verbs, "_latest", storing)
+    monkeypatch.setattr(run_verbs, "_leaving", None)
+    monkeypatch.setattr(main, "UNWATCHED_LIMIT_S", 0.01)
+    guard = threading.Timer(30.0, storing.done.set)
+    guard.start()
+    (tmp_path / "node.json").write_text("{}")
+    monkeypatch.chdir(tmp_path)
+    watchdogs: list[Node] = []
+    monkeypatch.setattr(main, "start_watchdog", watchdogs.append)
+    monkeypatch.setattr(main.processes, "end_all", lambda _find: 0)
+    monkeypatch.setattr(main.os, "_exit", lambda _code: None)
+    main.close_orphaned(Node(str(tmp_path)))
+    guard.cancel()
+    assert not storing.done.is_set(), "it is not waited for"
+    assert len(watchdogs) == 1
