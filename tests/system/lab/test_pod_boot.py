@@ -85,7 +85,9 @@ def test_nobody_comes_and_its_boot_lease_ends_it(lab: Lab, fake: FakeRunPod, ima
 
 
 @pytest.mark.parametrize("image", IMAGES)
-def test_it_ends_though_a_program_in_it_killed_all_others(lab: Lab, fake: FakeRunPod, image: str, tmp_path: Path) -> None:
+def test_it_ends_though_a_program_in_it_killed_all_others(
+    lab: Lab, fake: FakeRunPod, image: str, tmp_path: Path
+) -> None:
     """`kill -9 -1`, and nobody comes back: its first process goes on, and has to end with what it had started."""
     pod = made(lab, fake, image)
     until(lambda: login(lab, pod, "true", tmp_path / "known").returncode == 0, f"a login: {pod.log}")
