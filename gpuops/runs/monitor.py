@@ -13,7 +13,6 @@ import threading
 from collections.abc import Callable, Iterator
 from contextlib import ExitStack
 from pathlib import Path
-from typing import Literal
 
 from gpuops.core.context import Context
 from gpuops.core.errors import Interrupted
@@ -26,7 +25,7 @@ from gpuops.ledger.store import RunRow
 from gpuops.nodes.session import ClusterSession
 from gpuops.runs import taken_over
 from gpuops.runs.follow import Follower, make_follower
-from gpuops.runs.graceful_stop import show_stopping, stop_nodes
+from gpuops.runs.graceful_stop import show_stopping, stop_followed
 from gpuops.runs.launch_spec import line_to_start_once, request_of
 from gpuops.runs.logs.home_tail import Filter, HomeTail
 from gpuops.runs.logs.lines import STREAM
@@ -130,7 +129,7 @@ class Remarks:
         """When the nodes asked for a snapshot before their end (UTC seconds)."""
 
     def handle_log_bytes(self, node: int, stream: str, _offset: int, data: bytes) -> None:
-        """Take bytes of a stream from the Follower (a `follow.OnBytes`)."""
+        """Take bytes of a stream from the Follower (a `log_mirror.OnBytes`)."""
         if stream == NODE_EVENTS:
             *lines, self._partial_lines[node] = (self._partial_lines.get(node, b"") + data).split(b"\n")
             self._joining |= {"unjoined", "joined"} & set(map(event_kind, lines))
@@ -266,7 +265,7 @@ def show_run(ctx: Context, session: ClusterSession, row: RunRow, tail: HomeTail)
         raise
     except Interrupted:
         with show_stopping(ctx.progress, row):
-            _stop_run(ctx, session, row, follower, lambda: show(tail.new(until=has_ended)))
+            _stop_run(ctx, follower, lambda: show(tail.new(until=has_ended)))
     if count := tail.skip(REST_MAX_BYTES):
         is_, them = ("is", "it") if count == 1 else ("are", "them")
         ctx.out.say(f"note: {plural(count, 'line')} {is_} not shown: `gpuops logs {row.name}` has {them}")
@@ -275,10 +274,10 @@ def show_run(ctx: Context, session: ClusterSession, row: RunRow, tail: HomeTail)
     return follower
 
 
-def _stop_run(ctx: Context, session: ClusterSession, row: RunRow, follower: Follower, show: Callable[[], None]) -> None:
+def _stop_run(ctx: Context, follower: Follower, show: Callable[[], None]) -> None:
     """Stop a run and wait until every node has ended it; after a second signal, only `HURRIED_STOP_TIMEOUT_S` for nodes
     that are unreachable."""
-    _stop_in_background(session, row, "graceful", "interrupted")
+    stop_followed(follower, "graceful", "interrupted")
     deadline = math.inf
     for attempt in Poller.every(ctx.clock, POLL_INTERVAL_S, wait=follower.wait):
         if follower.has_ended:
@@ -286,16 +285,9 @@ def _stop_run(ctx: Context, session: ClusterSession, row: RunRow, follower: Foll
         show()
         if ctx.signals.hurry and deadline == math.inf:
             deadline = attempt.started + HURRIED_STOP_TIMEOUT_S
-            _stop_in_background(session, row, "now", "interrupted twice")
+            stop_followed(follower, "now", "interrupted twice")
         if attempt.started > deadline:
             follower.abandon()
-
-
-def _stop_in_background(session: ClusterSession, row: RunRow, how: Literal["graceful", "now"], why: str) -> None:
-    """Stop without waiting for the answers: a node that gives none must not delay a second signal."""
-    threading.Thread(
-        target=stop_nodes, args=(session, row.name, how, why), daemon=True, name=f"stop {row.name}"
-    ).start()
 
 
 def show_waiting(ctx: Context, row: RunRow, line_filter: Filter | None = None) -> ExitStack:
