@@ -9,28 +9,17 @@ import fnmatch
 import re
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
-from typing import TYPE_CHECKING
 
 from gpuops.sync.merged_outputs_record import Stamp
-
-if TYPE_CHECKING:
-    pass
-
 
 STATE_NAME = re.compile(
     r"(.*\.(pt|pth|tar|ckpt|safetensors|distcp|bin|npz|pkl|pickle|h5|hdf5|msgpack)|\.metadata)", re.I
 )
-
-
 STATE_FOLDER = re.compile(r"checkpoint|ckpt|snapshot|global_step|latest", re.I)
 """What a file or a folder above it is called that a script goes on from. Other results (predictions, pictures) may lie
 on one node alone: no script begins elsewhere for want of one."""
-
-
 NO_STATE = ("events.out.tfevents*", "*.log", "*.csv", "*.tsv", "*.jsonl", "*.png", "*.jpg", "*.svg", "*.pdf", "*.html")
 """Logs, curves and pictures, wherever they lie."""
-
-
 NUMBER = re.compile(r"\d+")
 
 

@@ -58,11 +58,13 @@ Received = dict[tuple[int, str], Arrival]
 DEFAULT_OUTS = (
     "*.pt",
     "*.pth",
+    "*.pth.tar",  # PyTorch's ImageNet example, and what was made after it
     "*.ckpt",
     "*.safetensors",
     "*.distcp",
     ".metadata",  # written last by torch's distributed checkpoint: without it the shards cannot be read
     "**/checkpoints/**",
+    "**/checkpoint-*/**",  # Transformers' Trainer: its weights cannot be resumed without the JSON beside them
     "**/snapshots/**",
     "**/outputs/**",
     "**/results/**",
