@@ -158,6 +158,24 @@ def test_a_set_up_that_fails_says_which_and_where_to_look(
     assert (caught.message, caught.hint) == (say, f"correct the command, or look at the node: {look}")
 
 
+def test_of_versions_that_conflict_it_says_which(tmp_path: Path) -> None:
+    said = b"""ERROR: Cannot install lightning==2.5.0 because these package versions have conflicting dependencies.
+
+The conflict is caused by:
+    lightning 2.5.0 depends on torch>=2.8
+    The user requested (constraint) torch==2.6
+
+To fix this you could try to:
+1. loosen the range of package versions you've specified
+
+ERROR: ResolutionImpossible: for help visit https://pip.pypa.io/en/latest/topics/dependency-resolution/
+"""
+    named = "these versions conflict: lightning 2.5.0 depends on torch>=2.8; The user requested (constraint) torch==2.6"
+    assert failed_set_up(said, tmp_path).message.endswith(f"with exit code 2: {named}")
+    cut_off = said[said.index(b"To fix") :]
+    assert "exit code 2: ERROR: ResolutionImpossible" in failed_set_up(cut_off, tmp_path).message
+
+
 def test_a_python_without_pip_is_named(tmp_path: Path) -> None:
     caught = failed_set_up(b"/usr/bin/python3: No module named pip\n", tmp_path)
     assert caught.message == "the Python of node0, python, has no pip, which the set-up command `make deps` needs"
