@@ -26,7 +26,7 @@ def made(node: Node, args: dict[str, Any], emit: Emit) -> dict[str, Any]:  # noq
     """
     tree = args["tree"]
     record = load_record(node, tree)
-    put_back = _read_restored(node, tree)
+    put_back = read_restored(node, tree)
     found = output_files.list_outputs(node, tree, args["patterns"])
     root = os.fsencode(node.tree(tree))
     stamps = {}
@@ -86,7 +86,7 @@ def remove_unchanged(node: Node, tree: str, files: Sequence[Sequence[Any]]) -> i
 def note_restored(node: Node, tree: str, run: str, paths: Sequence[str]) -> None:
     """Record that `restore` has put back these files of a run."""
     folder = TreeFolder(node.tree(tree))
-    restored = _read_restored(node, tree)
+    restored = read_restored(node, tree)
     for path in paths:
         entry = stat_entry(folder.at(path)).entry
         restored[path] = [entry.size, entry.mtime_ns, run]
@@ -94,7 +94,8 @@ def note_restored(node: Node, tree: str, run: str, paths: Sequence[str]) -> None
     write_json(_restored_path(node, tree), {"schema": 1, "files": restored})
 
 
-def _read_restored(node: Node, tree: str) -> dict[str, list[Any]]:
+def read_restored(node: Node, tree: str) -> dict[str, list[Any]]:
+    """What `restore` put into a tree: path -> [size, mtime_ns, run]."""
     return dict((read_json(_restored_path(node, tree)) or {}).get("files") or {})
 
 

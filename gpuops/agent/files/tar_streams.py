@@ -5,15 +5,19 @@ A tar member always has the announced size, even if its file grows or shrinks me
 
 from __future__ import annotations
 
+import contextlib
+import filecmp
 import os
+import secrets
+import shutil
 import stat
 import tarfile
-from typing import BinaryIO, cast
+from typing import Any, BinaryIO, Sequence, cast
 
 from gpuops.agent import wire_format
-from gpuops.agent.files.earlier_outputs import note_restored
-from gpuops.agent.files.folder import TreeFolder, checked_path, stat_entry
-from gpuops.agent.files.push_decision import LINK
+from gpuops.agent.files.earlier_outputs import note_restored, read_restored
+from gpuops.agent.files.folder import TreeFolder, blocked, checked_path, stat_entry
+from gpuops.agent.files.push_decision import BLOCKED, LINK
 from gpuops.agent.node import Node, parse_options
 from gpuops.agent.wire_format import BLOCK_BYTES, Whole
 
@@ -79,7 +83,7 @@ class Padded:
 
 def restore(node: Node, arguments: list[str], stdin: BinaryIO, stdout: BinaryIO) -> int:  # noqa: ARG001
     """Mode, `--tree T --of RUN`: a stream of a run's files on stdin, named by their path, put into the tree over
-    existing files.
+    existing files; below a linked folder (`outputs` on a larger disk) over those alone that were put back before.
 
     Raises Refusal(`bad-path`, `torn`, `outside`, `in-the-way`).
     """
@@ -89,15 +93,44 @@ def restore(node: Node, arguments: list[str], stdin: BinaryIO, stdout: BinaryIO)
     incoming = node.path("incoming")
     os.makedirs(incoming, exist_ok=True)
     staged = os.path.join(incoming, f"restore.{os.getpid()}").encode()
-    placed = []
+    placed, put_back = [], read_restored(node, tree)
     try:
         for name, _size, blocks in wire_format.members(stdin):
             path = checked_path(name)
             with open(staged, "wb") as file:
                 for block in blocks:
                     file.write(block)
-            folder.place(path, staged)
+            found = folder.look(path)
+            if found.kind == BLOCKED and os.path.isdir(folder.at(found.blocker)):
+                if not _may_replace(folder.at(path), staged, put_back.get(path)):
+                    raise blocked(path, found)
+                _copy_into_place(staged, folder.at(path))
+            else:
+                folder.place(path, staged)
             placed.append(path)
     finally:  # what lies there of a stream that was cut is no later run's work either
         note_restored(node, tree, options.get("of", ""), placed)
+        with contextlib.suppress(OSError):
+            os.unlink(staged)
     return 0
+
+
+def _may_replace(target: bytes, staged: bytes, put_back: Sequence[Any] | None) -> bool:
+    """Whether nothing else is lost with a file below a linked folder: the link may lead to files of no run of ours."""
+    if not os.path.lexists(target):
+        return True
+    entry = stat_entry(target).entry
+    return [entry.size, entry.mtime_ns] == list(put_back or [])[:2] or filecmp.cmp(target, staged, shallow=False)
+
+
+def _copy_into_place(staged: bytes, target: bytes) -> None:
+    """As a move, to another disk."""
+    os.makedirs(os.path.dirname(target), exist_ok=True)
+    draft = target + f".gpuops-{secrets.token_hex(8)}".encode()
+    try:
+        shutil.copyfile(staged, draft)
+        os.replace(draft, target)
+    except BaseException:
+        with contextlib.suppress(OSError):
+            os.unlink(draft)
+        raise
