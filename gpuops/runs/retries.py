@@ -350,8 +350,9 @@ def _failed_outcome(
         ctx.out.say(receipt.format_cost_without_run(spent))
         error.message = "; ".join([error.message, *before.last])
         raise error
-    hint = error.hint + (f"; go on from what is home: --resume {chain.resume}" if chain.resume else "")
+    go_on = f"go on from what is home: --resume {chain.resume}" if chain.resume else ""
+    hint = "; ".join(filter(None, (error.hint, go_on)))
     shown = {"say": error.message, "hint": hint}
     document = {**before.document, "retries": chain.documents, "error": shown, "exit_code": error.exit_code}
-    last = [*before.last, f"error: {error.message}\nhint: {hint.removeprefix('; ')}"]
+    last = [*before.last, f"error: {error.message}\nhint: {hint}"]
     return JobOutcome(error.exit_code, document, last)
