@@ -145,8 +145,8 @@ def describe_death(death: Death) -> str:
     return f"{death.who} failed with exit code {death.code}"
 
 
-def suggest_fix(death: Death, run: str = "") -> str:
-    """One thing to do. `run`: the run's name; without, commands mean the latest."""
+def suggest_fix(death: Death, run: str) -> str:
+    """One thing to do. `run`: the run's name, for commands."""
     if death.rank is not None and not death.tail:
         everything = f"it said nothing; `{logs_command(run)}` shows all that was said"
     else:
@@ -314,7 +314,7 @@ def _logs_command_of(death: Death, run: str) -> str:
 
 def logs_command(run: str) -> str:
     """The command that shows what a run said."""
-    return f"gpuops logs {run}".rstrip()
+    return f"gpuops logs {run}"
 
 
 def _find_hints(death: Death, run: str) -> Iterator[str]:
