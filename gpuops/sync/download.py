@@ -119,7 +119,7 @@ class FetchReport:
     bytes: int
     conflicts: Sequence[str]
     """A sentence for each file that lies under another name than its own, mostly because a person had changed the file
-    of that name."""
+    of that name; it has been said."""
 
 
 def fetch(
@@ -143,8 +143,12 @@ def fetch(
     fetching = _Fetch(clients, run, tree, patterns, home, progress)
     fetching.out.clear_dead()
     listing = fetching.fetch_round(live=not final)
-    if final:
-        _verify(fetching, listing)
+    try:
+        if final:
+            _verify(fetching, listing)
+    finally:
+        for conflict in fetching.conflicts:
+            progress.say(conflict)
     for error in sorted(fetching.errors.values(), key=lambda error: isinstance(error, MalformedAnswer)):
         raise error  # one that a retry may cure goes first
     if final and fetching.too_big:
