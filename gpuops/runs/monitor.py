@@ -60,18 +60,11 @@ HURRIED_STOP_TIMEOUT_S = 30.0
 
 
 class LiveFetch:
-    """Downloads a run's files in a thread, at most every `interval_s` seconds and never twice at once."""
+    """Downloads a run's files in a thread, at most every `LIVE_FETCH_INTERVAL_S` and never twice at once."""
 
-    def __init__(
-        self,
-        session: ClusterSession,
-        row: RunRow,
-        clock: Clock,
-        interval_s: float = LIVE_FETCH_INTERVAL_S,
-    ) -> None:
+    def __init__(self, session: ClusterSession, row: RunRow, clock: Clock) -> None:
         self._session = session
         self._row = row
-        self._interval_s = interval_s
         self._clock = clock
         self._last_fetch_start = clock.monotonic()
         self._thread: threading.Thread | None = None
@@ -79,7 +72,8 @@ class LiveFetch:
     def poll(self) -> None:
         """Start a fetch where one is due and none is running; returns at once."""
         now = self._clock.monotonic()
-        if now - self._last_fetch_start < self._interval_s or (self._thread is not None and self._thread.is_alive()):
+        is_running = self._thread is not None and self._thread.is_alive()
+        if is_running or now - self._last_fetch_start < LIVE_FETCH_INTERVAL_S:
             return
         self._last_fetch_start = now
         self._thread = threading.Thread(target=self._fetch, daemon=True, name=f"fetch {self._row.name}")

@@ -100,7 +100,7 @@ def find_deaths(kind: str, report: NodeReport, several: bool) -> list[Death]:
     return deaths
 
 
-def find_culprit(deaths: Iterable[Death], first_node: int | None = None) -> Death | None:
+def find_culprit(deaths: Iterable[Death], first_node: int | None) -> Death | None:
     """The death that explains the others: the first by time that has a cause of its own.
 
     One that comes more than `CULPRIT_WINDOW_S` after the first death did not cause it. Of several within that time one

@@ -242,7 +242,7 @@ def _weigh_reports(
 
 
 def find_moved_clocks(before: Mapping[int, float], after: Mapping[int, float]) -> set[int]:
-    """The nodes whose clock was set anew during the run: nothing can be said of the order of what happened there. Where
+    """The nodes whose clock was set during the run: nothing can be said of the order of what happened there. Where
     the skews of several have changed alike it was this computer's."""
     changes = {index: after[index] - before[index] for index in after if index in before}
     if len(changes) > 1 and max(changes.values()) - min(changes.values()) <= CLOCK_MOVED_S:
