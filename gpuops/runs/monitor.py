@@ -13,6 +13,7 @@ import threading
 from collections.abc import Callable, Iterator
 from contextlib import ExitStack
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 from gpuops.core.context import Context
 from gpuops.core.errors import Interrupted
@@ -27,12 +28,15 @@ from gpuops.runs import taken_over
 from gpuops.runs.follow import Follower, make_follower
 from gpuops.runs.graceful_stop import show_stopping, stop_followed
 from gpuops.runs.launch_spec import line_to_start_once, request_of
-from gpuops.runs.logs.home_tail import Filter, HomeTail
+from gpuops.runs.logs.home_tail import EVENTS_FILE, Filter, HomeTail
 from gpuops.runs.logs.lines import STREAM
 from gpuops.runs.results.collect import fetch_now
 from gpuops.runs.results.url_renewal import UrlRenewal
 from gpuops.runs.taken_over import TakenOver
 from gpuops.sync.run_folder import RunHome
+
+if TYPE_CHECKING:
+    from gpuops.transport.schemas import JournalEvent
 
 LIVE_FETCH_INTERVAL_S = 10.0
 """Time between two downloads of the files of a live run."""
@@ -44,7 +48,6 @@ BOARD_POLL_INTERVAL_S = 5.0
 """Time between two searches of the results for TensorBoard's files."""
 TENSORBOARD_FILES = "events.out.tfevents*"
 """What TensorBoard calls its files."""
-NODE_EVENTS = "events.jsonl"
 NOTICE_EFFECTS = {
     "reclaim": "the run stops, with a snapshot where its script makes one",
     "rebalance": "the run goes on; a snapshot was asked for",
@@ -124,16 +127,19 @@ class Remarks:
 
     def handle_log_bytes(self, node: int, stream: str, _offset: int, data: bytes) -> None:
         """Take bytes of a stream from the Follower (a `log_mirror.OnBytes`)."""
-        if stream == NODE_EVENTS:
+        if stream == EVENTS_FILE:
+            from gpuops.transport import validation
+
             *lines, self._partial_lines[node] = (self._partial_lines.get(node, b"") + data).split(b"\n")
-            self._joining |= {"unjoined", "joined"} & set(map(event_kind, lines))
-            self._notices += filter(None, map(self._describe_new_notice, lines))
+            events = [event for event in map(validation.parse_event, lines) if event]
+            self._joining |= {"unjoined", "joined"} & {event.event for event in events}
+            self._notices += filter(None, map(self._describe_new_notice, events))
         if STREAM.fullmatch(stream):
             with self._lock:
                 self._last_output_at = self._clock.monotonic()
 
-    def _describe_new_notice(self, line: bytes) -> str:
-        say, at = describe_notice(line)
+    def _describe_new_notice(self, event: JournalEvent) -> str:
+        say, at = describe_notice(event)
         with self._lock:
             if at is not None and any(abs(at - before) < SAME_END_WINDOW_S for before in self._announced_ends):
                 return ""
@@ -174,14 +180,6 @@ class Remarks:
             self._say(self._notices.pop(0))
 
 
-def event_kind(line: bytes) -> str:
-    """What a line of a node's events tells of; empty for one that was cut off."""
-    from gpuops.transport import validation
-
-    event = validation.parse_event(line)
-    return event.event if event else ""
-
-
 def describe_unjoined(request: RunRequest) -> str:
     """What is said where no rank joins the others; empty for our own programs, which do."""
     if request.kind != "torchrun" or request.workload:
@@ -195,17 +193,14 @@ def describe_unjoined(request: RunRequest) -> str:
     )
 
 
-def describe_notice(line: bytes) -> tuple[str, float | None]:
-    """The sentence for an event line that announces a preemption or the node's end; empty for any other line.
+def describe_notice(event: JournalEvent) -> tuple[str, float | None]:
+    """The sentence for an event that announces a preemption or the node's end; empty for any other.
 
     For an end also its time (UTC seconds): every node announces it, and the times show that it is the same one.
     """
-    from gpuops.transport import validation
-
-    event = validation.parse_event(line)
-    reason = event.reason if event else None
-    if not event or not reason:
-        return "", None  # cut off, or not an event of ours
+    reason = event.reason
+    if reason is None:
+        return "", None
     if event.event == "notice" and reason.kind in NOTICE_EFFECTS:
         return f"{reason.say}; {NOTICE_EFFECTS[reason.kind]}", None
     if event.event == "snapshot" and reason.kind == "lease" and reason.origin is None:
