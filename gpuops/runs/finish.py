@@ -35,8 +35,7 @@ from gpuops.runs.outcome.run_outcome import (
 from gpuops.runs.outcome.verdict import read_progress
 from gpuops.runs.results.collect import EarlierReports, Source, fetch_bucket
 from gpuops.sync import archive, bucket, sinks
-from gpuops.sync.merged_outputs import OutFolder, inherit
-from gpuops.sync.restore_snapshots import list_outputs
+from gpuops.sync.merged_outputs import OutFolder, inherit, list_outputs
 from gpuops.sync.run_folder import RunHome
 from gpuops.sync.run_record import RunRecord
 

@@ -27,7 +27,7 @@ from gpuops.runs import receipt
 from gpuops.runs.finish import RunOutcome
 from gpuops.runs.launch_spec import request_of
 from gpuops.runs.outcome.failure_cause import final_words
-from gpuops.sync.restore_snapshots import list_outputs
+from gpuops.sync.merged_outputs import list_outputs
 from gpuops.sync.run_folder import RunHome
 
 if TYPE_CHECKING:

@@ -315,6 +315,11 @@ def read_stamp(folder: SafeFolder, path: str) -> Stamp | None:
     return (status.st_size, status.st_mtime_ns) if stat.S_ISREG(status.st_mode) else NO_PLAIN_FILE
 
 
+def list_outputs(home: RunHome) -> list[str]:
+    """Places in `out/` of everything that a run has made, sorted."""
+    return sorted(OutFolder(home).memory().written)
+
+
 def inherit(home: RunHome, handed: Mapping[int, Mapping[str, int]]) -> None:
     """Count files that one node handed to another as the first node's, once they are home.
 
