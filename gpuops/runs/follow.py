@@ -195,13 +195,14 @@ class Follower:
             return report
         now = self._clock.monotonic()
         unreachable_s = now - since
-        others_ended = len(self.reports) == self.node_count - 1 and self.node_count > 1
+        is_last = len(self.reports) == self.node_count - 1 > 0 and isinstance(error, NodeError)
         if unreachable_s > 2 * RECONNECT_INTERVAL_S and self._machine_has_ended(index):
             return self._terminated_machine_report(index, f"node{index} ended without a word")
         timeout_s = BLAMED_NODE_TIMEOUT_S if self._is_blamed_by_peers(index) else LAST_NODE_TIMEOUT_S
         last_node_wait_s = now - max(since, self._last_report_at)
-        if unreachable_s > UNREACHABLE_TIMEOUT_S or (others_ended and last_node_wait_s > timeout_s):
-            say = f"node{index} could not be reached for {span(unreachable_s)}: {error.message}"
+        if unreachable_s > UNREACHABLE_TIMEOUT_S or (is_last and last_node_wait_s > timeout_s):
+            done = "reached" if isinstance(error, NodeError) else "followed"
+            say = f"node{index} could not be {done} for {span(unreachable_s)}: {error.message}"
             return lost_report(index, say, ReasonKind.UNREACHABLE)
         return None
 
