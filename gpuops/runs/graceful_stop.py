@@ -8,7 +8,7 @@ from contextlib import contextmanager, suppress
 from typing import Any, Literal
 
 from gpuops.core.context import Context
-from gpuops.core.errors import ConnectionLost, GpuopsError, NodeError
+from gpuops.core.errors import ConnectionLost, GpuopsError, NoAnswer, NodeError
 from gpuops.core.format import span
 from gpuops.core.parallel import on_each
 from gpuops.core.polling import Poller
@@ -52,6 +52,8 @@ def stop_nodes(
         with suppress(GpuopsError):  # one node's failure must not keep the others running
             try:
                 client.call("stop", **request)
+            except NoAnswer:
+                pass  # its connection stands: another would hang for as long again
             except ConnectionLost:
                 if not isinstance(client, UnreachableAgent):
                     session.reconnect(index).call("stop", **request)
@@ -70,7 +72,7 @@ def stop_followed(follower: Follower, how: Literal["graceful", "now"], why: str)
             except ConnectionLost:
                 follower.wait(RECONNECT_INTERVAL_S)
                 continue
-            except GpuopsError:
+            except Exception:
                 pass  # it has ended, or its report will say what is wrong with it
             return
 

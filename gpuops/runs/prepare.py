@@ -50,11 +50,14 @@ QUEUE_POLL_INTERVAL_S = 2.0
 
 @dataclass(frozen=True)
 class Sending:
-    """How the project travels."""
+    """What was asked for beside the run itself: what is sent, over what, and when."""
 
     overwrite: bool = False
+    """Files that were edited on a node are replaced by this computer's."""
     send_anyway: Sequence[str] = ()
+    """Paths and globs that are sent although they hold keys."""
     queue: bool = False
+    """The run waits until earlier ones on its cluster have ended."""
     fresh: bool = False
     """What earlier runs made is taken off the nodes first."""
 
