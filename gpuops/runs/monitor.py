@@ -30,6 +30,7 @@ from gpuops.runs.graceful_stop import show_stopping, stop_followed
 from gpuops.runs.launch_spec import line_to_start_once, request_of
 from gpuops.runs.logs.home_tail import EVENTS_FILE, Filter, HomeTail
 from gpuops.runs.logs.lines import STREAM
+from gpuops.runs.outcome.node_report import ReasonKind
 from gpuops.runs.results.collect import fetch_now
 from gpuops.runs.results.url_renewal import UrlRenewal
 from gpuops.runs.taken_over import TakenOver
@@ -49,7 +50,7 @@ BOARD_POLL_INTERVAL_S = 5.0
 TENSORBOARD_FILES = "events.out.tfevents*"
 """What TensorBoard calls its files."""
 NOTICE_EFFECTS = {
-    "reclaim": "the run stops, with a snapshot where its script makes one",
+    ReasonKind.PREEMPTED: "the run stops, with a snapshot where its script makes one",
     "rebalance": "the run goes on; a snapshot was asked for",
 }
 """What a provider's notice does to the run, by the notice's kind."""
@@ -203,7 +204,7 @@ def describe_notice(event: JournalEvent) -> tuple[str, float | None]:
         return "", None
     if event.event == "notice" and reason.kind in NOTICE_EFFECTS:
         return f"{reason.say}; {NOTICE_EFFECTS[reason.kind]}", None
-    if event.event == "snapshot" and reason.kind == "lease" and reason.origin is None:
+    if event.event == "snapshot" and reason.kind == ReasonKind.LEASE and reason.origin is None:
         return f"{reason.say}: a snapshot was asked for", event.at
     return "", None
 

@@ -27,6 +27,7 @@ from gpuops.runs import receipt
 from gpuops.runs.finish import RunOutcome
 from gpuops.runs.launch_spec import request_of
 from gpuops.runs.outcome.failure_cause import final_words
+from gpuops.runs.outcome.node_report import ReasonKind
 from gpuops.sync.merged_outputs import list_outputs
 from gpuops.sync.run_folder import RunHome
 
@@ -175,7 +176,10 @@ def find_preemption(row: RunRow, cluster: ClusterRow, end: RunOutcome) -> Preemp
         return None
     resumable = bool(list_outputs(end.home))
     noticed = first_event_time(
-        row, lambda event: event.event == "notice" and event.reason is not None and event.reason.kind == "reclaim"
+        row,
+        lambda event: (
+            event.event == "notice" and event.reason is not None and event.reason.kind == ReasonKind.PREEMPTED
+        ),
     )
     return Preemption(
         run=row.name,
