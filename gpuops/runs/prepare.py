@@ -1,7 +1,7 @@
 """From a cluster that answers to a run that is ready for launch: push, choose a Python, agree on addresses and ports.
 
-`prepare` notes the run in the ledger first, waits for its turn on the cluster, and brings everything to the nodes;
-`runs.launch` starts it.
+`prepare` notes the run in the ledger first, waits for its turn on the cluster, finishes earlier runs that were left
+there, and brings everything to the nodes; `runs.launch` starts it.
 """
 
 from __future__ import annotations
