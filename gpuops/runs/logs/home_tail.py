@@ -147,13 +147,13 @@ class HomeTail:
         self,
         home: RunHome,
         merger: LineMerger,
-        veil: TracebackFilter | None = None,
+        tracebacks: TracebackFilter | None = None,
         times: LogTimes | None = None,
         since: float | None = None,
     ) -> None:
         self._logs = home.path / "logs"
         self._merger = merger
-        self._veil = veil
+        self._tracebacks = tracebacks
         self._times = times
         self._since = since
         self._read: dict[Path, int] = {}
@@ -163,26 +163,26 @@ class HomeTail:
         if self._times is not None:
             times, self._times = self._times, None
             yield from self._in_order(times)
-        if self._veil and not self._veil.failed:
+        if self._tracebacks and not self._tracebacks.failed:
             note = FAILURE_NOTES[self._merger.kind]
-            self._veil.failed = any(note in chunk for path in self._events() for chunk in self._chunks(path))
+            self._tracebacks.failed = any(note in chunk for path in self._events() for chunk in self._chunks(path))
         for node, path in self._streams():
             chunks = self._chunks(path, until=until)
             lines = (line for data in chunks for line in self._merger.feed(node, path.name, data))
-            if self._veil and ERROR_STREAMS[self._merger.kind].fullmatch(path.name):
-                yield from self._veil.over(path, lines)
+            if self._tracebacks and ERROR_STREAMS[self._merger.kind].fullmatch(path.name):
+                yield from self._tracebacks.pass_on(path, lines)
             else:
                 yield from lines
         yield from self._merger.idle()
-        if self._veil:
-            yield from self._veil.due()
+        if self._tracebacks:
+            yield from self._tracebacks.due()
 
     def rest(self) -> Iterator[str]:
         """The lines that are left when the run is over, unfinished ones included."""
         yield from self.new()
         yield from self._merger.flush()
-        if self._veil:
-            yield from self._veil.lifted()
+        if self._tracebacks:
+            yield from self._tracebacks.rest()
 
     def skip(self, limit: int) -> int:
         """Pass over what is too much to be shown: about `limit` bytes are left, the last ones of each stream.
@@ -253,7 +253,7 @@ class TracebackFilter:
         self._suspects: set[Path] = set()
         self._held: deque[tuple[float, str]] = deque()
 
-    def over(self, path: Path, lines: Iterator[str]) -> Iterator[str]:
+    def pass_on(self, path: Path, lines: Iterator[str]) -> Iterator[str]:
         """The lines of one of `ERROR_STREAMS` that may be shown now."""
         for line in lines:
             if path in self._suspects or self.TRACEBACK in line:
@@ -269,7 +269,7 @@ class TracebackFilter:
         while self._held and self._held[0][0] <= self._clock.monotonic():
             yield self._held.popleft()[1]
 
-    def lifted(self) -> Iterator[str]:
+    def rest(self) -> Iterator[str]:
         """All held lines of a run that did not fail."""
         while self._held and not self.failed:
             yield self._held.popleft()[1]
