@@ -21,9 +21,9 @@ from gpuops.runs.outcome.node_report import NodeReport, parse_report
 from gpuops.runs.results.collect import Agents, fetch_bucket, fetch_now
 from gpuops.sync import archive
 from gpuops.sync.log_mirror import mirror
+from gpuops.sync.merged_outputs import list_outputs
 from gpuops.sync.pull_edits import PulledEdit, pull_edits
 from gpuops.sync.push_record import PushRecord
-from gpuops.sync.restore_snapshots import list_outputs
 from gpuops.sync.run_folder import RunHome
 
 

@@ -11,6 +11,7 @@ import shlex
 import sys
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
+from itertools import takewhile
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -275,7 +276,7 @@ def run_setup(
                 )
             raise RunFailed(
                 f"the set-up command `{command}` failed on node{node.facts.index} with exit code "
-                f"{end.code}: {last[-1] if last else 'it said nothing'}",
+                f"{end.code}: {_explain_failure(last)}",
                 "correct the command, or look at the node: "
                 + ("with --keep it stays" if session.row.ephemeral else f"gpuops ssh {session.row.name}")
                 + f"{f' --node {node.facts.index}' if node.facts.index and not session.row.ephemeral else ''}",
@@ -290,6 +291,15 @@ def run_setup(
             set_up(*by_index[index])
 
     on_each(set_up_in_turn, group_by_machine(session, by_index))
+
+
+def _explain_failure(lines: Sequence[str]) -> str:
+    """The last line of a set-up that failed; where that is pip's of versions that conflict, which, named further up."""
+    *above, last = lines or ["it said nothing"]
+    if "ResolutionImpossible" in last and "The conflict is caused by:" in above:
+        named = takewhile(str.strip, above[above.index("The conflict is caused by:") + 1 :])
+        return f"these versions conflict: {'; '.join(map(str.strip, named))}"
+    return last
 
 
 def setup_key(command: str, python: str, folder: Path) -> str:

@@ -29,20 +29,18 @@ from gpuops.runs.outcome.run_outcome import (
     Judgement,
     Results,
     Retryable,
-    bucket_place,
     judge_run,
     may_defer,
 )
 from gpuops.runs.outcome.verdict import read_progress
 from gpuops.runs.results.collect import EarlierReports, Source, fetch_bucket
 from gpuops.sync import archive, bucket, sinks
-from gpuops.sync.merged_outputs import OutFolder, inherit
-from gpuops.sync.restore_snapshots import list_outputs
+from gpuops.sync.merged_outputs import OutFolder, inherit, list_outputs
 from gpuops.sync.run_folder import RunHome
 from gpuops.sync.run_record import RunRecord
 
 OF_LEDGER = ("uploads", "told", "folder_id")
-"""Facts of a run that only the ledger keeps: `run.json` has them not."""
+"""Facts of a run that are not copied from the ledger to `run.json`."""
 
 
 @dataclass(frozen=True)
@@ -166,7 +164,7 @@ def _require_bucket(ctx: Context, row: RunRow, evidence: Evidence) -> None:
         raise fetched.errors[0]
     if len(judgement.absent) == len(judgement.nodes):
         raise NodeError(
-            f"nothing that {row.name} left is in {bucket_place(row)}",
+            f"nothing that {row.name} left is in {row.facts.bucket_place}",
             "its nodes ended before they had sent it: see its logs",
         )
 
@@ -213,7 +211,7 @@ def was_folder_replaced(row: RunRow) -> bool:
 def _write_record(ctx: Context, row: RunRow, evidence: Evidence, judgement: Judgement, policy: Policy) -> RunRecord:
     """Write `run.json`. Returns what is in it."""
     request, home = request_of(row), RunHome(row.home)
-    states, place = judgement.sink_states, bucket_place(row)
+    states, place = judgement.sink_states, row.facts.bucket_place
     earlier = home.read_record() if evidence.is_late else None
     record = dataclasses.replace(
         earlier or _make_record(ctx, row, _cluster_of(ctx, row, policy), evidence.ended_at),

@@ -30,10 +30,8 @@ from gpuops.ledger.store import ClusterRow, RunRow
 from gpuops.nodes.session import ClusterSession, node_has_ended, readmit_this_computer
 from gpuops.runs.launch_spec import request_of
 from gpuops.runs.outcome.node_report import NodeReport, ReasonKind, lost_report, parse_report
-from gpuops.sync.log_mirror import STREAM_SILENCE_S, mirror
+from gpuops.sync.log_mirror import STREAM_SILENCE_S, OnBytes, mirror
 from gpuops.sync.run_folder import RunHome
-
-OnBytes = Callable[[int, str, int, bytes], None]
 
 UNREACHABLE_TIMEOUT_S = 3600.0
 """How long to reconnect to an unreachable node while other nodes are still running."""
@@ -84,7 +82,7 @@ class Follower:
         self.run = run
         self.home = home
         self.reports: dict[int, NodeReport] = {}
-        self._node_count = node_count
+        self.node_count = node_count
         self._on_bytes = on_bytes
         self._say = say
         self._clock = clock
@@ -117,6 +115,10 @@ class Follower:
         """Stop following; the run goes on. The threads end with their connections."""
         self._quit.set()
 
+    def waits_for(self, index: int) -> bool:
+        """Whether a node's report is still to come."""
+        return not (self._quit.is_set() or index in self.reports)
+
     def wait(self, timeout: float) -> bool:
         """Whether every node has ended, after at most `timeout` seconds."""
         with self._changed:
@@ -134,7 +136,7 @@ class Follower:
     @property
     def has_ended(self) -> bool:
         """Whether every node has a report."""
-        return len(self.reports) == self._node_count
+        return len(self.reports) == self.node_count
 
     @property
     def is_cut_off(self) -> bool:
@@ -162,7 +164,7 @@ class Follower:
 
     def _follow_until_ended(self, index: int) -> None:
         """Mirror the node's logs, and reconnect after each error, until a report is stored or `quit` is called."""
-        while not (self._quit.is_set() or index in self.reports):
+        while self.waits_for(index):
             attempt_start = self._clock.monotonic()
             try:
                 result = mirror(self.session.clients[index], self.run, index, self.home, True, self._receive_log_bytes)
@@ -193,13 +195,14 @@ class Follower:
             return report
         now = self._clock.monotonic()
         unreachable_s = now - since
-        others_ended = len(self.reports) == self._node_count - 1 and self._node_count > 1
+        is_last = len(self.reports) == self.node_count - 1 > 0 and isinstance(error, NodeError)
         if unreachable_s > 2 * RECONNECT_INTERVAL_S and self._machine_has_ended(index):
             return self._terminated_machine_report(index, f"node{index} ended without a word")
         timeout_s = BLAMED_NODE_TIMEOUT_S if self._is_blamed_by_peers(index) else LAST_NODE_TIMEOUT_S
         last_node_wait_s = now - max(since, self._last_report_at)
-        if unreachable_s > UNREACHABLE_TIMEOUT_S or (others_ended and last_node_wait_s > timeout_s):
-            say = f"node{index} could not be reached for {span(unreachable_s)}: {error.message}"
+        if unreachable_s > UNREACHABLE_TIMEOUT_S or (is_last and last_node_wait_s > timeout_s):
+            done = "reached" if isinstance(error, NodeError) else "followed"
+            say = f"node{index} could not be {done} for {span(unreachable_s)}: {error.message}"
             return lost_report(index, say, ReasonKind.UNREACHABLE)
         return None
 

@@ -7,15 +7,16 @@ from __future__ import annotations
 
 import dataclasses
 import secrets
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 from gpuops.core.context import Context
-from gpuops.core.errors import ConnectionLost, GpuopsError, NodeRefused, RefusalKind
+from gpuops.core.errors import NodeRefused, RefusalKind
 from gpuops.core.parallel import on_each
 from gpuops.core.run_models import RunRequest
 from gpuops.core.sink import BucketSink
 from gpuops.ledger.rows import RunState
 from gpuops.nodes.session import ClusterSession
+from gpuops.runs.graceful_stop import stop_nodes
 from gpuops.runs.launch_spec import Place, node_specs
 from gpuops.runs.prepare import Prepared
 from gpuops.sync import bucket
@@ -71,8 +72,7 @@ def _start_nodes(ctx: Context, session: ClusterSession, prepared: Prepared) -> N
             asked = len(specs)
             on_each(start, range(1, len(specs)))
     except BaseException:
-        for index in range(asked):
-            _cancel_start(session, index, prepared.row.name)
+        stop_nodes(session, prepared.row.name, "now", "the run could not be started on every node", nodes=asked)
         ctx.ledger.set_run(prepared.row.id, state=RunState.STARTING, started=None)
         bucket.abort_uploads(ctx, ctx.ledger.run(prepared.row.id))
         raise
@@ -110,17 +110,3 @@ def _choose_endpoints(session: ClusterSession, prepared: Prepared) -> tuple[Plac
         return address, free.port
 
     return fresh_endpoint(), fresh_endpoint() if several else None
-
-
-def _cancel_start(session: ClusterSession, index: int, run: str) -> None:
-    """Stop what one node may have started of a run that does not start everywhere."""
-    why: dict[str, Any] = {"run": run, "how": "now", "why": "the run could not be started on every node"}
-    try:
-        session.clients[index].call("stop", **why)
-    except ConnectionLost:
-        try:
-            session.reconnect(index).call("stop", **why)
-        except GpuopsError:
-            pass  # out of reach: the gang link, or the lease, ends it there
-    except GpuopsError:
-        pass  # it knows of no such run

@@ -13,7 +13,7 @@ import threading
 from collections.abc import Callable, Iterator
 from contextlib import ExitStack
 from pathlib import Path
-from typing import Literal
+from typing import TYPE_CHECKING
 
 from gpuops.core.context import Context
 from gpuops.core.errors import Interrupted
@@ -26,14 +26,18 @@ from gpuops.ledger.store import RunRow
 from gpuops.nodes.session import ClusterSession
 from gpuops.runs import taken_over
 from gpuops.runs.follow import Follower, make_follower
-from gpuops.runs.graceful_stop import show_stopping, stop_nodes
+from gpuops.runs.graceful_stop import show_stopping, stop_followed
 from gpuops.runs.launch_spec import line_to_start_once, request_of
-from gpuops.runs.logs.home_tail import Filter, HomeTail
+from gpuops.runs.logs.home_tail import EVENTS_FILE, Filter, HomeTail
 from gpuops.runs.logs.lines import STREAM
+from gpuops.runs.outcome.node_report import ReasonKind
 from gpuops.runs.results.collect import fetch_now
 from gpuops.runs.results.url_renewal import UrlRenewal
 from gpuops.runs.taken_over import TakenOver
 from gpuops.sync.run_folder import RunHome
+
+if TYPE_CHECKING:
+    from gpuops.transport.schemas import JournalEvent
 
 LIVE_FETCH_INTERVAL_S = 10.0
 """Time between two downloads of the files of a live run."""
@@ -45,9 +49,8 @@ BOARD_POLL_INTERVAL_S = 5.0
 """Time between two searches of the results for TensorBoard's files."""
 TENSORBOARD_FILES = "events.out.tfevents*"
 """What TensorBoard calls its files."""
-NODE_EVENTS = "events.jsonl"
 NOTICE_EFFECTS = {
-    "reclaim": "the run stops, with a snapshot where its script makes one",
+    ReasonKind.PREEMPTED: "the run stops, with a snapshot where its script makes one",
     "rebalance": "the run goes on; a snapshot was asked for",
 }
 """What a provider's notice does to the run, by the notice's kind."""
@@ -61,18 +64,11 @@ HURRIED_STOP_TIMEOUT_S = 30.0
 
 
 class LiveFetch:
-    """Downloads a run's files in a thread, at most every `interval_s` seconds and never twice at once."""
+    """Downloads a run's files in a thread, at most every `LIVE_FETCH_INTERVAL_S` and never twice at once."""
 
-    def __init__(
-        self,
-        session: ClusterSession,
-        row: RunRow,
-        clock: Clock,
-        interval_s: float = LIVE_FETCH_INTERVAL_S,
-    ) -> None:
+    def __init__(self, session: ClusterSession, row: RunRow, clock: Clock) -> None:
         self._session = session
         self._row = row
-        self._interval_s = interval_s
         self._clock = clock
         self._last_fetch_start = clock.monotonic()
         self._thread: threading.Thread | None = None
@@ -80,7 +76,8 @@ class LiveFetch:
     def poll(self) -> None:
         """Start a fetch where one is due and none is running; returns at once."""
         now = self._clock.monotonic()
-        if now - self._last_fetch_start < self._interval_s or (self._thread is not None and self._thread.is_alive()):
+        is_running = self._thread is not None and self._thread.is_alive()
+        if is_running or now - self._last_fetch_start < LIVE_FETCH_INTERVAL_S:
             return
         self._last_fetch_start = now
         self._thread = threading.Thread(target=self._fetch, daemon=True, name=f"fetch {self._row.name}")
@@ -130,17 +127,20 @@ class Remarks:
         """When the nodes asked for a snapshot before their end (UTC seconds)."""
 
     def handle_log_bytes(self, node: int, stream: str, _offset: int, data: bytes) -> None:
-        """Take bytes of a stream from the Follower (a `follow.OnBytes`)."""
-        if stream == NODE_EVENTS:
+        """Take bytes of a stream from the Follower (a `log_mirror.OnBytes`)."""
+        if stream == EVENTS_FILE:
+            from gpuops.transport import validation
+
             *lines, self._partial_lines[node] = (self._partial_lines.get(node, b"") + data).split(b"\n")
-            self._joining |= {"unjoined", "joined"} & set(map(event_kind, lines))
-            self._notices += filter(None, map(self._describe_new_notice, lines))
+            events = [event for event in map(validation.parse_event, lines) if event]
+            self._joining |= {"unjoined", "joined"} & {event.event for event in events}
+            self._notices += filter(None, map(self._describe_new_notice, events))
         if STREAM.fullmatch(stream):
             with self._lock:
                 self._last_output_at = self._clock.monotonic()
 
-    def _describe_new_notice(self, line: bytes) -> str:
-        say, at = describe_notice(line)
+    def _describe_new_notice(self, event: JournalEvent) -> str:
+        say, at = describe_notice(event)
         with self._lock:
             if at is not None and any(abs(at - before) < SAME_END_WINDOW_S for before in self._announced_ends):
                 return ""
@@ -181,14 +181,6 @@ class Remarks:
             self._say(self._notices.pop(0))
 
 
-def event_kind(line: bytes) -> str:
-    """What a line of a node's events tells of; empty for one that was cut off."""
-    from gpuops.transport import validation
-
-    event = validation.parse_event(line)
-    return event.event if event else ""
-
-
 def describe_unjoined(request: RunRequest) -> str:
     """What is said where no rank joins the others; empty for our own programs, which do."""
     if request.kind != "torchrun" or request.workload:
@@ -202,20 +194,17 @@ def describe_unjoined(request: RunRequest) -> str:
     )
 
 
-def describe_notice(line: bytes) -> tuple[str, float | None]:
-    """The sentence for an event line that announces a preemption or the node's end; empty for any other line.
+def describe_notice(event: JournalEvent) -> tuple[str, float | None]:
+    """The sentence for an event that announces a preemption or the node's end; empty for any other.
 
     For an end also its time (UTC seconds): every node announces it, and the times show that it is the same one.
     """
-    from gpuops.transport import validation
-
-    event = validation.parse_event(line)
-    reason = event.reason if event else None
-    if not event or not reason:
-        return "", None  # cut off, or not an event of ours
+    reason = event.reason
+    if reason is None:
+        return "", None
     if event.event == "notice" and reason.kind in NOTICE_EFFECTS:
         return f"{reason.say}; {NOTICE_EFFECTS[reason.kind]}", None
-    if event.event == "snapshot" and reason.kind == "lease" and reason.origin is None:
+    if event.event == "snapshot" and reason.kind == ReasonKind.LEASE and reason.origin is None:
         return f"{reason.say}: a snapshot was asked for", event.at
     return "", None
 
@@ -266,7 +255,7 @@ def show_run(ctx: Context, session: ClusterSession, row: RunRow, tail: HomeTail)
         raise
     except Interrupted:
         with show_stopping(ctx.progress, row):
-            _stop_run(ctx, session, row, follower, lambda: show(tail.new(until=has_ended)))
+            _stop_run(ctx, follower, lambda: show(tail.new(until=has_ended)))
     if count := tail.skip(REST_MAX_BYTES):
         is_, them = ("is", "it") if count == 1 else ("are", "them")
         ctx.out.say(f"note: {plural(count, 'line')} {is_} not shown: `gpuops logs {row.name}` has {them}")
@@ -275,10 +264,10 @@ def show_run(ctx: Context, session: ClusterSession, row: RunRow, tail: HomeTail)
     return follower
 
 
-def _stop_run(ctx: Context, session: ClusterSession, row: RunRow, follower: Follower, show: Callable[[], None]) -> None:
+def _stop_run(ctx: Context, follower: Follower, show: Callable[[], None]) -> None:
     """Stop a run and wait until every node has ended it; after a second signal, only `HURRIED_STOP_TIMEOUT_S` for nodes
     that are unreachable."""
-    _stop_in_background(session, row, "graceful", "interrupted")
+    stop_followed(follower, "graceful", "interrupted")
     deadline = math.inf
     for attempt in Poller.every(ctx.clock, POLL_INTERVAL_S, wait=follower.wait):
         if follower.has_ended:
@@ -286,16 +275,9 @@ def _stop_run(ctx: Context, session: ClusterSession, row: RunRow, follower: Foll
         show()
         if ctx.signals.hurry and deadline == math.inf:
             deadline = attempt.started + HURRIED_STOP_TIMEOUT_S
-            _stop_in_background(session, row, "now", "interrupted twice")
+            stop_followed(follower, "now", "interrupted twice")
         if attempt.started > deadline:
             follower.abandon()
-
-
-def _stop_in_background(session: ClusterSession, row: RunRow, how: Literal["graceful", "now"], why: str) -> None:
-    """Stop without waiting for the answers: a node that gives none must not delay a second signal."""
-    threading.Thread(
-        target=stop_nodes, args=(session, row.name, how, why), daemon=True, name=f"stop {row.name}"
-    ).start()
 
 
 def show_waiting(ctx: Context, row: RunRow, line_filter: Filter | None = None) -> ExitStack:

@@ -1,7 +1,7 @@
 """From a cluster that answers to a run that is ready for launch: push, choose a Python, agree on addresses and ports.
 
-`prepare` notes the run in the ledger first, waits for its turn on the cluster, and brings everything to the nodes;
-`runs.launch` starts it.
+`prepare` notes the run in the ledger first, waits for its turn on the cluster, finishes earlier runs that were left
+there, and brings everything to the nodes; `runs.launch` starts it.
 """
 
 from __future__ import annotations
@@ -16,7 +16,7 @@ from typing import TYPE_CHECKING
 from gpuops import __version__
 from gpuops.clusters.virtual_nodes import add_virtual_nodes
 from gpuops.core.context import Context
-from gpuops.core.errors import BUG, ConnectionLost, GpuopsError, Interrupted, UsageError
+from gpuops.core.errors import BUG, ConnectionLost, GpuopsError, Interrupted, NodeError, UsageError
 from gpuops.core.format import first_few, plural
 from gpuops.core.names import did_you_mean
 from gpuops.core.polling import Poller
@@ -31,8 +31,10 @@ from gpuops.nodes.python import prepare_pythons, run_setup, run_versions, setup_
 from gpuops.nodes.session import ClusterSession, explain_connection_loss, readmit_this_computer
 from gpuops.offers.billing_account import refuse_tracked
 from gpuops.runs import earlier_files
-from gpuops.runs.follow import SLOW_RECONNECT_INTERVAL_S, UNREACHABLE_TIMEOUT_S
+from gpuops.runs.finish import Policy, finish
+from gpuops.runs.follow import SLOW_RECONNECT_INTERVAL_S, UNREACHABLE_TIMEOUT_S, make_follower
 from gpuops.runs.launch_spec import request_of
+from gpuops.runs.results.collect import Agents
 from gpuops.runs.script_check import check_script
 from gpuops.runs.start_decision import may_go_on
 from gpuops.sync import upload, workloads_and_data
@@ -45,17 +47,22 @@ from gpuops.transport.rpc import UnreachableAgent
 if TYPE_CHECKING:
     from gpuops.transport.schemas import NodeHello
 
+REPORTS_TIMEOUT_S = 60.0
+"""How long the nodes may take to say how an earlier run ended."""
 QUEUE_POLL_INTERVAL_S = 2.0
 """How often a run that waits for its turn asks the ledger and the nodes whether an earlier run has ended."""
 
 
 @dataclass(frozen=True)
 class Sending:
-    """How the project travels."""
+    """What was asked for beside the run itself: what is sent, over what, and when."""
 
     overwrite: bool = False
+    """Files that were edited on a node are replaced by this computer's."""
     send_anyway: Sequence[str] = ()
+    """Paths and globs that are sent although they hold keys."""
     queue: bool = False
+    """The run waits until earlier ones on its cluster have ended."""
     fresh: bool = False
     """What earlier runs made is taken off the nodes first."""
 
@@ -150,6 +157,7 @@ def prepare(
     try:
         ctx.ensure_guard(session.row)
         row = wait_for_turn(ctx, session, sending, row)
+        finish_earlier_runs(ctx, session, row, progress)
         return _prepare_nodes(ctx, settings, session, request, sending, row, values, progress)
     except BaseException as error:
         record_not_started(ctx, row, error)
@@ -282,6 +290,31 @@ def wait_for_turn(ctx: Context, session: ClusterSession, sending: Sending, row: 
     return ctx.ledger.run(row.id)
 
 
+def finish_earlier_runs(ctx: Context, session: ClusterSession, row: RunRow, progress: Progress) -> None:
+    """Bring home what earlier runs left on the nodes and nobody fetched: the new run would overwrite it. What cannot
+    come is named, and keeps no run from its start."""
+    for run in ctx.ledger.runs(cluster=session.row.id):
+        is_left = run.id < row.id and run.state in (RunState.RUNNING, RunState.ENDED)
+        if not is_left or not ctx.ledger.take_run_ownership(run.id, ctx.me):
+            continue
+        follower = make_follower(ctx, session, run, lambda *_: None, ctx.out.say)
+        try:
+            with progress.during(f"bringing home what {run.name} left"):
+                follower.start()
+                if not follower.wait(REPORTS_TIMEOUT_S):
+                    raise NodeError(f"not every node says how {run.name} ended")
+                outcome = finish(ctx, run, Agents(session, dict(follower.reports)), Policy(progress))
+            ctx.out.say(f"{run.name}: {outcome.verdict.say}")
+            missing = outcome.missing
+        except GpuopsError as error:
+            missing = error.message
+        finally:
+            follower.quit()
+            ctx.ledger.set_run(run.id, owner_process=None)
+        if missing:
+            ctx.out.say(f"note: results of {run.name} are not all home, and this run may overwrite them: {missing}")
+
+
 def _check_worth_waiting(ctx: Context, session: ClusterSession, error: ConnectionLost, unreachable_s: float) -> None:
     """Raises ConnectionLost where a cluster has been unreachable for too long, or its machines have ended."""
     ctx.progress.waits(f"{session.row.name} does not answer; trying again")
@@ -305,7 +338,7 @@ def _find_earlier_run(ctx: Context, session: ClusterSession, row: RunRow | None)
     """A run that a new one, or that of `row`, has to wait for; empty when there is none."""
     for run in ctx.ledger.runs(cluster=session.row.id):
         before = row is None or run.id < row.id
-        if before and run.state in (RunState.STARTING, RunState.RUNNING) and run.has_live_owner():
+        if before and run.state is not RunState.HOME and run.has_live_owner():
             return run.name
     # What the nodes have just said of themselves will do for a first look, before there is a row.
     hellos = session.hellos if row is None else session.each(lambda index, _client: _ask_node(session, index))

@@ -27,7 +27,8 @@ from gpuops.runs import receipt
 from gpuops.runs.finish import RunOutcome
 from gpuops.runs.launch_spec import request_of
 from gpuops.runs.outcome.failure_cause import final_words
-from gpuops.sync.restore_snapshots import list_outputs
+from gpuops.runs.outcome.node_report import ReasonKind
+from gpuops.sync.merged_outputs import list_outputs
 from gpuops.sync.run_folder import RunHome
 
 if TYPE_CHECKING:
@@ -175,7 +176,10 @@ def find_preemption(row: RunRow, cluster: ClusterRow, end: RunOutcome) -> Preemp
         return None
     resumable = bool(list_outputs(end.home))
     noticed = first_event_time(
-        row, lambda event: event.event == "notice" and event.reason is not None and event.reason.kind == "reclaim"
+        row,
+        lambda event: (
+            event.event == "notice" and event.reason is not None and event.reason.kind == ReasonKind.PREEMPTED
+        ),
     )
     return Preemption(
         run=row.name,
@@ -350,8 +354,9 @@ def _failed_outcome(
         ctx.out.say(receipt.format_cost_without_run(spent))
         error.message = "; ".join([error.message, *before.last])
         raise error
-    hint = error.hint + (f"; go on from what is home: --resume {chain.resume}" if chain.resume else "")
+    go_on = f"go on from what is home: --resume {chain.resume}" if chain.resume else ""
+    hint = "; ".join(filter(None, (error.hint, go_on)))
     shown = {"say": error.message, "hint": hint}
     document = {**before.document, "retries": chain.documents, "error": shown, "exit_code": error.exit_code}
-    last = [*before.last, f"error: {error.message}\nhint: {hint.removeprefix('; ')}"]
+    last = [*before.last, f"error: {error.message}\nhint: {hint}"]
     return JobOutcome(error.exit_code, document, last)

@@ -16,6 +16,7 @@ from gpuops.core.files import read_small
 from gpuops.core.run_models import RunRequest
 from gpuops.runs.launch_spec import line_to_start_once
 from gpuops.sync import upload
+from gpuops.sync.project_files import RESULTS_FOLDER
 
 MAX_SCRIPT_BYTES = 1_000_000
 """A longer script is sent unread."""
@@ -75,6 +76,8 @@ def _refuse_unsent(script: str, tree: upload.Tree) -> None:
     held = [held for held in tree.held if held.path == real]
     if held:
         raise UsageError(f"{script} is not sent: {held[0].why}", f"send it: --send-anyway {shlex.quote(real)}")
+    if real.startswith(f"{RESULTS_FOLDER}/"):
+        raise UsageError(f"{script} is not sent: results lie in {RESULTS_FOLDER}/", "move it to another folder")
     raise UsageError(f"{script} is not sent, since git or .gpuopsignore ignores it", "take it out of the ignore file")
 
 

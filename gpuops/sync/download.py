@@ -58,11 +58,13 @@ Received = dict[tuple[int, str], Arrival]
 DEFAULT_OUTS = (
     "*.pt",
     "*.pth",
+    "*.pth.tar",  # PyTorch's ImageNet example, and what was made after it
     "*.ckpt",
     "*.safetensors",
     "*.distcp",
     ".metadata",  # written last by torch's distributed checkpoint: without it the shards cannot be read
     "**/checkpoints/**",
+    "**/checkpoint-*/**",  # Transformers' Trainer: its weights cannot be resumed without the JSON beside them
     "**/snapshots/**",
     "**/outputs/**",
     "**/results/**",
@@ -116,7 +118,7 @@ class FetchReport:
     bytes: int
     conflicts: Sequence[str]
     """A sentence for each file that lies under another name than its own, mostly because a person had changed the file
-    of that name."""
+    of that name; it has been said."""
 
 
 def fetch(
@@ -140,8 +142,12 @@ def fetch(
     fetching = _Fetch(clients, run, tree, patterns, home, progress)
     fetching.out.clear_dead()
     listing = fetching.fetch_round(live=not final)
-    if final:
-        _verify(fetching, listing)
+    try:
+        if final:
+            _verify(fetching, listing)
+    finally:
+        for conflict in fetching.conflicts:
+            progress.say(conflict)
     for error in sorted(fetching.errors.values(), key=lambda error: isinstance(error, MalformedAnswer)):
         raise error  # one that a retry may cure goes first
     if final and fetching.too_big:

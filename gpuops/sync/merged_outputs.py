@@ -51,7 +51,6 @@ class OutFolder:
     """The merged tree of one run. Errors of this computer's disk are LocalDisk."""
 
     def __init__(self, home: RunHome, system: System = HERE) -> None:
-        self.root = home.out
         self.folder = home.folder.below("out")
         self._system = system
         self._home = home.folder
@@ -108,7 +107,7 @@ class OutFolder:
         """
         if not arrivals:
             return []
-        with local_errors(self.root), self._locked():
+        with local_errors(self.folder.path), self._locked():
             memory = self.memory()
             memory.settle()
             moves: list[Move] = []
@@ -144,7 +143,7 @@ class OutFolder:
 
     def forget(self, wrong: Iterable[tuple[int, str]]) -> None:
         """Remove (node, path) pairs from the record: the next fetch brings them again."""
-        with local_errors(self.root), self._locked():
+        with local_errors(self.folder.path), self._locked():
             memory = self.memory()
             for node, path in wrong:
                 held = memory.held.get(path, {}).pop(node, None)
@@ -186,7 +185,7 @@ class OutFolder:
                 yield
         except Timeout as error:
             raise NodeError(
-                f"another gpuops has been writing to {self.root} for {LOCK_TIMEOUT_S:.0f} s",
+                f"another gpuops has been writing to {self.folder.path} for {LOCK_TIMEOUT_S:.0f} s",
                 "end it (perhaps it is suspended in a terminal), then run `gpuops pull`",
             ) from error
 
@@ -314,6 +313,11 @@ def read_stamp(folder: SafeFolder, path: str) -> Stamp | None:
     if status is None or stat.S_ISDIR(status.st_mode):
         return None
     return (status.st_size, status.st_mtime_ns) if stat.S_ISREG(status.st_mode) else NO_PLAIN_FILE
+
+
+def list_outputs(home: RunHome) -> list[str]:
+    """Places in `out/` of everything that a run has made, sorted."""
+    return sorted(OutFolder(home).memory().written)
 
 
 def inherit(home: RunHome, handed: Mapping[int, Mapping[str, int]]) -> None:

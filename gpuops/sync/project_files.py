@@ -243,7 +243,7 @@ def _walk(folder: Path, base: str, rules: IgnoreRules) -> Iterator[str]:
             yield path
 
 
-def list_files(folder: Path, places: Sequence[Path] = ()) -> list[FileEntry]:
+def list_files(folder: Path, places: Sequence[Path]) -> list[FileEntry]:
     """Every file below a folder, ignored or not, sorted; links are replaced by their targets.
 
     Raises UsageError for links that lead neither into the folder itself nor into one of `places`.

@@ -21,11 +21,6 @@ from gpuops.transport.bulk_transfer import Sending, transfer
 from gpuops.transport.rpc import AgentClient
 
 
-def list_outputs(home: RunHome) -> list[str]:
-    """Places in `out/` of everything that a run has made, sorted."""
-    return sorted(OutFolder(home).memory().written)
-
-
 def check_resumable(row: RunRow, tree: str) -> None:
     """Raises UsageError where a run in `tree` cannot resume this one: no files, another kind of run, a file is gone."""
     home = RunHome(row.home)

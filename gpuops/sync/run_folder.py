@@ -38,7 +38,6 @@ class RunHome:
     def __init__(self, path: Path) -> None:
         self.path = path
         self.out = path / "out"
-        self.incoming = path / "incoming"
         self.folder = SafeFolder(path.parent).below(path.name)
 
     def claim(self) -> bool:

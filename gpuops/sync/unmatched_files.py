@@ -17,6 +17,7 @@ from gpuops.core.parallel import on_each
 from gpuops.core.platform import HERE, System
 from gpuops.core.safe_folder import Readable, SafeFolder, local_errors
 from gpuops.core.safe_paths import may_come
+from gpuops.sync.download import LIST_TIMEOUT_S
 from gpuops.sync.project_files import printable_path
 from gpuops.transport.bulk_transfer import exchange, read_files, transfer
 from gpuops.transport.rpc import Programs
@@ -29,8 +30,6 @@ MAX_UNASKED_BYTES = 100_000_000
 """Larger files of a node that stays are only named: most results that are no snapshots are far smaller."""
 MAX_UNASKED_FILES = 1000
 """More files are a data set or a cache: of these only edited ones are downloaded unasked."""
-LIST_TIMEOUT_S = 600.0
-"""How long a node may take to list a large tree."""
 BLOCK_BYTES = 1 << 20
 
 

@@ -127,9 +127,6 @@ class Tree:
     def size(self) -> int:
         return sum(file.size for file in self.files)
 
-    def biggest(self, count: int = 5) -> list[FileEntry]:
-        return sorted(self.files, key=lambda file: file.size, reverse=True)[:count]
-
 
 @dataclass(frozen=True)
 class PushReport:
@@ -248,9 +245,8 @@ def summary(tree: Tree) -> list[str]:
     count = len(tree.files)
     lines = [f"{plural(count, 'file')}, {amount(tree.size)}"]
     if tree.size > MIN_NAMED_TREE_BYTES:
-        lines.append(
-            "biggest: " + ", ".join(f"{printable_path(file.path)} ({amount(file.size)})" for file in tree.biggest())
-        )
+        biggest = sorted(tree.files, key=lambda file: file.size, reverse=True)[:5]
+        lines.append("biggest: " + ", ".join(f"{printable_path(file.path)} ({amount(file.size)})" for file in biggest))
     if large := sum(file.size > MAX_WHOLE_BYTES for file in tree.files):
         files = f"{plural(large, 'file')} above {amount(MAX_WHOLE_BYTES)}"
         lines.append(f"{files} searched for keys at the beginning and the end only")

@@ -7,15 +7,19 @@ latest run whose inventory has it not.
 
 from __future__ import annotations
 
+import contextlib
+import filecmp
 import os
+import secrets
+import shutil
 from typing import Any, BinaryIO, Iterator, Mapping, Sequence
 
 from gpuops.agent import run_files, wire_format
 from gpuops.agent.files import output_files
-from gpuops.agent.files.folder import TreeFolder, checked_path, path_bytes, stat_entry
+from gpuops.agent.files.folder import TreeFolder, blocked, checked_path, path_bytes, stat_entry
 from gpuops.agent.files.inventory import Inventory, read_inventory
 from gpuops.agent.files.push_comparison import load_record
-from gpuops.agent.files.push_decision import matching_record
+from gpuops.agent.files.push_decision import BLOCKED, matching_record
 from gpuops.agent.node import Emit, Node, parse_options, read_json, remove_file, write_json
 
 
@@ -27,7 +31,7 @@ def made(node: Node, args: dict[str, Any], emit: Emit) -> dict[str, Any]:  # noq
     """
     tree = args["tree"]
     record = load_record(node, tree)
-    put_back = _read_restored(node, tree)
+    put_back = read_restored(node, tree)
     found = output_files.list_outputs(node, tree, args["patterns"])
     root = os.fsencode(node.tree(tree))
     stamps = {}
@@ -86,7 +90,7 @@ def remove_unchanged(node: Node, tree: str, files: Sequence[Sequence[Any]]) -> i
 
 def restore(node: Node, arguments: list[str], stdin: BinaryIO, stdout: BinaryIO) -> int:  # noqa: ARG001
     """Mode, `--tree T --of RUN`: a stream of a run's files on stdin, named by their path, put into the tree over
-    existing files.
+    existing files; below a linked folder (`outputs` on a larger disk) over those alone that were put back before.
 
     Raises Refusal(`bad-path`, `torn`, `outside`, `in-the-way`), and OSError.
     """
@@ -96,14 +100,20 @@ def restore(node: Node, arguments: list[str], stdin: BinaryIO, stdout: BinaryIO)
     incoming = node.path("incoming")
     os.makedirs(incoming, exist_ok=True)
     staged = os.path.join(incoming, f"restore.{os.getpid()}").encode()
-    placed = []
+    placed, put_back = [], read_restored(node, tree)
     try:
         for name, _size, blocks in wire_format.members(stdin):
             path = checked_path(name)
             with open(staged, "wb") as file:
                 for block in blocks:
                     file.write(block)
-            folder.place(path, staged)
+            found = folder.look(path)
+            if found.kind == BLOCKED and os.path.isdir(folder.at(found.blocker)):
+                if not _may_replace(folder.at(path), staged, put_back.get(path)):
+                    raise blocked(path, found)
+                _copy_into_place(staged, folder.at(path))
+            else:
+                folder.place(path, staged)
             placed.append(path)
     finally:  # what was placed of a stream that was cut is no later run's work either
         remove_file(os.fsdecode(staged))
@@ -111,10 +121,31 @@ def restore(node: Node, arguments: list[str], stdin: BinaryIO, stdout: BinaryIO)
     return 0
 
 
+def _may_replace(target: bytes, staged: bytes, put_back: Sequence[Any] | None) -> bool:
+    """Whether nothing else is lost with a file below a linked folder: the link may lead to files of no run of ours."""
+    if not os.path.lexists(target):
+        return True
+    entry = stat_entry(target).entry
+    return [entry.size, entry.mtime_ns] == list(put_back or [])[:2] or filecmp.cmp(target, staged, shallow=False)
+
+
+def _copy_into_place(staged: bytes, target: bytes) -> None:
+    """As a move, to another disk."""
+    os.makedirs(os.path.dirname(target), exist_ok=True)
+    draft = target + f".gpuops-{secrets.token_hex(8)}".encode()
+    try:
+        shutil.copyfile(staged, draft)
+        os.replace(draft, target)
+    except BaseException:
+        with contextlib.suppress(OSError):
+            os.unlink(draft)
+        raise
+
+
 def _note_restored(node: Node, tree: str, run: str, paths: Sequence[str]) -> None:
     """Record that `restore` has put back these files of a run."""
     folder = TreeFolder(node.tree(tree))
-    restored = _read_restored(node, tree)
+    restored = read_restored(node, tree)
     for path in paths:
         entry = stat_entry(folder.at(path)).entry
         restored[path] = [entry.size, entry.mtime_ns, run]
@@ -122,7 +153,8 @@ def _note_restored(node: Node, tree: str, run: str, paths: Sequence[str]) -> Non
     write_json(_restored_path(node, tree), {"schema": 1, "files": restored})
 
 
-def _read_restored(node: Node, tree: str) -> dict[str, list[Any]]:
+def read_restored(node: Node, tree: str) -> dict[str, list[Any]]:
+    """What `restore` put into a tree: path -> [size, mtime_ns, run]."""
     return dict((read_json(_restored_path(node, tree)) or {}).get("files") or {})
 
 

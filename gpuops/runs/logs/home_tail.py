@@ -35,8 +35,10 @@ MAX_LINE_BYTES = 1 << 16
 CHUNK_BYTES = 1 << 20
 NODE_FOLDER = re.compile(r"node(\d+)")
 EVENTS_FILE = "events.jsonl"
-FAILED_EVENT = b'"event": "failed"'
-"""What an agent notes when one of its ranks has failed (docs/protocol.md)."""
+FAILURE_NOTES = {"torchrun": b'"event": "failed"', "command": b'"outcome": "failed"'}
+"""What an agent notes in its events when one of its ranks, or the command, has failed (docs/protocol.md)."""
+ERROR_STREAMS = {"torchrun": re.compile(r"rank\d+\.err"), "command": re.compile(r"launcher\.err")}
+"""Where a run of each kind prints the tracebacks that are shown with its verdict."""
 
 
 @dataclass
@@ -145,13 +147,13 @@ class HomeTail:
         self,
         home: RunHome,
         merger: LineMerger,
-        veil: TracebackFilter | None = None,
+        tracebacks: TracebackFilter | None = None,
         times: LogTimes | None = None,
         since: float | None = None,
     ) -> None:
         self._logs = home.path / "logs"
         self._merger = merger
-        self._veil = veil
+        self._tracebacks = tracebacks
         self._times = times
         self._since = since
         self._read: dict[Path, int] = {}
@@ -161,22 +163,26 @@ class HomeTail:
         if self._times is not None:
             times, self._times = self._times, None
             yield from self._in_order(times)
-        if self._veil and not self._veil.failed:
-            self._veil.failed = any(FAILED_EVENT in chunk for path in self._events() for chunk in self._chunks(path))
+        if self._tracebacks and not self._tracebacks.failed:
+            note = FAILURE_NOTES[self._merger.kind]
+            self._tracebacks.failed = any(note in chunk for path in self._events() for chunk in self._chunks(path))
         for node, path in self._streams():
             chunks = self._chunks(path, until=until)
             lines = (line for data in chunks for line in self._merger.feed(node, path.name, data))
-            yield from self._veil.over(path, lines) if self._veil else lines
+            if self._tracebacks and ERROR_STREAMS[self._merger.kind].fullmatch(path.name):
+                yield from self._tracebacks.pass_on(path, lines)
+            else:
+                yield from lines
         yield from self._merger.idle()
-        if self._veil:
-            yield from self._veil.due()
+        if self._tracebacks:
+            yield from self._tracebacks.due()
 
     def rest(self) -> Iterator[str]:
         """The lines that are left when the run is over, unfinished ones included."""
         yield from self.new()
         yield from self._merger.flush()
-        if self._veil:
-            yield from self._veil.lifted()
+        if self._tracebacks:
+            yield from self._tracebacks.rest()
 
     def skip(self, limit: int) -> int:
         """Pass over what is too much to be shown: about `limit` bytes are left, the last ones of each stream.
@@ -232,7 +238,7 @@ class HomeTail:
 
 
 class TracebackFilter:
-    """Holds back tracebacks for `hold_s` seconds, and drops them once a rank has failed.
+    """Holds back tracebacks for `hold_s` seconds, and drops them once a rank, or the command, has failed.
 
     One rank's exception breaks the collectives of all others, and each prints a traceback of its own. All of them stay
     in the logs; the culprit's is shown with the verdict.
@@ -247,11 +253,8 @@ class TracebackFilter:
         self._suspects: set[Path] = set()
         self._held: deque[tuple[float, str]] = deque()
 
-    def over(self, path: Path, lines: Iterator[str]) -> Iterator[str]:
-        """The lines of one stream that may be shown now."""
-        if not (path.name.startswith("rank") and path.suffix == ".err"):
-            yield from lines
-            return
+    def pass_on(self, path: Path, lines: Iterator[str]) -> Iterator[str]:
+        """The lines of one of `ERROR_STREAMS` that may be shown now."""
         for line in lines:
             if path in self._suspects or self.TRACEBACK in line:
                 self._suspects.add(path)
@@ -266,8 +269,8 @@ class TracebackFilter:
         while self._held and self._held[0][0] <= self._clock.monotonic():
             yield self._held.popleft()[1]
 
-    def lifted(self) -> Iterator[str]:
-        """All held lines of a run that ended without a failed rank."""
+    def rest(self) -> Iterator[str]:
+        """All held lines of a run that did not fail."""
         while self._held and not self.failed:
             yield self._held.popleft()[1]
 

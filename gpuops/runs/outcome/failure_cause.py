@@ -100,7 +100,7 @@ def find_deaths(kind: str, report: NodeReport, several: bool) -> list[Death]:
     return deaths
 
 
-def find_culprit(deaths: Iterable[Death], first_node: int | None = None) -> Death | None:
+def find_culprit(deaths: Iterable[Death], first_node: int | None) -> Death | None:
     """The death that explains the others: the first by time that has a cause of its own.
 
     One that comes more than `CULPRIT_WINDOW_S` after the first death did not cause it. Of several within that time one
@@ -145,8 +145,8 @@ def describe_death(death: Death) -> str:
     return f"{death.who} failed with exit code {death.code}"
 
 
-def suggest_fix(death: Death, run: str = "") -> str:
-    """One thing to do. `run`: the run's name; without, commands mean the latest."""
+def suggest_fix(death: Death, run: str) -> str:
+    """One thing to do. `run`: the run's name, for commands."""
     if death.rank is not None and not death.tail:
         everything = f"it said nothing; `{logs_command(run)}` shows all that was said"
     else:
@@ -314,7 +314,7 @@ def _logs_command_of(death: Death, run: str) -> str:
 
 def logs_command(run: str) -> str:
     """The command that shows what a run said."""
-    return f"gpuops logs {run}".rstrip()
+    return f"gpuops logs {run}"
 
 
 def _find_hints(death: Death, run: str) -> Iterator[str]:

@@ -19,7 +19,7 @@ from gpuops.core.sink import SinkProgress, SinkStatus
 from gpuops.ledger.store import RunRow
 from gpuops.runs.outcome.node_report import NodeReport, ReasonKind, parse_report
 from gpuops.runs.outcome.suggested_fixes import held_back
-from gpuops.runs.outcome.verdict import NODE_FAILED, judge, resume_hint
+from gpuops.runs.outcome.verdict import NODE_FAILED, judge
 from gpuops.sync import archive, sinks
 from gpuops.sync.archive import FetchedNode
 
@@ -223,23 +223,18 @@ def _archive_state(node: FetchedNode) -> SinkProgress:
     return SinkProgress(SinkStatus.FAILED, why=f"{plural(node.missing, 'file')} could not be kept")
 
 
-def weigh_reports(
-    row: RunRow,
-    request: RunRequest,
-    reports: Mapping[int, NodeReport],
-    *,
-    saved: bool,
-    skews_after: Mapping[int, float] | None = None,
+def _weigh_reports(
+    row: RunRow, request: RunRequest, reports: Mapping[int, NodeReport], after: Mapping[int, float], saved: bool
 ) -> Verdict:
-    """The verdict by the nodes' reports alone, their clocks corrected to ours."""
-    before, after = dict(enumerate(row.facts.skews)), skews_after or {}
+    """The verdict by the nodes' reports alone, their clocks corrected to ours. `after`: `Evidence.skews`."""
+    before = dict(enumerate(row.facts.skews))
     moved = find_moved_clocks(before, after)
     by_our_clock = [
         report.shifted(None if index in moved else after.get(index, before.get(index, 0.0)))
         for index, report in sorted(reports.items())
     ]
     first = next((one.reason.origin for one in by_our_clock if one.kind is ReasonKind.GANG), None) if moved else None
-    verdict = judge(request, row.facts.world, by_our_clock, resume_hint(row.name, saved), row.name, first)
+    verdict = judge(request, row.facts.world, by_our_clock, run=row.name, saved=saved, first_node=first)
     if saved and verdict.outcome is VerdictOutcome.FAILED and "--resume" not in verdict.hint:
         goes_on = f"what it had made is home: `--resume {row.name}` goes on from that"
         verdict = dataclasses.replace(verdict, hint=join_sentences(verdict.hint, goes_on))
@@ -247,17 +242,12 @@ def weigh_reports(
 
 
 def find_moved_clocks(before: Mapping[int, float], after: Mapping[int, float]) -> set[int]:
-    """The nodes whose clock was set anew during the run: nothing can be said of the order of what happened there. Where
+    """The nodes whose clock was set during the run: nothing can be said of the order of what happened there. Where
     the skews of several have changed alike it was this computer's."""
     changes = {index: after[index] - before[index] for index in after if index in before}
     if len(changes) > 1 and max(changes.values()) - min(changes.values()) <= CLOCK_MOVED_S:
         return set()
     return {index for index, change in changes.items() if abs(change) > CLOCK_MOVED_S}
-
-
-def bucket_place(row: RunRow) -> str:
-    """Where in a bucket the run's results are kept; empty: nowhere."""
-    return row.facts.bucket_place
 
 
 def join_sentences(*sentences: str) -> str:
@@ -310,7 +300,7 @@ def _complete_verdict(
     saved: bool,
 ) -> Verdict:
     """That of the reports, with what stands against it: results that are not home, or are in the bucket alone."""
-    verdict = weigh_reports(row, request, reports, saved=saved, skews_after=evidence.skews)
+    verdict = _weigh_reports(row, request, reports, evidence.skews, saved)
     if not_sent := held_back(verdict.tail, row.facts.held):
         verdict = dataclasses.replace(verdict, hint=not_sent)
     if evidence.fetched.hint and not verdict.exit_code:
@@ -321,12 +311,12 @@ def _complete_verdict(
         verdict = Verdict(
             VerdictOutcome.UNCLEAR,
             NODE_FAILED,
-            *sinks.describe_ended_while_away(request, row.name, bucket_place(row), trouble),
+            *sinks.describe_ended_while_away(request, row.name, row.facts.bucket_place, trouble),
         )
     if evidence.fetched.nonsense and not verdict.exit_code:
         say = f"{verdict.say}, but its results are not all home: {evidence.fetched.nonsense}"
         verdict = Verdict(VerdictOutcome.UNCLEAR, NODE_FAILED, say, FOREIGN_ANSWERS)
     if preempted and trouble and not evidence.is_answered:
-        more_said, hint = sinks.describe_not_fetched(row.name, bucket_place(row), trouble)
+        more_said, hint = sinks.describe_not_fetched(row.name, row.facts.bucket_place, trouble)
         verdict = dataclasses.replace(verdict, say=verdict.say + more_said, hint=hint)
     return verdict

@@ -34,7 +34,6 @@ STOPPED = 130
 FAILED = 1
 NODE_FAILED = 4
 
-RESUME_HINT = "run it again with `--resume` to continue from the newest snapshot that came home"
 SEPARATE_RANKS_HINT = (
     "check that the script calls `torch.distributed.init_process_group` on this kind of machine; "
     "one that starts its ranks itself is for `{}`"
@@ -42,7 +41,6 @@ SEPARATE_RANKS_HINT = (
 QUOTED_CHARS = 100
 """How much of a program's last line is quoted, in characters."""
 RETRIES_HINT = "; with `--retries 2` it would have gone on by itself"
-START_OVER_HINT = "run it again: it left no snapshot to continue from"
 
 
 def read_progress(reports: Iterable[NodeReport]) -> dict[str, int]:
@@ -55,34 +53,34 @@ def read_progress(reports: Iterable[NodeReport]) -> dict[str, int]:
     return progress
 
 
-def resume_hint(run: str, saved: bool) -> str:
+def _hint_to_go_on(run: str, saved: bool) -> str:
     """How to go on after a run that did not end by itself. `saved`: something it had made is home."""
-    return (
-        f"run it again with `--resume {run}` to continue from the newest snapshot that came home"
-        if saved
-        else START_OVER_HINT
-    )
+    if not saved:
+        return "run it again: it left no snapshot to continue from"
+    return f"run it again with `--resume {run}` to continue from the newest snapshot that came home"
 
 
 def judge(
     request: RunRequest,
     world_size: int,
     reports: Sequence[NodeReport],
-    again: str = RESUME_HINT,
-    run: str = "",
+    *,
+    run: str,
+    saved: bool,
     first_node: int | None = None,
 ) -> Verdict:
     """The verdict over all nodes' reports; `world_size` is the number of ranks that was asked for.
 
-    `again`: the hint for a run that was ended from outside. `run`: its name, for what a hint tells to type.
-    `first_node`: the node whose end the others heard of, where clocks cannot tell which was first.
+    `run`: its name, for what a hint tells to type. `saved`: something it had made is home. `first_node`: the node whose
+    end the others heard of, where clocks cannot tell which was first.
     """
+    again = _hint_to_go_on(run, saved)
     if not reports:
         return Verdict(VerdictOutcome.LOST, NODE_FAILED, "no node could say how the run ended", again)
     several = len(reports) > 1
     deaths = [death for report in reports for death in find_deaths(request.kind, report, several)]
     blamed = find_culprit(deaths, first_node)
-    outside = _ended_from_outside(reports, again, request, world_size)
+    outside = _ended_from_outside(reports, again, request, world_size, saved)
     if blamed and blamed.weight == OWN and not (outside and _precedes(outside[0], blamed)):
         return _failed_verdict(blamed, reports, run)
     if outside:
@@ -106,7 +104,7 @@ def is_port_clash(reports: Iterable[NodeReport]) -> bool:
 
 
 def _ended_from_outside(
-    reports: Sequence[NodeReport], again: str, request: RunRequest, world_size: int
+    reports: Sequence[NodeReport], again: str, request: RunRequest, world_size: int, saved: bool
 ) -> tuple[NodeReport, Verdict] | None:
     """What ended the run although no process of it failed: lease, reclaim, loss, stop, in this order."""
     by_end = sorted(reports, key=lambda report: float("inf") if report.ended is None else report.ended)
@@ -137,7 +135,7 @@ def _ended_from_outside(
     for report in by_end:
         if report.outcome is Outcome.STOPPED and report.kind != ReasonKind.GANG:
             joined = {rank.joined for other in reports for rank in other.ranks} if request.kind == "torchrun" else set()
-            if Joined.NO in joined and Joined.YES not in joined and world_size > 1 and again == START_OVER_HINT:
+            if Joined.NO in joined and Joined.YES not in joined and world_size > 1 and not saved:
                 again = f"no rank had joined the others: {SEPARATE_RANKS_HINT.format(line_to_start_once(request))}"
             return report, Verdict(VerdictOutcome.STOPPED, STOPPED, "the run was stopped before its end", again)
     for report in by_end:

@@ -153,15 +153,12 @@ Source = Agents | Disks | EarlierReports
 
 def fetch_now(
     session: ClusterSession, row: RunRow, progress: Progress, *, final: bool, nodes: list[int] | None = None
-) -> int:
-    """Bring home what the run has made so far; with `final`, all of it, verified. Returns files fetched."""
+) -> None:
+    """Bring home what the run has made so far; with `final`, all of it, verified."""
     request = request_of(row)
     indices = range(request.nodes) if nodes is None else nodes
     clients = {index: session.clients[index] for index in indices}
-    report = fetch(clients, row.name, row.tree, request.outs, RunHome(row.home), final=final, progress=progress)
-    for conflict in report.conflicts:
-        progress.say(conflict)
-    return int(report.files)
+    fetch(clients, row.name, row.tree, request.outs, RunHome(row.home), final=final, progress=progress)
 
 
 def fetch_bucket(ctx: Context, row: RunRow, nodes: Sequence[int], progress: Progress) -> BucketFetch:

@@ -28,7 +28,8 @@ DEFAULT_GRACE_S = 7200.0
 """The longest wait without `--grace`."""
 DEFAULT_GRACE_DOLLARS = 5.0
 """What a wait without `--grace` may cost, all nodes together."""
-AFTER_RESTART = "after a restart it is once a gpuops command is typed"
+AFTER_RESTART = "after a restart it counts as back once any gpuops command is typed"
+"""Nothing else starts the guard then."""
 
 
 def default_hold_s(per_hour: float) -> float:
@@ -52,7 +53,7 @@ def resolve_hold_s(
 
 def loss_warning(hold_s: float, lease: Lease, now: float) -> str:
     """When results are lost while this computer is away. The run's end is not known yet, so a clock time is named only
-    where the lease ends first. Nothing starts the guard after a restart but a command. `now`: UTC seconds."""
+    where the lease ends first. `now`: UTC seconds."""
     if lease.end is None:
         when = f"within {span(hold_s)} after the run's end"
     else:

@@ -8,12 +8,13 @@ refreshes them by itself while the login lasts.
 from __future__ import annotations
 
 import threading
+from contextlib import suppress
 
 from gpuops.core.context import Context
 from gpuops.core.errors import FINAL_REFUSALS, GpuopsError, NodeRefused
 from gpuops.core.format import clock_time
 from gpuops.core.sink import BucketSink
-from gpuops.ledger.store import RunRow
+from gpuops.ledger.store import LedgerUnwritable, RunRow
 from gpuops.nodes.session import ClusterSession
 from gpuops.runs.launch_spec import request_of
 from gpuops.sync import bucket
@@ -45,6 +46,10 @@ class UrlRenewal:
 
     def poll(self) -> None:
         """Start a renewal where one is due, note its end in the ledger, and report a failure once. Raises nothing."""
+        with suppress(LedgerUnwritable):  # a full disk ends no run: what is not noted is renewed earlier than it has to
+            self._poll()
+
+    def _poll(self) -> None:
         if self._thread is not None:
             if not self._thread.is_alive():
                 self._thread = None

@@ -102,7 +102,7 @@ def notices(node: RealNode) -> list[str]:
 
 def verdict(*results: dict[str, Any]) -> Any:
     request = RunRequest(kind="command", mode="run", nodes=len(results), gpus=None, argv=("x",))
-    return judge(request, 0, [parse_report(result["node"], result) for result in results])
+    return judge(request, 0, [parse_report(result["node"], result) for result in results], run="r-1", saved=True)
 
 
 def started(node: RealNode, stream: str = "launcher.out") -> None:
@@ -267,4 +267,9 @@ def test_a_real_world_of_two_machines_saves_and_leaves_together(
     assert torch.load(first.folder / "project/last.pt")["step"] == int(steps[0])
     assert os.path.getmtime(first.folder / "project/last.pt") <= results[0]["ended"]
     request = RunRequest(kind="torchrun", mode="multinode", nodes=2, gpus=None, script="script.py")
-    assert judge(request, 2, [parse_report(index, result) for index, result in enumerate(results)]).exit_code == 4
+    assert (
+        judge(
+            request, 2, [parse_report(index, result) for index, result in enumerate(results)], run="r-1", saved=True
+        ).exit_code
+        == 4
+    )

@@ -125,6 +125,7 @@ class Words:
 
     def __init__(self) -> None:
         self.phases: list[str] = []
+        self.said: list[str] = []
         self.done = 0
 
     def phase(self, text: str) -> None:
@@ -136,7 +137,7 @@ class Words:
         self.done = done_bytes
 
     def say(self, text: str) -> None:
-        assert text
+        self.said.append(text)
 
     def close(self) -> None:
         pass
@@ -156,6 +157,6 @@ class Scene:
 
     def out(self) -> dict[str, bytes]:
         """Every file in out/ but our memory, and incoming/ may not be left."""
-        assert not self.home.incoming.exists()
+        assert not (self.home.path / "incoming").exists()
         files = [path for path in self.home.out.rglob("*") if path.is_file() and path.name != JOURNAL_FILE]
         return {path.relative_to(self.home.out).as_posix(): path.read_bytes() for path in files}

@@ -276,8 +276,11 @@ def test_what_cannot_be_verified_is_named(scene: Scene) -> None:
 
 
 def test_a_lost_node_does_not_keep_the_others_files_away(scene: Scene) -> None:
+    """Nor what is said of them: the next fetch has nothing to say."""
     scene.nodes[0].put("a.pt", b"zero")
     scene.nodes[1].put("b.pt", b"one")
+    (scene.home.out).mkdir(parents=True)
+    (scene.home.out / "b.pt").write_bytes(b"mine")
 
     def lose() -> None:
         raise ConnectionLost("the connection to node0 ended")
@@ -285,9 +288,10 @@ def test_a_lost_node_does_not_keep_the_others_files_away(scene: Scene) -> None:
     scene.nodes[0].before["send"] = lose
     with pytest.raises(ConnectionLost, match="node0 ended"):
         scene.fetch(final=True)
-    assert scene.out() == {"b.pt": b"one"}
+    assert scene.words.said == ["out/b.pt.new lies beside a file that was changed here"]
+    assert scene.out() == {"b.pt": b"mine", "b.pt.new": b"one"}
     scene.fetch(final=True)
-    assert scene.out() == {"a.pt": b"zero", "b.pt": b"one"}
+    assert scene.out() == {"a.pt": b"zero", "b.pt": b"mine", "b.pt.new": b"one"}
 
 
 def test_a_lost_twin_does_not_cost_the_version_that_was_home(scene: Scene) -> None:
@@ -410,7 +414,7 @@ def test_a_backslash_is_part_of_a_name(scene: Scene, name: str) -> None:
 def test_a_disk_that_cannot_be_written_is_one_sentence(scene: Scene) -> None:
     scene.nodes[0].put("a.pt", b"x")
     scene.home.create()
-    scene.home.incoming.write_text("in the way")
+    (scene.home.path / "incoming").write_text("in the way")
     with pytest.raises(GpuopsError, match=r"cannot write to .*incoming"):
         scene.fetch()
 

@@ -85,6 +85,34 @@ def test_a_file_that_was_put_back_is_of_its_run_until_it_changes(node: Node) -> 
     assert made(node, "a-1", "b-1") == {"snapshot.pt": ("b-1", False)}
 
 
+def put_back(node: Node, path: str, content: bytes) -> None:
+    stream = wire_format.head(path, len(content)) + content + wire_format.END
+    assert restore(node, ["--tree", "project", "--of", "old-7"], io.BytesIO(stream), io.BytesIO()) == 0
+
+
+def test_a_linked_folder_takes_files_and_loses_none_that_is_not_known(node: Node, tmp_path: Path) -> None:
+    """`outputs` may be on a larger disk, and there are files of no run of ours there."""
+    disk = tmp_path / "disk"
+    disk.mkdir()
+    (disk / "theirs.pt").write_text("theirs")
+    Path(node.tree("project"), "outputs").symlink_to(disk)
+    for content in (b"of 40", b"of 50"):
+        put_back(node, "outputs/deep/a.pt", content)
+        assert (disk / "deep/a.pt").read_bytes() == content
+    (disk / "same.pt").write_text("same")
+    put_back(node, "outputs/same.pt", b"same")
+    (disk / "deep/a.pt").write_text("by a run")
+    for path in ("outputs/theirs.pt", "outputs/deep/a.pt"):
+        with pytest.raises(Refusal, match="'outputs' on this node is not a folder"):
+            put_back(node, path, b"other")
+    assert sorted(path.name for path in disk.rglob("*")) == ["a.pt", "deep", "same.pt", "theirs.pt"]
+    assert (disk / "theirs.pt").read_text() == "theirs"
+    assert os.listdir(node.path("incoming")) == []
+    disk.rename(tmp_path / "away")
+    with pytest.raises(Refusal, match="'outputs' on this node is not a folder"):
+        put_back(node, "outputs/new.pt", b"new")
+
+
 def test_what_a_cut_stream_had_put_back_is_of_its_run_as_well(node: Node) -> None:
     start(node, "a-1")
     stream = wire_format.head("snapshot.pt", 5) + b"of 40" + wire_format.head("next.pt", 5) + b"of"

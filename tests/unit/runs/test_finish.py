@@ -590,11 +590,14 @@ class Hanging:
         raise ConnectionLost("away")
 
 
-def test_a_fetch_that_hangs_keeps_nobody_waiting_and_is_never_doubled(world: Context) -> None:
+def test_a_fetch_that_hangs_keeps_nobody_waiting_and_is_never_doubled(
+    world: Context, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("gpuops.runs.monitor.LIVE_FETCH_INTERVAL_S", 0.0)
     cluster = a_cluster(world, created=time.time())
     row = a_run(world, cluster, created=time.time())
     node = Hanging()
-    fetching = LiveFetch(ClusterSession(cluster, [], cast("Any", [node])), row, Clock(), interval_s=0.0)
+    fetching = LiveFetch(ClusterSession(cluster, [], cast("Any", [node])), row, Clock())
     fetching.poll()
     until(lambda: node.asked, "the fetch to begin")
     fetching.poll()

@@ -11,7 +11,7 @@ import pytest
 from gpuops.core.errors import ConnectionLost, GpuopsError, LocalDisk, MalformedAnswer, NoAnswer
 from gpuops.runs import follow
 from gpuops.runs.follow import Follower
-from gpuops.runs.outcome.node_report import NodeReport, ReasonKind
+from gpuops.runs.outcome.node_report import NodeReport, ReasonKind, parse_report
 from gpuops.sync.run_folder import RunHome
 from tests.fakes.provider import FakeClock
 
@@ -46,6 +46,7 @@ def follow_attempts(
     monkeypatch: pytest.MonkeyPatch,
     session: AnsweringNode | None = None,
     say: Callable[[str], None] = lambda _: None,
+    nodes: int = 1,
 ) -> tuple[NodeReport, int]:
     """The report of a node whose streams behave as `attempts`, and how many of them were made."""
     clock, made = FakeClock(), list[int]()
@@ -60,12 +61,14 @@ def follow_attempts(
         cast("ClusterSession", session or AnsweringNode()),
         "r-1",
         RunHome(Path("unused")),
-        1,
+        nodes,
         on_bytes=lambda *_: None,
         say=say,
         clock=clock,
         machine_has_ended=lambda _: False,
     )
+    for other in range(1, nodes):
+        follower._store_report(other, parse_report(other, DONE))
     follower._run_node_thread(0)
     return follower.reports[0], len(made)
 
@@ -129,3 +132,15 @@ def test_good_bytes_do_not_excuse_malformed_responses(monkeypatch: pytest.Monkey
     mixed = failing(MalformedAnswer("node0", "to 'tail'"), send_at_s=1.0)
     report, attempts = follow_attempts([mixed] * 9, monkeypatch)
     assert (report.kind, attempts) == (ReasonKind.NONSENSE, follow.MAX_MALFORMED_RESPONSES)
+
+
+@pytest.mark.parametrize(
+    ("error", "outcome"),
+    [(LocalDisk("this disk is full"), "done"), (ConnectionLost("cut by this test"), "lost")],
+)
+def test_the_last_node_is_not_lost_for_a_fault_of_this_computer(
+    monkeypatch: pytest.MonkeyPatch, error: GpuopsError, outcome: str
+) -> None:
+    attempts = [failing(error, after_s=40.0), failing(error, after_s=40.0), done]
+    report, _ = follow_attempts(attempts, monkeypatch, NonsenseNode() if outcome == "lost" else None, nodes=2)
+    assert report.document["outcome"] == outcome

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import io
 import threading
 import time
 from dataclasses import replace
@@ -11,6 +12,7 @@ from typing import Any, cast
 
 import pytest
 
+from gpuops.cli.terminal.output import Output
 from gpuops.core.context import Context
 from gpuops.core.errors import ConnectionLost, LocalDisk, NodeRefused, RunFailed, UsageError
 from gpuops.core.models import Lease
@@ -18,7 +20,8 @@ from gpuops.core.polling import Clock
 from gpuops.core.reporting import Silent
 from gpuops.core.run_models import NodeFacts, RunRequest
 from gpuops.core.settings import Settings
-from gpuops.ledger.rows import RunFacts
+from gpuops.ledger.rows import RunFacts, RunState
+from gpuops.ledger.store import RunRow
 from gpuops.nodes.python import PreparedNode, run_setup, setup_command, setup_key
 from gpuops.nodes.session import ClusterSession
 from gpuops.runs import prepare
@@ -28,6 +31,7 @@ from gpuops.transport.rpc import Items, Stream
 from gpuops.transport.schemas import FreePort, SetupOutput, SetupResult
 from tests.conftest import HANG_S
 from tests.fakes.provider import FakeClock
+from tests.unit.runs.test_finish import DEAD, a_cluster, a_run
 
 TRAIN = RunRequest(kind="torchrun", mode="multinode", nodes=2, gpus=None, script="train.py")
 
@@ -156,6 +160,24 @@ def test_a_set_up_that_fails_says_which_and_where_to_look(
     caught = failed_set_up(b"make: no rule\n", tmp_path, ephemeral, index)
     say = f"the set-up command `make deps` failed on node{index} with exit code 2: make: no rule"
     assert (caught.message, caught.hint) == (say, f"correct the command, or look at the node: {look}")
+
+
+def test_of_versions_that_conflict_it_says_which(tmp_path: Path) -> None:
+    said = b"""ERROR: Cannot install lightning==2.5.0 because these package versions have conflicting dependencies.
+
+The conflict is caused by:
+    lightning 2.5.0 depends on torch>=2.8
+    The user requested (constraint) torch==2.6
+
+To fix this you could try to:
+1. loosen the range of package versions you've specified
+
+ERROR: ResolutionImpossible: for help visit https://pip.pypa.io/en/latest/topics/dependency-resolution/
+"""
+    named = "these versions conflict: lightning 2.5.0 depends on torch>=2.8; The user requested (constraint) torch==2.6"
+    assert failed_set_up(said, tmp_path).message.endswith(f"with exit code 2: {named}")
+    cut_off = said[said.index(b"To fix") :]
+    assert "exit code 2: ERROR: ResolutionImpossible" in failed_set_up(cut_off, tmp_path).message
 
 
 def test_a_python_without_pip_is_named(tmp_path: Path) -> None:
@@ -332,3 +354,54 @@ def test_what_may_run_beside_a_run_is_named(monkeypatch: pytest.MonkeyPatch, req
     with pytest.raises(UsageError) as caught:
         prepare._refuse_second_run(cast("Any", None), session, None, request_)
     assert caught.value.hint == f"wait for it with --queue, or end it: gpuops stop digits-3{beside}"
+
+
+class EndedFollower:
+    """Of a run whose nodes all say how it ended, or not all of them (`ended`)."""
+
+    def __init__(self, ended: bool) -> None:
+        self.ended = ended
+        self.reports: dict[int, Any] = {}
+
+    def start(self) -> None:
+        pass
+
+    def wait(self, _timeout: float) -> bool:
+        return self.ended
+
+    def quit(self) -> None:
+        pass
+
+
+@pytest.mark.parametrize(
+    ("ended", "missing", "said"),
+    [
+        (True, "", "r-2: the command ended well"),
+        (
+            True,
+            "node1 is gone",
+            "note: results of r-2 are not all home, and this run may overwrite them: node1 is gone",
+        ),
+        (False, "", "overwrite them: not every node says how r-2 ended"),
+    ],
+)
+def test_what_an_earlier_run_left_comes_home_before_it_is_overwritten(
+    world: Context, monkeypatch: pytest.MonkeyPatch, ended: bool, missing: str, said: str
+) -> None:
+    cluster = a_cluster(world, created=0.0)
+    home, left, new = (a_run(world, cluster, created=0.0, owner_process=DEAD) for _ in range(3))
+    world.ledger.set_run(home.id, state=RunState.HOME)
+    world.ledger.set_run(left.id, state=RunState.ENDED)
+    finished: list[str] = []
+
+    def bring(_world: Context, run: RunRow, *_: object) -> Any:
+        finished.append(run.name)
+        return SimpleNamespace(verdict=SimpleNamespace(say="the command ended well"), missing=missing)
+
+    monkeypatch.setattr(prepare, "finish", bring)
+    monkeypatch.setattr(prepare, "make_follower", lambda *_: EndedFollower(ended))
+    world.out = Output(out=io.StringIO(), err=io.StringIO())
+    prepare.finish_earlier_runs(world, ClusterSession(cluster, []), new, Silent())
+    assert finished == (["r-2"] if ended else [])
+    assert said in cast(io.StringIO, world.out.err).getvalue()
+    assert world.ledger.run(left.id).owner_process is None

@@ -204,3 +204,12 @@ def test_a_script_behind_links_is_sent_where_they_stay_in_the_project(tmp_path: 
 
     assert say_of("latest/my.py").startswith("latest/my.py line 1: syntax error")
     assert say_of("out.py") == "out.py is a link that leads out of the project"
+
+
+def test_a_script_among_the_results_is_not_called_ignored(tmp_path: Path) -> None:
+    script = tmp_path / "runs/train.py"
+    script.parent.mkdir()
+    script.write_text("pass\n")
+    request = RunRequest("torchrun", "single", nodes=1, gpus=1, script="runs/train.py")
+    with pytest.raises(UsageError, match=r"runs/train\.py is not sent: results lie in runs/"):
+        check_script(request, Tree(tmp_path, []))

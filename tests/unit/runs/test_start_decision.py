@@ -6,7 +6,9 @@ from dataclasses import dataclass
 
 import pytest
 
-from gpuops.runs.start_decision import EarlierFile, decide_start, may_go_on
+from gpuops.agent.files.output_files import compile_patterns
+from gpuops.runs.start_decision import EarlierFile, decide_start, may_be_resumed, may_go_on
+from gpuops.sync.download import DEFAULT_OUTS
 
 RUNS = ("one-1", "two-1", "two-2")
 """The oldest first."""
@@ -113,3 +115,18 @@ def test_where_ranks_would_begin(row: Row) -> None:
 )
 def test_a_command_that_looks_at_a_node_goes_on_from_nothing(line: str, may: bool) -> None:
     assert may_go_on(line.split(), {"train.py", "run.sh"}) is may
+
+
+@pytest.mark.parametrize(
+    "path",
+    [
+        "snapshot.pt",
+        "checkpoint.pth.tar",
+        "my_model/checkpoint-500/trainer_state.json",
+        "lightning_logs/version_0/checkpoints/epoch=1.ckpt",
+        "step10/.metadata",
+    ],
+)
+def test_what_known_programs_go_on_from_is_a_result_and_compared_without_out(path: str) -> None:
+    assert compile_patterns(DEFAULT_OUTS)(path)
+    assert may_be_resumed(path)

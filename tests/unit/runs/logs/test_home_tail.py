@@ -261,3 +261,16 @@ def test_a_traceback_in_a_run_that_goes_on_is_shown_late(tmp_path: Path) -> None
     write(tmp_path, 0, "rank0.err", "after\n")
     assert list(shown.new()) == []
     assert list(shown.rest()) == ["[n0 r0] after"]
+
+
+@pytest.mark.parametrize(("outcome", "again"), [("failed", []), ("done", TRACE.splitlines())])
+def test_the_traceback_of_a_command_that_fails_is_left_to_the_verdict(
+    tmp_path: Path, outcome: str, again: list[str]
+) -> None:
+    merger = LineMerger(nodes=1, ranks=1, kind="command")
+    shown = HomeTail(RunHome(tmp_path), merger, TracebackFilter(5.0, Moment([0.0])))
+    write(tmp_path, 0, "launcher.err", "a warning\n" + TRACE)
+    write(tmp_path, 0, "launcher.out", "epoch 1\n")
+    assert list(shown.new()) == ["epoch 1", "a warning"]
+    write(tmp_path, 0, "events.jsonl", f'{{"at": 1.0, "event": "ended", "outcome": "{outcome}", "left": 0}}\n')
+    assert list(shown.rest()) == again

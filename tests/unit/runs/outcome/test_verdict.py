@@ -10,9 +10,10 @@ from typing import Any, NamedTuple
 import pytest
 
 from gpuops.core.run_models import RunRequest, Verdict, VerdictOutcome
+from gpuops.runs.outcome import verdict as verdicts
 from gpuops.runs.outcome.failure_cause import drop_first_warnings, extract_exception, final_words
 from gpuops.runs.outcome.node_report import NodeReport, Reason, parse_report
-from gpuops.runs.outcome.verdict import is_port_clash, judge, resume_hint
+from gpuops.runs.outcome.verdict import is_port_clash
 
 TRAIN = RunRequest(kind="torchrun", mode="multinode", nodes=2, gpus=None, script="train.py")
 COMMAND = RunRequest(kind="command", mode="run", nodes=1, gpus=None, argv=("make",))
@@ -150,7 +151,7 @@ DOWNLOAD = (
 )
 NOISE = "[rank3]:[W1120 17:54:52.9 TCPStore.cpp:125] [c10d] recvValue failed on SocketImpl: Connection reset by peer\n"
 
-RESUME = "run it again with `--resume` to continue from the newest snapshot that came home"
+RESUME = "run it again with `--resume toy-1` to continue from the newest snapshot that came home"
 
 
 def rank(number: int, code: int | None = 0, ended: float | None = 100.0, tail: str = "", **more: Any) -> dict[str, Any]:
@@ -231,7 +232,7 @@ SHM = "shared memory (/dev/shm) is probably too small"
 RANKS: dict[str, tuple[list[NodeReport], Then]] = {
     "an exit code": (
         [VICTIM0, node(1, "failed", killed(2, 15), rank(3, 3, 99.9, "bad config\n"), code=1)],
-        blames_3("failed with exit code 3", "`gpuops logs --rank 3` shows everything it said"),
+        blames_3("failed with exit code 3", "`gpuops logs toy-1 --rank 3` shows everything it said"),
     ),
     "a prelude line that fails": (
         [VICTIM0, node(1, "failed", rank(3, 126, 100.0, PRELUDE))],
@@ -408,7 +409,7 @@ OUTSIDE: dict[str, tuple[list[NodeReport], Then]] = {
     "nothing could be started": (
         [node(0, "failed", why="start", code=None, say="cannot start /v/python: No such file or directory")],
         Then(1, "failed", "node0 could not start the run: cannot start /v/python: No such file or directory",
-             "`gpuops logs --node 0`", node=0),
+             "`gpuops logs toy-1 --node 0`", node=0),
     ),
     "a full disk, on which nothing could be said": (
         [node(0, "failed", silent(0), silent(1), why="launcher", code=1, disk_free=0),
@@ -417,7 +418,7 @@ OUTSIDE: dict[str, tuple[list[NodeReport], Then]] = {
     ),
     "nothing was said, on a disk with room": (
         [node(0, "failed", silent(0), why="launcher", code=1, disk_free=9 << 30)],
-        Then(1, "failed", "torchrun failed with exit code 1", "`gpuops logs --node 0`", node=0),
+        Then(1, "failed", "torchrun failed with exit code 1", "`gpuops logs toy-1 --node 0`", node=0),
     ),
     "something was said, and the disk is full now": (
         [node(0, "failed", silent(0), why="launcher", code=1, tail=PORT, disk_free=0)],
@@ -573,6 +574,12 @@ def test_last_words_do_not_begin_with_warnings_of_others(tail: str, shown: str) 
     assert drop_first_warnings(tail) == shown
 
 
+def judge(
+    request: RunRequest, world_size: int, results: list[NodeReport], run: str = "toy-1", saved: bool = True
+) -> Verdict:
+    return verdicts.judge(request, world_size, results, run=run, saved=saved)
+
+
 def check(verdict: Verdict, then: Then) -> None:
     assert (verdict.exit_code, verdict.outcome, verdict.say) == (then.exit_code, then.outcome, then.say)
     assert (verdict.rank, verdict.node) == (then.rank, then.node)
@@ -691,7 +698,7 @@ def test_a_rank_whose_wrapper_was_killed_is_known_from_torchruns_report() -> Non
 @pytest.mark.parametrize(("saved", "hint"), [(True, "`--resume digits-2`"), (False, "it left no snapshot")])
 def test_the_hint_names_the_run_to_go_on_from(saved: bool, hint: str) -> None:
     results = [node(0, "stopped", killed(0, 15, after_stop=True), why="stop")]
-    assert hint in judge(TRAIN, 1, results, resume_hint("digits-2", saved)).hint
+    assert hint in judge(TRAIN, 1, results, run="digits-2", saved=saved).hint
 
 
 @pytest.mark.parametrize(
@@ -705,7 +712,7 @@ def test_the_hint_names_the_run_to_go_on_from(saved: bool, hint: str) -> None:
 def test_who_stops_a_run_that_no_rank_joined_is_told_the_line(saved: bool, joined: bool, hint: str) -> None:
     others = gang(1, killed(2, 15, joined=None), killed(3, 15, joined=None), origin=0)
     results = [node(0, "stopped", killed(0, 15, joined=False), killed(1, 15, joined=joined), why="stop"), others]
-    assert hint in judge(TRAIN, 4, results, resume_hint("digits-2", saved)).hint
+    assert hint in judge(TRAIN, 4, results, run="digits-2", saved=saved).hint
 
 
 def test_a_message_kept_by_record_stands_in_for_missing_words() -> None:
