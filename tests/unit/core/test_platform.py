@@ -266,8 +266,8 @@ class Publishing:
         return self.folder.publish(arrivals, SafeFolder(self.staging))
 
     def lie(self) -> dict[str, str]:
-        found = (path for path in self.folder.root.rglob("*") if path.is_file() and path.name != ".gpuops.jsonl")
-        return {path.relative_to(self.folder.root).as_posix(): path.read_text() for path in found}
+        found = (path for path in self.folder.folder.path.rglob("*") if path.is_file() and path.name != ".gpuops.jsonl")
+        return {path.relative_to(self.folder.folder.path).as_posix(): path.read_text() for path in found}
 
 
 def test_files_that_come_home_keep_apart(tmp_path: Path) -> None:

@@ -137,7 +137,7 @@ def test_what_a_killed_guard_was_receiving_goes_with_the_end_of_its_run(
     monkeypatch.setattr("gpuops.runs.results.collect._run_final_fetch", Fetched())
     cluster = a_cluster(world, created=time.time())
     row = a_run(world, cluster, created=time.time())
-    incoming = RunHome(row.home).incoming
+    incoming = RunHome(row.home).path / "incoming"
     (incoming / f"{DEAD.pid}-a").mkdir(parents=True)
     (incoming / f"{DEAD.pid}-a" / "0-0").write_bytes(b"half")
     conclude(world, ClusterSession(cluster, []), row, {0: lost_report(0, "node0 is silent", ReasonKind(kind))})
