@@ -29,6 +29,11 @@ ROWS = [
         "multigpu.py starts its own processes, and torchrun would start it once for each rank: they would never meet",
         "start it once: gpuops run -- python multigpu.py 50 10 (if it can be a rank of torchrun's after all: "
         "--send-anyway multigpu.py)", files={"multigpu.py": SPAWNS}),
+    Row("one that was to be rented for",
+        ("train", "multigpu", "--on", "runpod", "--cloud", "any", "-m", "my", "--gpus=4", "--", "50"),
+        "my.py starts its own processes, and torchrun would start it once for each rank: they would never meet",
+        "start it once: gpuops run --on runpod --gpus=4 --cloud any -- python -m my 50 (if it can be a rank of "
+        "torchrun's after all: --send-anyway my.py)", files={"my.py": SPAWNS}),
 ]  # fmt: skip
 
 
