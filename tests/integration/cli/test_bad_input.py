@@ -17,7 +17,6 @@ from tests.unit.cli.test_bad_input import KEY, TRAIN, Row, expect, expect_docume
 from tests.unit.runs.test_script_check import SPAWNS
 
 ROWS = [
-    Row("nowhere to push", ("push",), "there is no live cluster", "bring one up: gpuops up local"),
     Row("an ignored script", (*TRAIN, "a.py"), "a.py is not sent, since git or .gpuopsignore ignores it",
         "take it out of the ignore file", files={"a.py": "", ".gpuopsignore": "*.py\n"}),
     Row("a script that holds a key", (*TRAIN, "a.py"), "a.py is not sent: a secret of the kind private-key",
