@@ -12,7 +12,7 @@ from collections.abc import Sequence
 from typing import Any
 
 from gpuops.cli.help import TYPED, passed_words, split_provider_options
-from gpuops.cli.other_tools import LINE_OF, sort_train_line, torchrun_flag
+from gpuops.cli.other_tools import LINE_OF, TrainLine, sort_train_line, torchrun_flag
 from gpuops.core.names import did_you_mean
 
 NEAR = 0.75
@@ -66,6 +66,11 @@ def explain_parser_error(error: Exception, arguments: Sequence[str], commands: S
 
 def sorted_line(context: Any) -> str:
     """The typed line of `train` with each word where it belongs."""
+    return sort_line(context).typed()
+
+
+def sort_line(context: Any) -> TrainLine:
+    """The typed line of `train`, sorted."""
     takes_value = {
         name: not getattr(parameter, "is_flag", False)
         for parameter in context.command.params
@@ -75,7 +80,7 @@ def sorted_line(context: Any) -> str:
     rest, provider = split_provider_options(context.meta[TYPED], takes_value)
     line = sort_train_line(rest, {**takes_value, "--help": False, "-h": False}, passed_words() or ())
     line.ours += provider
-    return line.typed()
+    return line
 
 
 def _separator_hint(command: str, arguments: Sequence[str], theirs: str) -> str:

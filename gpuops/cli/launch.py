@@ -56,6 +56,8 @@ class CommandLine:
     dry_run: bool = False
     yes: bool = False
     as_json: bool = False
+    run_flags: Sequence[str] = ()
+    """Those flags of `train` that `run` takes as well, as they were typed."""
 
 
 def launch(typed: CommandLine, make_request: Callable[[MachineFlags], RunRequest]) -> None:
@@ -115,7 +117,9 @@ def _make_job(
         detach=bool(flags.detach),
         retries=count_retries(flags, is_typed=typed.flags.retries is not None),
         wish=lease_limits(machine),
-        sending=Sending(bool(flags.overwrite), flags.send_anyway or (), bool(flags.queue), bool(flags.fresh)),
+        sending=Sending(
+            bool(flags.overwrite), flags.send_anyway or (), bool(flags.queue), bool(flags.fresh), typed.run_flags
+        ),
     )
 
 

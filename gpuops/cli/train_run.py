@@ -7,7 +7,7 @@ from typing import Annotated, Literal
 import typer
 
 from gpuops.cli import completion
-from gpuops.cli.errors import explain_unknown_mode, sorted_line
+from gpuops.cli.errors import explain_unknown_mode, sort_line, sorted_line
 from gpuops.cli.flags import Json, LaunchFlags, MachineFlags, Yes, with_flags
 from gpuops.cli.help import WORDS, TakesArguments, TakesCommand, example_help, passed_words
 from gpuops.cli.launch import CommandLine, launch
@@ -99,8 +99,17 @@ def train(
         )
 
     single = SINGLE_FLAGS.get(checked, ())
-    typed = CommandLine("train", flags, machine, context.meta[WORDS], single, dry_run, yes, as_json)
+    typed = CommandLine(
+        "train", flags, machine, context.meta[WORDS], single, dry_run, yes, as_json, _run_flags(context)
+    )
     launch(typed, make_request)
+
+
+def _run_flags(context: typer.Context) -> list[str]:
+    """The typed flags that `run` takes as well: all but -m MODULE."""
+    typed = sort_line(context).ours
+    at = typed.index("-m") if "-m" in typed else len(typed)
+    return typed[:at] + typed[at + 2 :]
 
 
 def check_mode(mode: str, context: typer.Context) -> Literal["single", "multigpu", "multinode"]:

@@ -351,6 +351,15 @@ def rented_machine_ended(ctx: Context, row: ClusterRow, machine: Resource) -> bo
         return False
 
 
+def host_node_ended(ctx: Context, row: ClusterRow, machine: Resource) -> bool:
+    """Whether a node on a host of the user's own is there no more, by the host's own answer."""
+    try:
+        provider = ctx.provisioner_of(row)
+        return not is_rented(provider) and provider.describe(machine).status.has_ended
+    except GpuopsError:
+        return False
+
+
 def watchdogs_ended(ctx: Context, row: ClusterRow) -> bool:
     """Whether every node says that its watchdog has ended it; its machine may go on, and cost money."""
     machines = machines_of(ctx, row)

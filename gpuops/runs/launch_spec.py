@@ -82,9 +82,9 @@ def rank_command(request: RunRequest, python: str) -> list[str]:
     return [python, f"./{script}" if script.startswith("-") else script, *request.argv]
 
 
-def line_to_start_once(request: RunRequest) -> str:
+def line_to_start_once(request: RunRequest, flags: Sequence[str] = ()) -> str:
     """What to type for a program that starts its own ranks: it is started once, and not by torchrun."""
-    return shlex.join(["gpuops", "run", "--", *rank_command(request, "python")])
+    return shlex.join(["gpuops", "run", *flags, "--", *rank_command(request, "python")])
 
 
 def _here(node: NodeFacts, parts: Sequence[NodeFacts]) -> dict[str, int]:

@@ -187,10 +187,12 @@ def describe_unjoined(request: RunRequest) -> str:
         return ""
     ends = ""
     if request.join_timeout_s is not None:
-        ends = f"; after {request.join_timeout_s / 60:g} min without a line and without work it ends (--join-timeout)"
+        ends = (
+            f"; after {request.join_timeout_s / 60:g} min without a line and without work the run ends (--join-timeout)"
+        )
     return (
-        "no rank has joined the others yet: the program still imports or prepares, or it starts its own processes, "
-        f"and then is for {line_to_start_once(request)}{ends}"
+        "no rank has joined the others yet: the program still imports or prepares (one that starts its own processes "
+        f"is for `{line_to_start_once(request)}`){ends}"
     )
 
 

@@ -65,6 +65,8 @@ class Sending:
     """The run waits until earlier ones on its cluster have ended."""
     fresh: bool = False
     """What earlier runs made is taken off the nodes first."""
+    run_flags: Sequence[str] = ()
+    """What was typed for `train` and `run` takes as well: a refused script's hint repeats it."""
 
 
 @dataclass
@@ -113,7 +115,7 @@ def check_request(ctx: Context, request: RunRequest, sending: Sending) -> None:
     refuse_tracked(ctx.folder, [name for name in request.secrets if not ctx.env.get(name)])
     _, folder = choose_tree(request, ctx.folder)
     allow = _send_anyway(request, sending)
-    check_script(request, workloads_and_data.scan_project(ctx, folder, allow), allow)
+    check_script(request, workloads_and_data.scan_project(ctx, folder, allow), allow, sending.run_flags)
 
 
 def describe_secrets(ctx: Context, request: RunRequest) -> str:
@@ -252,7 +254,7 @@ def _scan_tree(ctx: Context, request: RunRequest, sending: Sending, folder: Path
     first, *more = upload.summary(tree)
     for sentence in (f"code: {first}", *more):
         ctx.out.say(sentence)
-    check_script(request, tree, sending.send_anyway)
+    check_script(request, tree, sending.send_anyway, sending.run_flags)
     if request.data and not request.workload:
         tree = workloads_and_data.link_data(tree, ctx.folder, Path(request.data), shared=shared)
     return tree

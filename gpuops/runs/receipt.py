@@ -105,7 +105,7 @@ def _format_versions(record: RunRecord) -> str:
 def _format_duration(record: RunRecord) -> str:
     parts = [span(record.duration_s)] if record.duration_s is not None else []
     if record.before_s is not None and record.is_rented:
-        parts.append(f"{span(record.before_s)} billed before the first step")
+        parts.append(f"{span(record.before_s)} billed before its launch")
     return "; ".join(parts)
 
 

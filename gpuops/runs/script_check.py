@@ -32,9 +32,12 @@ SPAWNERS = frozenset(
 )
 
 
-def check_script(request: RunRequest, tree: upload.Tree, allow: Sequence[str] = ()) -> None:
+def check_script(
+    request: RunRequest, tree: upload.Tree, allow: Sequence[str] = (), run_flags: Sequence[str] = ()
+) -> None:
     """Refuse a script that cannot train through torchrun on any node. `allow`: what `--send-anyway` names.
 
+    `run_flags`: what was typed for `train` and belongs into the line of `run` to type instead.
     Raises UsageError.
     """
     if request.kind != "torchrun" or request.workload:
@@ -55,7 +58,7 @@ def check_script(request: RunRequest, tree: upload.Tree, allow: Sequence[str] = 
     if module is not None and not _runs_alone(request) and starts_its_ranks(module):
         raise UsageError(
             f"{path} starts its own processes, and torchrun would start it once for each rank: they would never meet",
-            f"start it once: {line_to_start_once(request)}"
+            f"start it once: {line_to_start_once(request, run_flags)}"
             f" (if it can be a rank of torchrun's after all: --send-anyway {shlex.quote(path)})",
         )
 

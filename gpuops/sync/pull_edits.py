@@ -20,7 +20,14 @@ from gpuops.core.models import Resource
 from gpuops.core.reporting import Progress
 from gpuops.core.safe_folder import SafeFolder, local_errors
 from gpuops.ledger.store import ClusterRow
-from gpuops.nodes.session import nodes_of, open_programs, rented_machine_ended, restore_agents
+from gpuops.nodes.session import (
+    host_node_ended,
+    is_agent_removed,
+    nodes_of,
+    open_programs,
+    rented_machine_ended,
+    restore_agents,
+)
 from gpuops.sync.merged_outputs import OutFolder
 from gpuops.sync.merged_outputs_record import Held
 from gpuops.sync.project_files import FileEntry, printable_path, read_entry
@@ -196,10 +203,13 @@ def save_cluster_edits(ctx: Context, row: ClusterRow, progress: Progress) -> Ite
 
 
 def _save_with_new_agent(ctx: Context, row: ClusterRow, machine: Resource, index: int, progress: Progress) -> str:
-    """`save_node_edits`, once more where somebody had removed the node's agent. Raises NodeError, LocalDisk."""
+    """`save_node_edits`, once more where somebody had removed the node's agent; a sentence where all of the node was
+    removed on its host. Raises NodeError, LocalDisk."""
     try:
         return save_node_edits(ctx, row, machine, index, progress)
     except ConnectionLost as error:
+        if is_agent_removed(machine, error) and host_node_ended(ctx, row, machine):
+            return f"node{index} was removed on its host, and what was edited there with it"
         if not restore_agents(ctx, {index: machine}, error):
             raise
         return save_node_edits(ctx, row, machine, index, progress)

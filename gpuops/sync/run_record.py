@@ -26,7 +26,7 @@ class RunRecord:
     ended: float | None = None
     duration_s: float | None = None
     before_s: float | None = None
-    """Seconds that were billed before the first step."""
+    """Seconds that were billed before `started`, the launch."""
     cost: float | None = None
     """In $: an estimate until the provider bills."""
     payer: Payer | None = None

@@ -219,6 +219,7 @@ def _create_environment(
 ) -> Interpreter:
     uv = uv_command(known, os.environ)
     base = choose_base(known, bool(uv))
+    emit({"say": f"with {base.path}"})  # venv says nothing, and may take a minute
     # Its own pip, too: without one, `pip` in a set-up command would be the system's.
     create = [*uv, "venv", "--seed", "--python", base.path, env] if uv else [base.path, "-m", "venv", env]
     install = _install_command(uv, env)
@@ -352,4 +353,6 @@ class LineReporter:
             self.feed(b"\n")
         errors = [line for line in self.last if re.match(r"(?i)error\b", line)]
         line = (errors or self.last or ["no reason was given"])[-1]
-        return f"{NO_INDEX}: {line}" if self.has_retried and "No matching distribution" in line else line
+        # Where a file of constraints names what is missing, too, pip speaks of a conflict.
+        nothing_found = "No matching distribution" in line or "ResolutionImpossible" in line
+        return f"{NO_INDEX}: {line}" if self.has_retried and nothing_found else line

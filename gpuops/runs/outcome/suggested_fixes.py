@@ -170,7 +170,11 @@ _REMEDIES: tuple[tuple[re.Pattern[str], str | Callable[[re.Match[str], str], str
         _missing_file,
     ),
     (_PORT_TAKEN, "run it again: gpuops takes a fresh port each time; one that the script opens itself must be free"),
-    (re.compile(r"EOFError: EOF when reading a line"), _asked),
+    (re.compile(r"EOFError: EOF when reading a line|termios\.error: \(25, "), _asked),  # input(), getpass()
+    (
+        re.compile(r"\bbdb\.BdbQuit\b"),
+        "a breakpoint waits for somebody at a terminal, and nobody is there: take it out, or --env PYTHONBREAKPOINT=0",
+    ),
     (
         re.compile(r"wandb[^\n]*(?:[Aa][Pp][Ii][ _]key (?:not )?configured|no-tty|not logged in|wandb login)"),
         "nobody can log in there: " + WANDB,

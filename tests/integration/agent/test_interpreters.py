@@ -253,6 +253,7 @@ def test_uv_makes_it_once(node: Node, plain: str, uv: Path) -> None:
         "made": True,
         "why": "made for this project",
     }
+    assert items[0] == {"say": f"with {plain}"}
     assert {"say": "Installed torch"} in items
     assert [json.loads(line) for line in uv.read_text().splitlines()] == [
         [None, "venv", "--seed", "--python", plain, env],

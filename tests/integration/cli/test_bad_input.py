@@ -17,7 +17,6 @@ from tests.unit.cli.test_bad_input import KEY, TRAIN, Row, expect, expect_docume
 from tests.unit.runs.test_script_check import SPAWNS
 
 ROWS = [
-    Row("nowhere to push", ("push",), "there is no live cluster", "bring one up: gpuops up local"),
     Row("an ignored script", (*TRAIN, "a.py"), "a.py is not sent, since git or .gpuopsignore ignores it",
         "take it out of the ignore file", files={"a.py": "", ".gpuopsignore": "*.py\n"}),
     Row("a script that holds a key", (*TRAIN, "a.py"), "a.py is not sent: a secret of the kind private-key",
@@ -29,6 +28,11 @@ ROWS = [
         "multigpu.py starts its own processes, and torchrun would start it once for each rank: they would never meet",
         "start it once: gpuops run -- python multigpu.py 50 10 (if it can be a rank of torchrun's after all: "
         "--send-anyway multigpu.py)", files={"multigpu.py": SPAWNS}),
+    Row("one that was to be rented for",
+        ("train", "multigpu", "--on", "runpod", "--cloud", "any", "-m", "my", "--gpus=4", "--", "50"),
+        "my.py starts its own processes, and torchrun would start it once for each rank: they would never meet",
+        "start it once: gpuops run --on runpod --gpus=4 --cloud any -- python -m my 50 (if it can be a rank of "
+        "torchrun's after all: --send-anyway my.py)", files={"my.py": SPAWNS}),
 ]  # fmt: skip
 
 

@@ -71,6 +71,19 @@ def test_a_run_brings_the_agent_that_was_removed(lab: Lab, laptop: Laptop) -> No
     laptop.expect_hosts_clean(host)
 
 
+def test_down_ends_the_others_where_somebody_removed_all_of_a_node(lab: Lab, laptop: Laptop) -> None:
+    a, b = lab.host("a"), lab.host("b")
+    laptop.up(a, b)
+    assert laptop.run("push").returncode == 0
+    root(b).joinpath(project(b)[1:], "notes.txt").write_text("kept\n")
+    assert a.run(["sh", "-c", "rm -rf /root/.gpuops-*"]).returncode == 0
+    down = laptop.run("down", "lab")
+    assert down.returncode == 0, down.stderr
+    assert "node0 was removed on its host, and what was edited there with it" in down.stderr
+    assert (laptop.folder / "runs" / "lab-left" / "node1" / "notes.txt").read_text() == "kept\n"
+    laptop.expect_hosts_clean(a, b)
+
+
 def test_what_is_mounted_in_a_project_is_not_emptied(lab: Lab, laptop: Laptop) -> None:
     host = lab.host("a")
     laptop.up(host)

@@ -57,6 +57,7 @@ ROWS = [
           ("multigpu", "gpuops train single, gpuops train multigpu or gpuops train multinode", "a.py"),
           ("a.py", "gpuops train multinode a.py"),
       )),
+    Row("nowhere to push", ("push",), "there is no live cluster", "bring one up: gpuops up local"),
     Row("nearly a command", ("stats",), "there is no command 'stats'; did you mean status?", "see: gpuops --help"),
     Row("unknown flag of gpuops", ("--bogus",), "there is no option --bogus", "see: gpuops --help"),
     Row("unknown flag", ("status", "--clod"), "there is no option --clod; did you mean --cloud?",

@@ -92,8 +92,8 @@ def event(kind: str, **data: object) -> bytes:
 
 
 UNJOINED = (
-    "no rank has joined the others yet: the program still imports or prepares, or it starts its own processes, and "
-    "then is for gpuops run -- python my.py 50 10; after 30 min without a line and without work it ends "
+    "no rank has joined the others yet: the program still imports or prepares (one that starts its own processes is "
+    "for `gpuops run -- python my.py 50 10`); after 30 min without a line and without work the run ends "
     "(--join-timeout)"
 )
 
@@ -121,7 +121,7 @@ def test_ranks_that_joined_late_are_not_remarked_on_afterwards(tmp_path: Path) -
 
 def test_our_own_programs_and_commands_join_or_need_not() -> None:
     request = RunRequest("torchrun", "multinode", 2, None, script="my.py", join_timeout_s=None)
-    assert describe_unjoined(request).endswith("gpuops run -- python my.py")
+    assert describe_unjoined(request).endswith("`gpuops run -- python my.py`)")
     assert describe_unjoined(dataclasses.replace(request, workload="digits")) == ""
     assert describe_unjoined(dataclasses.replace(request, kind="command")) == ""
 

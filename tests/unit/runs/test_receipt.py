@@ -38,7 +38,7 @@ def test_a_rented_run() -> None:
         "code     commit 0123456789 with uncommitted changes",
         "where    2 nodes on runpod",
         "with     image pytorch:2.8, torch 2.13.0, driver 570.86",
-        "time     1 h 02 min; 1:35 min billed before the first step",
+        "time     1 h 02 min; 1:35 min billed before its launch",
         "cost     about $4.50",
         "results  /home/me/project/runs/digits-3",
         "not home node1 cannot be reached any more",

@@ -12,6 +12,10 @@ from gpuops.runs.outcome.failure_cause import extract_exception
 from gpuops.runs.outcome.suggested_fixes import advice, last_line, wants_gpus, was_joining
 
 GPUS = "it wants GPUs: run it on a machine that has them, with a torch built for them (`--on ssh --host USER@HOST`)"
+GETPASS = (
+    "termios.error: (25, 'Inappropriate ioctl for device')\n\nDuring handling of the above exception, another "
+    "exception occurred:\n\nTraceback (most recent call last):\n    raise EOFError\nEOFError"
+)
 NPROC_GPU = """\
 Traceback (most recent call last):
   File "/venv/lib/python3.11/site-packages/torch/distributed/run.py", line 748, in determine_local_world_size
@@ -57,6 +61,11 @@ WORDS = [
         "wandb: Enter your choice: Traceback (most recent call last):\nEOFError: EOF when reading a line",
         "it asked for input, and nobody can answer there: --secret WANDB_API_KEY, or --env WANDB_MODE=offline",
     ),
+    (
+        GETPASS,
+        "it asked for input, and nobody can answer there: give it behind `--`, with --env or with --secret",
+    ),
+    ("bdb.BdbQuit", "take it out, or --env PYTHONBREAKPOINT=0"),
     (
         "wandb.errors.errors.UsageError: api_key not configured (no-tty). call wandb.login(key=[your_api_key])",
         "nobody can log in there: --secret WANDB_API_KEY, or --env WANDB_MODE=offline",
