@@ -27,7 +27,7 @@ VERSION_PY = "__version__ = '{}'\ndebug = False\ncuda: Optional[str] = {!r}\ngit
 MAKE = {
     "requirements": ["requests", "torchvision"],
     "torch": "torch>=2.4",
-    "index": "https://me:word@index/cu126",
+    "index": "https://" + "me:word" + "@index/cu126",
     "name": "abc",
 }
 

@@ -75,13 +75,15 @@ def test_a_run_that_is_still_being_prepared(shell: Shell) -> None:
 
 def test_logs_of_a_node_out_of_reach(shell: Shell, tmp_path: Path) -> None:
     counting = Counting(shell, tmp_path / "side").start()
-    (agent,) = (shell.home / "local" / "agent").glob("*.pyz")
-    away = agent.with_suffix(".away")
-    agent.rename(away)
+    agents = shell.home / "local" / "agent"
+    away = agents.with_name("away")
+    agents.rename(away)
+    agents.touch()  # in the way of another agent that a command would put there
     try:
         logs = shell.run("logs", "--tail", "5")
     finally:
-        away.rename(agent)
+        agents.unlink()
+        away.rename(agents)
     assert logs.returncode == 0, logs.stderr
     assert len(logs.stdout.splitlines()) == 5
     assert "its lines so far are those at home" in logs.stderr

@@ -111,8 +111,8 @@ def test_a_conflict_of_the_longest_name(tmp_path: Path) -> None:
     with out.staging() as staging:
         sha256 = staging.create("1-0", io.BytesIO(b"bad"), 3, mtime_ns=5)
         (said,) = out.publish([Arrival(1, name, (3, 5), sha256, "1-0")], staging)
-    assert (out.root / name).read_text() == "a person's"
-    assert sorted(path.read_text() for path in out.root.glob("[!.x]*")) == ["bad"]
+    assert (out.folder.path / name).read_text() == "a person's"
+    assert sorted(path.read_text() for path in out.folder.path.glob("[!.x]*")) == ["bad"]
     assert "lies beside a file that was changed here" in said
 
 
