@@ -7,17 +7,19 @@ import os
 import sys
 from collections.abc import Iterable, Sequence
 from importlib import import_module
-from typing import TextIO
+from typing import TYPE_CHECKING, TextIO
 
-import typer
-
-from gpuops.cli.help import set_passed_words, split_at_separator
 from gpuops.cli.registry import COMMANDS, HEAD, short_answer
 from gpuops.core.errors import BUG, GpuopsError, Interrupted, UsageError
+
+if TYPE_CHECKING:
+    import typer
 
 
 def build(names: Iterable[str]) -> typer.Typer:
     """A typer app with these commands only: building all of them takes longer than most commands run."""
+    import typer
+
     app = typer.Typer(
         name="gpuops",
         help=HEAD,
@@ -34,7 +36,7 @@ def build(names: Iterable[str]) -> typer.Typer:
 
 
 def _root() -> None:
-    pass  # `gpuops` alone, its help and its version are answered by `short_answer`
+    pass  # `gpuops` alone, its help and its version are answered before typer is imported: it takes longer than they do
 
 
 DISK_FULL_ERRORS = (errno.ENOSPC, errno.EDQUOT, errno.EROFS)
@@ -49,6 +51,8 @@ def execute(arguments: Sequence[str]) -> int:
     if COMPLETING not in os.environ and (answer := short_answer(arguments)) is not None:
         _print(answer, sys.stdout)
         return 0
+    from gpuops.cli.help import set_passed_words, split_at_separator
+
     ours, passed = split_at_separator(arguments)
     set_passed_words(passed)
     as_json = "--json" in ours
@@ -70,6 +74,8 @@ def execute(arguments: Sequence[str]) -> int:
 def _call(ours: Sequence[str]) -> int:
     """Let typer parse the line and call its command. Raises GpuopsError, Interrupted, or any exception of a bug."""
     names = _commands_of(ours)
+    import typer
+
     from gpuops.cli.errors import explain_parser_error
 
     try:

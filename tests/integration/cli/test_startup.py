@@ -17,7 +17,7 @@ def test_to_say_who_it_is_it_loads_nothing_heavy(flag: str) -> None:
         "import sys\nfrom gpuops.cli import main\n"
         f"try: main(['{flag}'])\n"
         "except SystemExit as end: code = end.code\n"
-        f"heavy = [name for name in {sorted(HEAVY | {'msgspec', 'rich.table', 'rich.progress'})} "
+        f"heavy = [name for name in {sorted(HEAVY | {'typer', 'msgspec', 'rich.table', 'rich.progress'})} "
         "if name in sys.modules]\n"
         "sys.exit(code or ' '.join(heavy) or 0)"
     )
