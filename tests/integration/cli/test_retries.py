@@ -279,8 +279,10 @@ def test_nothing_can_be_had_any_more(reclaimed: Shell) -> None:
     assert (document["run"], document["exit_code"]) == ("python3-1", 3)
     assert document["error"]["say"].startswith("none of 3 offers could be had: no tent is left in the west")
     assert len(document["retries"]) == 1
-    asked = ["east", *["west", "north", "east"] * 2]
-    assert fair.asked(tents(reclaimed)) == asked, "where it was reclaimed comes last, and all are asked again"
+    first, *again = fair.asked(tents(reclaimed))
+    rounds = len(again) // 3  # two, unless the second of waiting is over before all have been asked
+    assert first == "east"
+    assert again == ["west", "north", "east"] * rounds != [], "where it was reclaimed comes last, and all are asked"
     assert reclaimed.clusters() == []
     reclaimed.expect_clean()
 
