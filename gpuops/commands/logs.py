@@ -20,7 +20,7 @@ from gpuops.runs.launch_spec import request_of
 from gpuops.runs.logs.home_tail import Filter, HomeTail, LogTimes, last_output_time
 from gpuops.runs.logs.lines import LineMerger
 from gpuops.runs.monitor import close_at_first_line, follow_with_remarks, show_waiting
-from gpuops.runs.prepare import NOT_STARTED
+from gpuops.runs.outcome.verdict import NOT_STARTED
 from gpuops.sync.log_mirror import mirror
 from gpuops.sync.run_folder import RunHome
 

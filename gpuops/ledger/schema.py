@@ -20,8 +20,9 @@ SCHEMA = 1
 BUSY_S = 30.0
 """How long another command's change is waited for."""
 
-NOTHING_TYPED_WRONGLY = (sqlite3.SQLITE_BUSY, sqlite3.SQLITE_LOCKED, sqlite3.SQLITE_FULL, sqlite3.SQLITE_IOERR)
-"""Errors of SQLite that end with LocalDisk's exit code. A quota of the disk that is used up is IOERR to it."""
+LOCAL_DISK_ERRORS = (sqlite3.SQLITE_BUSY, sqlite3.SQLITE_LOCKED, sqlite3.SQLITE_FULL, sqlite3.SQLITE_IOERR)
+"""SQLite's codes for a disk or another command that is in the way: exit code 4, since nothing was typed wrongly. A used-up
+quota of the disk is IOERR to it."""
 
 TABLES = """
 CREATE TABLE clusters (
@@ -75,7 +76,7 @@ def unwritable(path: Path, error: Exception) -> LedgerUnwritable:
     elif code == sqlite3.SQLITE_FULL:
         hint = f"free some space in {path.parent}: what goes on is followed, and ended, from here again"
     found = LedgerUnwritable(say, hint)
-    if code in NOTHING_TYPED_WRONGLY:
+    if code in LOCAL_DISK_ERRORS:
         found.exit_code = LocalDisk.exit_code
     return found
 

@@ -34,6 +34,7 @@ from gpuops.runs import earlier_files
 from gpuops.runs.finish import Policy, finish
 from gpuops.runs.follow import SLOW_RECONNECT_INTERVAL_S, UNREACHABLE_TIMEOUT_S, make_follower
 from gpuops.runs.launch_spec import request_of
+from gpuops.runs.outcome.verdict import NOT_STARTED
 from gpuops.runs.results.collect import Agents
 from gpuops.runs.script_check import check_script
 from gpuops.runs.start_decision import may_go_on
@@ -170,10 +171,6 @@ def _name_hosts(session: ClusterSession) -> list[str]:
     """The hosts of a cluster by the user's own names for them, where these say more than the provider's."""
     hosts = dict.fromkeys(machine.region for machine in session.machines if not machine.bills)
     return list(hosts) if session.row.provider == "ssh" else []
-
-
-NOT_STARTED = "not started: "
-"""How the verdict begins on a run that was given up before its start."""
 
 
 def record_not_started(ctx: Context, row: RunRow, error: BaseException) -> None:

@@ -31,7 +31,7 @@ def made(node: Node, args: dict[str, Any], emit: Emit) -> dict[str, Any]:  # noq
     """
     tree = args["tree"]
     record = load_record(node, tree)
-    put_back = read_restored(node, tree)
+    put_back = _read_restored(node, tree)
     found = output_files.list_outputs(node, tree, args["patterns"])
     root = os.fsencode(node.tree(tree))
     stamps = {}
@@ -100,7 +100,7 @@ def restore(node: Node, arguments: list[str], stdin: BinaryIO, stdout: BinaryIO)
     incoming = node.path("incoming")
     os.makedirs(incoming, exist_ok=True)
     staged = os.path.join(incoming, f"restore.{os.getpid()}").encode()
-    placed, put_back = [], read_restored(node, tree)
+    placed, put_back = [], _read_restored(node, tree)
     try:
         for name, _size, blocks in wire_format.members(stdin):
             path = checked_path(name)
@@ -145,7 +145,7 @@ def _copy_into_place(staged: bytes, target: bytes) -> None:
 def _note_restored(node: Node, tree: str, run: str, paths: Sequence[str]) -> None:
     """Record that `restore` has put back these files of a run."""
     folder = TreeFolder(node.tree(tree))
-    restored = read_restored(node, tree)
+    restored = _read_restored(node, tree)
     for path in paths:
         entry = stat_entry(folder.at(path)).entry
         restored[path] = [entry.size, entry.mtime_ns, run]
@@ -153,7 +153,7 @@ def _note_restored(node: Node, tree: str, run: str, paths: Sequence[str]) -> Non
     write_json(_restored_path(node, tree), {"schema": 1, "files": restored})
 
 
-def read_restored(node: Node, tree: str) -> dict[str, list[Any]]:
+def _read_restored(node: Node, tree: str) -> dict[str, list[Any]]:
     """What `restore` put into a tree: path -> [size, mtime_ns, run]."""
     return dict((read_json(_restored_path(node, tree)) or {}).get("files") or {})
 

@@ -33,7 +33,8 @@ STOPPED = 130
 """Also for a run that `gpuops stop` ended from another terminal: nothing failed, and it is not done."""
 FAILED = 1
 NODE_FAILED = 4
-
+NOT_STARTED = "not started: "
+"""How the verdict begins on a run that was given up before its start."""
 SEPARATE_RANKS_HINT = (
     "check that the script calls `torch.distributed.init_process_group` on this kind of machine; "
     "one that starts its ranks itself is for `{}`"

@@ -28,6 +28,12 @@ def project(host: Host, cluster: str = "lab") -> str:
     return "/" + str(folder.relative_to(root(host))) + "/project"
 
 
+def take_agent_away(host: Host) -> None:
+    """Somebody removes it who does not know what it is."""
+    (agents,) = root(host).glob("root/.gpuops-*/agent")
+    agents.rename(root(host) / "root" / "aside")
+
+
 def test_a_lost_book_of_hosts_changes_nothing_for_down(lab: Lab, laptop: Laptop) -> None:
     host = lab.host("a")
     laptop.up(host)
@@ -40,8 +46,7 @@ def test_a_lost_book_of_hosts_changes_nothing_for_down(lab: Lab, laptop: Laptop)
 def test_nodes_whose_agent_somebody_removed_are_ended_by_another(lab: Lab, laptop: Laptop) -> None:
     host = lab.host("a")
     laptop.up(host)
-    (agents,) = root(host).glob("root/.gpuops-*/agent")
-    agents.rename(root(host) / "root" / "aside")
+    take_agent_away(host)
     down = laptop.run("down", "lab", "--force")
     assert down.returncode == 0, down.stderr
     laptop.expect_hosts_clean(host)
@@ -52,8 +57,7 @@ def test_down_brings_home_what_was_edited_where_the_agent_was_removed(lab: Lab, 
     laptop.up(host)
     assert laptop.run("push").returncode == 0
     assert host.run(["sh", "-c", f"echo kept > {project(host)}/notes.txt"]).returncode == 0
-    (agents,) = root(host).glob("root/.gpuops-*/agent")
-    agents.rename(root(host) / "root" / "aside")
+    take_agent_away(host)
     down = laptop.run("down", "lab")
     assert down.returncode == 0, down.stderr
     assert (laptop.folder / "runs" / "lab-left" / "node0" / "notes.txt").read_text() == "kept\n"
@@ -63,8 +67,7 @@ def test_down_brings_home_what_was_edited_where_the_agent_was_removed(lab: Lab, 
 def test_a_run_brings_the_agent_that_was_removed(lab: Lab, laptop: Laptop) -> None:
     host = lab.host("a")
     laptop.up(host)
-    (agents,) = root(host).glob("root/.gpuops-*/agent")
-    agents.rename(root(host) / "root" / "aside")
+    take_agent_away(host)
     run = laptop.run("run", "--", "echo", "it runs")
     assert (run.returncode, run.stdout) == (0, "it runs\n"), run.stderr
     assert laptop.run("down", "lab").returncode == 0
