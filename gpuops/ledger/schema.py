@@ -21,8 +21,8 @@ BUSY_S = 30.0
 """How long another command's change is waited for."""
 
 LOCAL_DISK_ERRORS = (sqlite3.SQLITE_BUSY, sqlite3.SQLITE_LOCKED, sqlite3.SQLITE_FULL, sqlite3.SQLITE_IOERR)
-"""SQLite's codes for a disk or another command that is in the way: exit code 4, since nothing was typed wrongly. A used-up
-quota of the disk is IOERR to it."""
+"""SQLite's codes for a disk, or another command, that is in the way: exit code 4, since nothing was typed wrongly.
+A used-up quota of the disk is IOERR to it."""
 
 TABLES = """
 CREATE TABLE clusters (
