@@ -43,7 +43,7 @@ def last_words(text: str) -> list[str]:
             "rank 3 on node1 failed with exit code 1",
             f"hint: its last words are above; {MORE.format(last=3)}",
         ),
-        ("exit", 1, None, "rank 1 on node1 failed with exit code 7", "hint: "),
+        pytest.param("exit", 1, None, "rank 1 on node1 failed with exit code 7", "hint: ", marks=pytest.mark.proof),
         ("segv", 1, None, "rank 1 on node1 was ended by SIGSEGV", "hint: native code crashed"),
     ],
 )
@@ -64,6 +64,7 @@ def test_the_last_rank_fails(shell: Shell, what: str, each: int, words: str | No
 
 
 @real_torch
+@pytest.mark.proof  # tests/system trains on two nodes
 def test_real_training_is_done(shell: Shell) -> None:
     shell.write("gang.py", GANG.read_text())
     done = shell.run(*TWO_BY_ONE, "gang.py", "--", "train")

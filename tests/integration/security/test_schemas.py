@@ -110,7 +110,7 @@ def test_the_other_nodes_results_come_home(shell: Shell, lie: Lie, name: str) ->
     [
         "said['ok'] = {}",
         pytest.param("said['ok'] = 5", marks=pytest.mark.proof),
-        f"return {NEST}",
+        pytest.param(f"return {NEST}", marks=pytest.mark.proof),
         pytest.param("return {'id': said['id']}", marks=pytest.mark.proof),
     ],
 )
@@ -157,11 +157,11 @@ def bulk(node, mode, arguments, stdin):
     "name",
     [
         "hello-nothing",
-        "tail-reason",
+        pytest.param("tail-reason", marks=pytest.mark.proof),
         pytest.param("tail-offset", marks=pytest.mark.proof),
         pytest.param("tail-deep", marks=pytest.mark.proof),
         "outs-negative",
-        "sums-number",
+        pytest.param("sums-number", marks=pytest.mark.proof),
         "files-unasked",
     ],
 )

@@ -65,7 +65,7 @@ def count_by_one_process(program: ModuleType, weights: dict[str, Tensor], data: 
     return int((model.eval()(images).argmax(1) == labels).sum())
 
 
-@pytest.mark.parametrize(("ranks", "killed"), [(2, "1 8"), (4, "3 5")])
+@pytest.mark.parametrize(("ranks", "killed"), [(2, "1 8"), pytest.param(4, "3 5", marks=pytest.mark.proof)])
 def test_killed_in_mid_epoch_a_run_ends_as_if_it_had_not_been(
     world, data: Path, tmp_path: Path, ranks: int, killed: str
 ) -> None:

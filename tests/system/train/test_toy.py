@@ -34,6 +34,7 @@ def test_by_torchrun(launch) -> None:
     assert epoch_lines(out) == lines(2, range(2), 32)
 
 
+@pytest.mark.proof  # four ranks say what each of sixteen says
 def test_the_tutorials_sixteen_gpus(world) -> None:
     ran = world("toy.py", "50", "10", ranks=16).succeed()
     assert "[GPU11] Epoch 47 | Batchsize: 32 | Steps: 4" in ran.out(11)

@@ -114,10 +114,11 @@ def test_a_node_waits_for_a_client_of_what_another_node_handed_to_it(
     waits, usual, own_thread = list[float](), time.sleep, threading.current_thread()
 
     def sleep(seconds: float) -> None:
-        if threading.current_thread() is not own_thread:  # one that a test before this left behind
-            return usual(seconds)
-        waits.append(seconds)
-        wait_for_download.record_download(str(folder))
+        if threading.current_thread() is own_thread:
+            waits.append(seconds)
+            wait_for_download.record_download(str(folder))
+        else:  # one that a test before this left behind
+            usual(seconds)
 
     monkeypatch.chdir(tmp_path)
     monkeypatch.setattr(end_after_upload, "may_end", lambda *_: True)
