@@ -4,9 +4,8 @@
     registry             from a provider's name to its provisioner, lazily; entry points of other wheels
     checked_provisioner  a provisioner held to its contract: it answers in time, in our errors, each resource once
     keys                 SSH key pairs: our login, and a machine's first host key
-    api_endpoint         addresses of APIs that a key may be sent to
+    http_api             of APIs by HTTP: an address that a key may be sent to, the time that answers tell
     error_table          the one table form for a provider's failed answers
-    server_clock         a provider's time, as its answers tell it
 
 Where two providers have the same story to tell, its file has the same name in both:
 

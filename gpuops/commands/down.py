@@ -24,7 +24,8 @@ from gpuops.core.format import money, span
 from gpuops.core.reporting import Progress, Silent
 from gpuops.ledger.rows import ClusterState, RunState
 from gpuops.ledger.store import ClusterRow, LedgerUnwritable, RunRow
-from gpuops.nodes.session import ClusterSession, all_machines_ended, machines_of, open_session
+from gpuops.nodes.has_ended import all_machines_ended
+from gpuops.nodes.session import ClusterSession, machines_of, open_session
 from gpuops.runs.finish import Policy, RunOutcome, finish
 from gpuops.runs.graceful_stop import stop_and_wait
 from gpuops.runs.results.collect import Agents, Disks

@@ -16,7 +16,8 @@ from gpuops.core.reporting import Silent
 from gpuops.guard.lease_check import has_expired
 from gpuops.ledger.rows import ClusterState, RunState
 from gpuops.ledger.store import ClusterRow, LedgerUnwritable, RowGone, RunRow
-from gpuops.nodes.session import ClusterSession, all_machines_ended, machines_of, open_session, watchdogs_ended
+from gpuops.nodes.has_ended import all_machines_ended, watchdogs_ended
+from gpuops.nodes.session import ClusterSession, machines_of, open_session
 from gpuops.runs.finish import Policy, RunOutcome, finish
 from gpuops.runs.follow import make_follower
 from gpuops.runs.graceful_stop import stop_nodes

@@ -2,7 +2,8 @@
 
 bootstrap          the agent as one file: built, brought to a machine, started
 host_key_handover  a rented machine gets a host key of its own, the agent, a watchdog
-session            conversations with all nodes of a cluster, and what their provider says of its machines
+session            conversations with all nodes of a cluster, and what helps where some do not answer
+has_ended          whether nodes and their machines have ended
 gpu_shares         the nodes on one machine, virtual ones among them, and which of its GPUs each has
 network            every node tries to reach every other before a launch
 rendezvous         at which address the nodes of a run meet; pure

@@ -19,7 +19,7 @@ from gpuops.transport.bulk_transfer import exchange
 from gpuops.transport.connection import Connection
 
 if TYPE_CHECKING:
-    from gpuops.transport import schemas
+    from gpuops.transport import program_schemas
 
 
 EPOCH = (1980, 1, 1, 0, 0, 0)
@@ -226,13 +226,13 @@ def revive(connection: Connection, python: str, agent: str, folder: str) -> None
     call_agent_mode(connection, [python, "-I", agent, "init", "--node", folder, "--revive"])
 
 
-def call_agent_mode(connection: Connection, argv: Sequence[str], question: bytes = b"") -> schemas.ModeAnswer:
+def call_agent_mode(connection: Connection, argv: Sequence[str], question: bytes = b"") -> program_schemas.ModeAnswer:
     """One of the agent's modes that answers with one line of JSON. Raises NodeRefused, ConnectionLost."""
-    from gpuops.transport import schemas, validation
+    from gpuops.transport import program_schemas, validation
 
     said = run_step(connection, argv, question)
     try:
-        answer: schemas.ModeAnswer = validation.convert(validation.parse_json(said), schemas.ModeAnswer)
+        answer: program_schemas.ModeAnswer = validation.convert(validation.parse_json(said), program_schemas.ModeAnswer)
     except ValueError as error:
         last = (said.decode(errors="replace").strip().splitlines() or ["nothing"])[-1][:200]
         raise ConnectionLost(f"{connection.label} gave no answer but '{last}'", "try again") from error

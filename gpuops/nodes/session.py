@@ -13,7 +13,7 @@ from gpuops.core.context import Context
 from gpuops.core.errors import ConnectionLost, GpuopsError, MalformedAnswer, NodeError, NodeRefused, RefusalKind
 from gpuops.core.models import Lease, Resource
 from gpuops.core.parallel import on_each
-from gpuops.core.provider import Provisioner, is_rented
+from gpuops.core.provider import is_rented
 from gpuops.core.reporting import Progress, Silent
 from gpuops.ledger.store import ClusterRow
 from gpuops.nodes import bootstrap
@@ -117,7 +117,7 @@ def contact_cluster(
     failed: dict[int, NodeError] = {}
     nodes = on_each(contact, range(len(machines)))
     session = ClusterSession(row, list(machines), *(list(column) for column in zip(*nodes, strict=True)))
-    missed = [index for index, error in failed.items() if not (is_virtual(machines[index]) and _means_ended(error))]
+    missed = [index for index, error in failed.items() if not (is_virtual(machines[index]) and means_ended(error))]
     if len(failed) == len(machines) or (missed and not some):
         session.close()
         raise _with_cluster_hint(row, machines[min(missed)], failed[min(missed)])
@@ -135,27 +135,8 @@ def contact_node(row: ClusterRow, machine: Resource, index: int, *, any_version:
         raise
 
 
-def node_has_ended(provider: Provisioner, row: ClusterRow, machine: Resource, index: int) -> bool:
-    """Whether a node's machine has ended, or a virtual node has while its machine goes on.
-
-    Raises ProviderError, and NodeError where that of a virtual node cannot be known.
-    """
-    return provider.describe(machine).status.has_ended or (
-        is_virtual(machine) and _agent_has_ended(row, machine, index)
-    )
-
-
-def _agent_has_ended(row: ClusterRow, machine: Resource, index: int) -> bool:
-    try:
-        client, *_ = contact_node(row, machine, index)
-    except NodeRefused as refusal:
-        return _means_ended(refusal)
-    client.close()
-    client.connection.close()
-    return False
-
-
-def _means_ended(error: NodeError) -> bool:
+def means_ended(error: NodeError) -> bool:
+    """Whether a node itself says that it has ended, or is there no more."""
     return isinstance(error, NodeRefused) and error.kind in ENDED_KINDS
 
 
@@ -334,13 +315,6 @@ def nodes_of(ctx: Context, row: ClusterRow) -> list[Resource]:
     return with_virtual(machines_of(ctx, row))
 
 
-def all_machines_ended(ctx: Context, row: ClusterRow) -> bool:
-    """Whether a cluster's provider says that none of its machines runs any more. Raises ProviderError."""
-    provider = ctx.provisioner_of(row)
-    machines = machines_of(ctx, row)
-    return bool(machines) and all(provider.describe(machine).status.has_ended for machine in machines)
-
-
 def rented_machine_ended(ctx: Context, row: ClusterRow, machine: Resource) -> bool:
     """Whether a machine is rented and has ended, so that nothing can come from it. A provider that does not answer
     says nothing of it."""
@@ -349,31 +323,6 @@ def rented_machine_ended(ctx: Context, row: ClusterRow, machine: Resource) -> bo
         return is_rented(provider) and provider.describe(machine).status.has_ended
     except GpuopsError:
         return False
-
-
-def host_node_ended(ctx: Context, row: ClusterRow, machine: Resource) -> bool:
-    """Whether a node on a host of the user's own is there no more, by the host's own answer."""
-    try:
-        provider = ctx.provisioner_of(row)
-        return not is_rented(provider) and provider.describe(machine).status.has_ended
-    except GpuopsError:
-        return False
-
-
-def watchdogs_ended(ctx: Context, row: ClusterRow) -> bool:
-    """Whether every node says that its watchdog has ended it; its machine may go on, and cost money."""
-    machines = machines_of(ctx, row)
-
-    def has_ended(index: int) -> bool:
-        try:
-            programs = open_programs(row, machines[index], index)
-            with closing(programs.connection):
-                AgentClient(programs.connection, programs.paths).close()
-        except NodeError as error:
-            return isinstance(error, NodeRefused) and error.kind == RefusalKind.ENDED
-        return False
-
-    return bool(machines) and all(on_each(has_ended, range(len(machines))))
 
 
 def send_lease(session: ClusterSession, lease: Lease, now: float) -> None:

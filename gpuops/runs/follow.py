@@ -27,7 +27,8 @@ from gpuops.core.models import MachineEnd, Resource
 from gpuops.core.polling import Clock
 from gpuops.core.provider import Provisioner
 from gpuops.ledger.store import ClusterRow, RunRow
-from gpuops.nodes.session import ClusterSession, node_has_ended, readmit_this_computer
+from gpuops.nodes.has_ended import node_has_ended
+from gpuops.nodes.session import ClusterSession, readmit_this_computer
 from gpuops.runs.launch_spec import request_of
 from gpuops.runs.outcome.node_report import NodeReport, ReasonKind, lost_report, parse_report
 from gpuops.sync.log_mirror import STREAM_SILENCE_S, OnBytes, mirror

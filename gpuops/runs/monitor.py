@@ -37,7 +37,7 @@ from gpuops.runs.taken_over import TakenOver
 from gpuops.sync.run_folder import RunHome
 
 if TYPE_CHECKING:
-    from gpuops.transport.schemas import JournalEvent
+    from gpuops.transport.program_schemas import JournalEvent
 
 LIVE_FETCH_INTERVAL_S = 10.0
 """Time between two downloads of the files of a live run."""

@@ -32,7 +32,7 @@ from gpuops.sync.merged_outputs import list_outputs
 from gpuops.sync.run_folder import RunHome
 
 if TYPE_CHECKING:
-    from gpuops.transport.schemas import JournalEvent
+    from gpuops.transport.program_schemas import JournalEvent
 
 ENDED_MACHINE_TIMEOUT_S = 30.0
 """How long a provider may take to say of a machine that has stopped answering that it has ended."""

@@ -62,7 +62,8 @@ def unpack(source: Readable, node: int, folder: SafeFolder, on_bytes: Callable[[
     `on_bytes` is called with the number of bytes of each block. Raises NodeError where a file differs or the archive is
     malformed, LocalDisk, and what `source` raises.
     """
-    from gpuops.transport import schemas, validation
+    from gpuops.transport import validation
+    from gpuops.transport.program_schemas import ArchiveListing
 
     files: dict[str, _File] = {}
     documents: dict[str, Any] = {}
@@ -74,7 +75,7 @@ def unpack(source: Readable, node: int, folder: SafeFolder, on_bytes: Callable[[
                 files[member.name] = _store_file(folder, f"{node}-{len(files)}", member, content, on_bytes)
                 if member.name in (SAFE_DOCUMENT, RESULT_DOCUMENT):
                     documents[member.name] = _read_document(folder, files[member.name])
-        listing: schemas.ArchiveListing = validation.convert(documents[SAFE_DOCUMENT], schemas.ArchiveListing)
+        listing: ArchiveListing = validation.convert(documents[SAFE_DOCUMENT], ArchiveListing)
         rows = {name: (size, sha256, mtime_ns) for name, size, sha256, mtime_ns in listing.files}
         refused = {name for name in rows if not _has_place(name)}
         missing = (listing.missing or 0) + len(refused)

@@ -20,14 +20,8 @@ from gpuops.core.models import Resource
 from gpuops.core.reporting import Progress
 from gpuops.core.safe_folder import SafeFolder, local_errors
 from gpuops.ledger.store import ClusterRow
-from gpuops.nodes.session import (
-    host_node_ended,
-    is_agent_removed,
-    nodes_of,
-    open_programs,
-    rented_machine_ended,
-    restore_agents,
-)
+from gpuops.nodes.has_ended import host_node_ended
+from gpuops.nodes.session import is_agent_removed, nodes_of, open_programs, rented_machine_ended, restore_agents
 from gpuops.sync.merged_outputs import OutFolder
 from gpuops.sync.merged_outputs_record import Held
 from gpuops.sync.project_files import FileEntry, printable_path, read_entry

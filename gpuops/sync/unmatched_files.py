@@ -23,7 +23,7 @@ from gpuops.transport.bulk_transfer import exchange, read_files, transfer
 from gpuops.transport.rpc import Programs
 
 if TYPE_CHECKING:
-    from gpuops.transport import schemas
+    from gpuops.transport.program_schemas import UnmatchedListing
 
 
 MAX_UNASKED_BYTES = 100_000_000
@@ -58,14 +58,13 @@ def list_unmatched_files(nodes: Mapping[int, Programs], patterns: Sequence[str],
     return [file for files in on_each(list_node, list(nodes)) for file in files]
 
 
-def _request_listing(client: Programs, patterns: Sequence[str], root: Mapping[str, str]) -> schemas.UnmatchedListing:
-    from gpuops.transport import schemas, validation
+def _request_listing(client: Programs, patterns: Sequence[str], root: Mapping[str, str]) -> UnmatchedListing:
+    from gpuops.transport import validation
+    from gpuops.transport.program_schemas import UnmatchedListing
 
     question = json.dumps({"patterns": list(patterns), **root}).encode()
     answer = exchange(client.bulk("left"), client.label, question, LIST_TIMEOUT_S)
-    listing: schemas.UnmatchedListing = validation.parse_document(
-        client.label, "what is on it", answer, schemas.UnmatchedListing
-    )
+    listing: UnmatchedListing = validation.parse_document(client.label, "what is on it", answer, UnmatchedListing)
     return listing
 
 

@@ -1,10 +1,11 @@
 """Programs on a node as byte streams: local processes, SSH, and the agent's requests over them.
 
-connection     the contract of a connection, and the one to this computer; `connect` chooses the kind
-ssh            connections by SSH: paramiko, or the system's OpenSSH
-rpc            requests to an agent, as JSON lines; which programs can be started on a node
-schemas        the shape of every answer, message and file of a node
-validation     converts what a node says to those shapes, or rejects it
-bulk_transfer  one bulk transfer, which ends within a limit whichever side stops
-tar_reader     reads the tar streams that agents write
+connection       the contract of a connection, and the one to this computer; `connect` chooses the kind
+ssh              connections by SSH: paramiko, or the system's OpenSSH
+rpc              requests to an agent, as JSON lines; which programs can be started on a node
+schemas          the shape of every answer to a request, and of a run's files on a node
+program_schemas  the shape of what the agent's programs print, and of a node's other files
+validation       converts what a node says to those shapes, or rejects it
+bulk_transfer    one bulk transfer, which ends within a limit whichever side stops
+tar_reader       reads the tar streams that agents write
 """

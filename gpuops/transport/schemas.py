@@ -1,8 +1,8 @@
 """The shape of everything that a node may say (docs/protocol.md): one frozen Struct for each answer.
 
-`VERB_SHAPES` names the shapes of each verb's answer and items. `ModeAnswer`, `UnmatchedListing` and `RefusalLine` are
-what the agent's programs write; `ArchiveListing`, `JournalEvent` and the `*Document` types are files of a node.
-`gpuops.transport.validation` converts to them, and drops fields that no shape has.
+`VERB_SHAPES` names the shapes of each verb's answer and items; the `*Document` types are files of a run on a node. What
+the agent's programs write: `gpuops.transport.program_schemas`. `gpuops.transport.validation` converts to them all, and
+drops fields that no shape has.
 
 A field without a default is one that every agent sends; one with a default came later, or may be missing. Numbers have
 bounds, so that none overflows a clock, a file or a float. What a person's own program may have written (`progress`,
@@ -391,61 +391,6 @@ VERB_SHAPES = {
     "discard": VerbShapes(DiscardedFiles),
     "lease": VerbShapes(Acknowledgement),
 }
-
-
-# -- what programs and files say --------------------------------------------------------------------
-
-
-class UnmatchedListing(Struct, frozen=True):
-    """Mode `left`: path, size, time of the last change, and whether the file was pushed and edited."""
-
-    files: Annotated[list[tuple[Name, Count, Nanoseconds, bool]], FileCount]
-
-
-class ModeAnswer(Struct, frozen=True):
-    """Modes `init`, `nodes` and `end`. `nodes` is None for the modes that list none."""
-
-    nodes: list[dict[str, Any]] | None = None
-
-
-class ArchiveListing(Struct, frozen=True):
-    """`safe.json` of an archive: path, size, checksum and time of each file. The reader compares it with the files."""
-
-    files: Annotated[list[tuple[str, Count, Sha256 | None, Nanoseconds]], FileCount]
-    missing: Count | None = None
-    """Files that the node could not read."""
-
-
-class EventReason(Struct, frozen=True):
-    """Why a node noted an event."""
-
-    kind: Name
-    say: Sentence = Sentence()
-    origin: SmallInteger | None = msgspec.field(name="from", default=None)
-    """The node that it was heard from; None: at first hand."""
-
-
-class JournalEvent(Struct, frozen=True):
-    """A line of `events.jsonl`."""
-
-    event: Name
-    at: Timestamp
-    reason: EventReason | None = None
-
-
-class AgentRefusal(Struct, frozen=True):
-    """Why an agent does not do what it was asked for."""
-
-    say: Sentence = Sentence()
-    hint: Sentence = Sentence()
-    kind: Name = ""
-    data: dict[str, Any] | None = None
-
-
-class RefusalLine(Struct, frozen=True):
-    """The last line that a refusing program of the agent writes to stderr."""
-
-    error: AgentRefusal
 
 
 def prepare_shapes(shapes: Iterable[object]) -> None:

@@ -19,16 +19,8 @@ import msgspec
 from gpuops.agent.wire_format import PROTOCOL
 from gpuops.core.errors import MalformedAnswer, NodeRefused
 from gpuops.core.format import one_line
-from gpuops.transport.schemas import (
-    VERB_SHAPES,
-    Address,
-    AgentRefusal,
-    JournalEvent,
-    OtherHello,
-    RefusalLine,
-    ResultDocument,
-    Sentence,
-)
+from gpuops.transport.program_schemas import AgentRefusal, JournalEvent, RefusalLine
+from gpuops.transport.schemas import VERB_SHAPES, Address, OtherHello, ResultDocument, Sentence
 from gpuops.transport.tar_reader import MAX_FILES
 
 MAX_REASON_CHARS = 200

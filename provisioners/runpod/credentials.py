@@ -8,8 +8,8 @@ from collections.abc import Mapping
 from pathlib import Path
 
 from gpuops.core.errors import AuthFailed, NotSetUp, UsageError
-from provisioners.api_endpoint import checked_url
 from provisioners.base import NOTHING, Credential, credential
+from provisioners.http_api import checked_url
 
 VARIABLE = "RUNPOD_API_KEY"
 API = "https://api.runpod.io/v2"

@@ -16,7 +16,7 @@ from urllib.parse import unquote, urlsplit
 
 from gpuops.core.errors import UsageError
 from gpuops.core.polling import Clock
-from provisioners.server_clock import ServerClock
+from provisioners.http_api import ServerClock
 
 if TYPE_CHECKING:
     import urllib3

@@ -13,7 +13,7 @@ from gpuops.core.models import ResourceState
 from provisioners.ssh.hosts import KnownHost
 
 if TYPE_CHECKING:
-    from gpuops.transport import schemas
+    from gpuops.transport import program_schemas
     from gpuops.transport.connection import Connection
 
 NO_AGENT_ERROR = json.dumps({
@@ -108,7 +108,7 @@ class HostAgent:
         """End a node and remove its folder, the shared ones with the last node. Raises NodeRefused, NodeError."""
         self._call(END_SCRIPT, folder)
 
-    def _call(self, script: str, *arguments: str) -> schemas.ModeAnswer:
+    def _call(self, script: str, *arguments: str) -> program_schemas.ModeAnswer:
         """What the agent there answers; ours is brought where there is none."""
         from gpuops.nodes import bootstrap
 

@@ -27,7 +27,8 @@ from gpuops.core.polling import Poller
 from gpuops.core.reporting import Progress
 from gpuops.core.sink import BucketSink, SinkProgress, SinkStatus
 from gpuops.ledger.store import ClusterRow, RunRow
-from gpuops.nodes.session import ClusterSession, absent_session, measure_skew, node_has_ended, nodes_of
+from gpuops.nodes.has_ended import node_has_ended
+from gpuops.nodes.session import ClusterSession, absent_session, measure_skew, nodes_of
 from gpuops.runs.launch_spec import request_of
 from gpuops.runs.outcome.node_report import NodeReport, ReasonKind, lost_report, parse_report
 from gpuops.runs.outcome.run_outcome import BucketFetch, Evidence, FinalFetch, classify_nodes, join_sentences

@@ -19,6 +19,7 @@ from hypothesis import strategies as st
 
 from gpuops.core.errors import MalformedAnswer
 from gpuops.transport import schemas, validation
+from gpuops.transport.program_schemas import JournalEvent
 from tests.conftest import Shell, until
 from tests.fakes.tent import pitch
 from tests.integration.cli.test_user_away import detach, tents
@@ -360,7 +361,7 @@ def test_files_of_a_node_are_sound_or_nothing() -> None:
     for text in (b"", b"[" * 100_000, b"5", b"\xff", b'{"outcome": "done"}'):
         assert validation.parse_result(text) is None
         assert validation.parse_event(text) is None
-    assert validation.parse_event(b'{"at": 5.0, "event": "stepped", "more": 1}') == schemas.JournalEvent("stepped", 5.0)
+    assert validation.parse_event(b'{"at": 5.0, "event": "stepped", "more": 1}') == JournalEvent("stepped", 5.0)
 
 
 def test_no_verb_is_called_whose_answer_has_no_shape() -> None:

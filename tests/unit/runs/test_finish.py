@@ -250,7 +250,7 @@ def test_a_virtual_node_that_ends_while_its_results_are_fetched(
     def refuse(*_: object) -> None:
         raise NodeRefused("this node has ended: it was ended", "start a new one", "ended")
 
-    monkeypatch.setattr("gpuops.nodes.session.contact_node", refuse)
+    monkeypatch.setattr("gpuops.nodes.has_ended.contact_node", refuse)
     world.provisioners["local"] = _provider(lambda machine: machine)
     fetched = Fetched(1)
     monkeypatch.setattr("gpuops.runs.results.collect._run_final_fetch", fetched)

@@ -1,11 +1,13 @@
-"""Addresses of APIs that the environment names: a key is sent to such an address, so it must be safe to."""
+"""What providers with an HTTP API share: an address that a key may be sent to, and the clock that answers tell."""
 
 from __future__ import annotations
 
 import ipaddress
+from email.utils import parsedate_to_datetime
 from urllib.parse import urlsplit
 
 from gpuops.core.errors import UsageError
+from gpuops.core.polling import Clock
 
 
 def checked_url(url: str, variable: str, example: str, secret: str) -> str:
@@ -35,3 +37,30 @@ def _is_private(host: str) -> bool:
     except ValueError:
         return False
     return address.is_private or address.is_loopback
+
+
+class ServerClock:
+    """A provider's clock, as its answers tell it: HTTP's `Date`, and the seconds that have passed since.
+
+    The latest answer counts. May be used from any thread.
+    """
+
+    def __init__(self, clock: Clock) -> None:
+        self._clock = clock
+        self._last: tuple[float, float] | None = None
+        """What the last answer said (UTC seconds), and when it came (seconds since the boot)."""
+
+    def note(self, date: str | None) -> None:
+        """Take the `Date` of an answer that has just come; what is none changes nothing."""
+        try:
+            said = parsedate_to_datetime(date or "").timestamp()
+        except (ValueError, TypeError, OverflowError, OSError):
+            return
+        self._last = said, self._clock.since_boot()
+
+    def now(self) -> float | None:
+        """The provider's time now in UTC seconds; None before an answer has told it."""
+        if self._last is None:
+            return None
+        said, came = self._last
+        return said + self._clock.since_boot() - came

@@ -1,0 +1,78 @@
+"""The shape of what the agent's programs print and note in files, beside the verbs' answers (`transport.schemas`).
+
+`ModeAnswer`, `UnmatchedListing` and `RefusalLine` are printed; `ArchiveListing` and `JournalEvent` are files of a node.
+"""
+
+from __future__ import annotations
+
+from typing import Annotated, Any
+
+import msgspec
+from msgspec import Struct
+
+from gpuops.transport.schemas import (
+    Count,
+    FileCount,
+    Name,
+    Nanoseconds,
+    Sentence,
+    Sha256,
+    SmallInteger,
+    Timestamp,
+    prepare_shapes,
+)
+
+
+class UnmatchedListing(Struct, frozen=True):
+    """Mode `left`: path, size, time of the last change, and whether the file was pushed and edited."""
+
+    files: Annotated[list[tuple[Name, Count, Nanoseconds, bool]], FileCount]
+
+
+class ModeAnswer(Struct, frozen=True):
+    """Modes `init`, `nodes` and `end`. `nodes` is None for the modes that list none."""
+
+    nodes: list[dict[str, Any]] | None = None
+
+
+class ArchiveListing(Struct, frozen=True):
+    """`safe.json` of an archive: path, size, checksum and time of each file. The reader compares it with the files."""
+
+    files: Annotated[list[tuple[str, Count, Sha256 | None, Nanoseconds]], FileCount]
+    missing: Count | None = None
+    """Files that the node could not read."""
+
+
+class EventReason(Struct, frozen=True):
+    """Why a node noted an event."""
+
+    kind: Name
+    say: Sentence = Sentence()
+    origin: SmallInteger | None = msgspec.field(name="from", default=None)
+    """The node that it was heard from; None: at first hand."""
+
+
+class JournalEvent(Struct, frozen=True):
+    """A line of `events.jsonl`."""
+
+    event: Name
+    at: Timestamp
+    reason: EventReason | None = None
+
+
+class AgentRefusal(Struct, frozen=True):
+    """Why an agent does not do what it was asked for."""
+
+    say: Sentence = Sentence()
+    hint: Sentence = Sentence()
+    kind: Name = ""
+    data: dict[str, Any] | None = None
+
+
+class RefusalLine(Struct, frozen=True):
+    """The last line that a refusing program of the agent writes to stderr."""
+
+    error: AgentRefusal
+
+
+prepare_shapes([*globals().values()])
