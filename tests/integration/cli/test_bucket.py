@@ -261,7 +261,7 @@ def test_a_login_that_ends_before_the_lease_keeps_no_results_of_who_detaches(cam
 
 
 @pytest.mark.usefixtures("session")
-@pytest.mark.parametrize("flags", [("--grace", "1"), ("--max-hours", "0.5")])
+@pytest.mark.parametrize("flags", [pytest.param(("--grace", "1"), marks=pytest.mark.proof), ("--max-hours", "0.5")])
 def test_nor_is_it_asked_where_the_nodes_wait_or_end_before(camp: Shell, flags: tuple[str, str]) -> None:
     done = camp.run("run", "--on", "tent", "--detach", "--yes", *flags, *SINK, "--", "true")
     assert done.returncode == 0, done.stderr

@@ -83,7 +83,7 @@ def expect_all_home(camp: Shell) -> None:
     assert "told" not in record
 
 
-@pytest.mark.parametrize("keep", [False, True])
+@pytest.mark.parametrize("keep", [pytest.param(False, marks=pytest.mark.proof), True])
 def test_nodes_that_live_are_ended_before_it_is_fetched(
     camp: Shell, store: FakeBucket, standing: list[int], keep: bool
 ) -> None:

@@ -72,7 +72,7 @@ def test_the_second_signal_hurries_what_hears_nothing(shell: Shell, tmp_path: Pa
         ("INT", "gpuops.nodes.python:prepare_pythons", True),
         ("INT", "gpuops.runs.launch:node_specs", True),
         ("HUP", "gpuops.clusters.creation:_create_first_available", False),
-        ("HUP", "gpuops.runs.launch:node_specs", True),
+        pytest.param("HUP", "gpuops.runs.launch:node_specs", True, marks=pytest.mark.proof),
     ],
 )
 def test_a_signal_before_there_is_a_run(shell: Shell, place: str, starting: bool, name: str) -> None:

@@ -88,7 +88,13 @@ def test_an_image_that_knows_nothing_of_runpod_brings_the_same(laptop: Laptop) -
     assert said(laptop.run("ssh", "one", "--", "printenv", "HF_HOME")) == "/srv/models\n"
 
 
-@pytest.mark.parametrize("image", [(), ("--image", "example/python3-only:1")], ids=["default", "python3 only"])
+@pytest.mark.parametrize(
+    "image",
+    [
+        pytest.param((), id="default", marks=pytest.mark.proof),
+        pytest.param(("--image", "example/python3-only:1"), id="python3 only"),
+    ],
+)
 def test_requirements_are_installed_on_a_pod(runpod: FakeRunPod, laptop: Laptop, image: tuple[str, ...]) -> None:
     """torch is in the system's Python, into which pip installs as the image lets it (PEP 668)."""
     up(laptop, "runpod", "--gpus", "1", *image)

@@ -86,6 +86,7 @@ def test_three_hosts_of_unequal_rank_counts_and_one_home(lab: Lab, project: Lapt
     project.expect_hosts_clean(*hosts)
 
 
+@pytest.mark.proof  # without torch: tests/integration/cli/test_virtual.py; with it on several machines: test_virtual.py
 def test_two_virtual_nodes_on_one_host(lab: Lab, project: Laptop) -> None:
     host = lab.host("a")
     two = ("train", "multinode", "--nodes", "2", "--gpus", "1")

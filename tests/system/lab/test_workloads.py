@@ -67,14 +67,8 @@ def weights(laptop: Laptop, run: str) -> str:
     return hashlib.sha256(b"".join(tensor.numpy().tobytes() for tensor in state.values())).hexdigest()
 
 
-@pytest.mark.parametrize(
-    "name",
-    [
-        pytest.param(name, marks=[pytest.mark.proof] * (name != "movielens"))  # the way to the nodes is the same
-        for name, known in WORKLOADS.items()
-        if known.reads
-    ],
-)
+@pytest.mark.proof  # test_data.py sends data to hosts, tests/system/train/ reads each workload's
+@pytest.mark.parametrize("name", [name for name, known in WORKLOADS.items() if known.reads])
 def test_a_workload_reads_data_that_were_sent(laptop: Laptop, name: str) -> None:
     """Epochs that the small data take a moment for."""
     data = made(laptop, name)

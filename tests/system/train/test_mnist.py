@@ -93,7 +93,7 @@ def digest(weights: dict[str, Tensor]) -> bytes:
         pytest.param(
             0, "1 rank (1 node x 1), gloo", marks=pytest.mark.proof
         ),  # test_digits.py starts plain python, too
-        (2, "2 ranks (1 node x 2), gloo"),
+        pytest.param(2, "2 ranks (1 node x 2), gloo", marks=pytest.mark.proof),
     ],
 )
 def test_by_real_launchers(launch, data: Path, ranks: int, where: str) -> None:
