@@ -37,9 +37,7 @@ def project(laptop: Laptop) -> Laptop:
     [
         {"names": "unresolvable", "docker0": True},
         {"names": "127.0.1.1"},
-        pytest.param(
-            {"names": "same"}, marks=pytest.mark.proof
-        ),  # each resolves its own name, as with the line of Debian
+        pytest.param({"names": "same"}, marks=pytest.mark.proof),  # resolved to oneself, as Debian's line is
         {"ipv6_only": True},
     ],
     ids=["names that resolve nowhere, and a docker0", "the 127.0.1.1 line of Debian", "one name for all", "IPv6 only"],

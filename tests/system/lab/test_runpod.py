@@ -71,7 +71,7 @@ def test_one_command_from_nothing_to_a_receipt(cloud: FakeRunPod, laptop: Laptop
     assert model.stat().st_size > 0
 
 
-@pytest.mark.proof  # test_virtual.py has two on one rented machine, test_launch.py with torch on a host
+@pytest.mark.proof  # test_virtual.py has two on one rented machine, and trains on two that have two each
 def test_two_virtual_nodes_on_one_pod(cloud: FakeRunPod, laptop: Laptop) -> None:
     """What most readers of a tutorial can afford."""
     up = laptop.run("up", "runpod", "--gpus", "4", "--yes", "--name", "pod")

@@ -27,7 +27,7 @@ def test_every_rank_says_every_epoch(world, tmp_path: Path, ranks: int, steps: i
     assert [path.name for path in tmp_path.iterdir()] == ["snapshots"]
 
 
-@pytest.mark.proof  # the real launchers are played with digits and mnist, which have all that toy has
+@pytest.mark.proof  # the real launchers are played with digits, which has all that toy has
 def test_by_torchrun(launch) -> None:
     code, out, err = launch("toy.py", "2", "1", ranks=2)
     assert code == 0, err
