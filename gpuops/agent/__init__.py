@@ -21,4 +21,5 @@ lease_clock        until when the node may live
 machine_resources  its boot, cores and memory
 wire_format        what client and node must agree on byte for byte
 node               the node's folder, its files, and refusals
+compiled_code      this program, compiled once on a node
 """

@@ -43,9 +43,12 @@ def main(argv):
     import importlib
     import os
 
-    from gpuops.agent.node import Refusal
+    from gpuops.agent import compiled_code
 
     sys.argv[0] = os.path.abspath(sys.argv[0])
+    compiled_code.use(sys.argv[0], makes=argv[1] == "init")
+    from gpuops.agent.node import Refusal
+
     try:
         return int(importlib.import_module("gpuops.agent." + MODES[argv[1]]).main(argv[1], argv[2:]))
     except Refusal as refusal:

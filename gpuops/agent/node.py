@@ -1,6 +1,6 @@
 """One node's folder on its disk: where each file lies, how files are read and written, how a request is refused.
 
-<root>/agent/<sha>.pyz             this program, named by its content
+<root>/agent/<sha>.pyz             this program, named by its content; beside it `<sha>.<python>.code`, compiled
 <root>/env/<name>/                 Python environments made here, shared by every node of this root
 <root>/data/<name>/                downloads of workloads, shared by every node of this root; `env` and `data` may both
                                    be our links to a local disk (`scratch`, see files.local_disk)
