@@ -17,6 +17,7 @@ processes     processes on this computer: identity, start, end
 signals       Ctrl-C, SIGTERM and SIGHUP as one command sees them
 parallel      the same work on several nodes at once
 polling       the clock, and waits with a deadline
+file_lock     locks between processes
 files         small files of gpuops' own, written whole
 safe_paths    which names of files that a node tells may be used
 safe_folder   files whose paths a node has named, written without following links

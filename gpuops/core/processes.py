@@ -18,6 +18,8 @@ if TYPE_CHECKING:
 
 START_TIME_FIELD = 19
 """Index of the start time (clock ticks since boot) in /proc/<pid>/stat, counted after the command's name."""
+LINUX_ENDED, LINUX_STOPPED = ("Z", "X", "x"), "T"
+"""States of a process (first field behind the name): a zombie or dead one; one that a signal has stopped."""
 START_TOLERANCE_S = 0.1
 """Two readings of one process's start time may differ by rounding."""
 
@@ -46,6 +48,10 @@ class Identity:
 
     def activity(self) -> Activity:
         """What this very process does here; of another one that has its pid by now it is ENDED, as of a zombie."""
+        if fields := _linux_status(self.pid):
+            if abs(_start_s(fields) - self.start) > START_TOLERANCE_S or fields[0] in LINUX_ENDED:
+                return Activity.ENDED
+            return Activity.STOPPED if fields[0] == LINUX_STOPPED else Activity.RUNS
         import psutil
 
         try:
@@ -72,15 +78,27 @@ def started(pid: int, system: System = HERE) -> float:
     Not since the epoch on Linux: that is computed with the wall clock, and after the clock was set a living process
     would look like another one, and its cluster abandoned.
     """
-    import psutil
+    if fields := _linux_status(pid, system):
+        return _start_s(fields)
+    import psutil  # slow to import, and most commands on Linux do without
 
+    return float(psutil.Process(pid).create_time())
+
+
+def _linux_status(pid: int, system: System = HERE) -> list[str]:
+    """What Linux says of a process (proc(5), /proc/<pid>/stat) behind its name; empty where it says nothing."""
+    if system.kind != "linux":
+        return []
     try:
-        if system.kind != "linux":
-            return float(psutil.Process(pid).create_time())
-        fields = Path(f"/proc/{pid}/stat").read_text(encoding="utf-8", errors="replace").rpartition(")")[2].split()
-        return int(fields[START_TIME_FIELD]) / os.sysconf("SC_CLK_TCK")
-    except (OSError, ValueError, IndexError):
-        return float(psutil.Process(pid).create_time())
+        text = Path(f"/proc/{pid}/stat").read_text(encoding="utf-8", errors="replace")
+    except OSError:
+        return []
+    fields = text.rpartition(")")[2].split()
+    return fields if len(fields) > START_TIME_FIELD and fields[START_TIME_FIELD].isdecimal() else []
+
+
+def _start_s(fields: Sequence[str]) -> float:
+    return int(fields[START_TIME_FIELD]) / os.sysconf("SC_CLK_TCK")
 
 
 def start_background(

@@ -19,15 +19,14 @@ import threading
 import time
 import traceback
 from collections.abc import Callable, Sequence
-from contextlib import suppress
+from contextlib import ExitStack, suppress
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Protocol
 
-from filelock import FileLock, Timeout
-
 from gpuops.core.context import Context
 from gpuops.core.errors import AuthFailed, GpuopsError, find_auth_failure
+from gpuops.core.file_lock import LockTimeout, file_lock
 from gpuops.core.home import owner
 from gpuops.core.platform import HERE
 from gpuops.core.polling import Clock, Poller
@@ -56,17 +55,14 @@ def main(home: Path, cluster: int) -> int:
     for name in ("SIGINT", HERE.hang_up):  # a terminal's signals are not for the guard
         if hasattr(signal, name):
             signal.signal(getattr(signal, name), signal.SIG_IGN)
-    lock = FileLock(guard_heartbeat.lock_path(home, cluster), timeout=TAKEOVER_S)
-    try:
-        lock.acquire()
-    except Timeout:
-        return 0
-    guard_heartbeat.claim(home, cluster)
-    guard = Guard(home, cluster)
-    try:
+    with ExitStack() as held:
+        try:
+            held.enter_context(file_lock(guard_heartbeat.lock_path(home, cluster), TAKEOVER_S))
+        except LockTimeout:
+            return 0
+        guard_heartbeat.claim(home, cluster)
+        guard = Guard(home, cluster)
         guard.watch()
-    finally:
-        lock.release()
     # A command may have seen this guard between its last round and the release of the lock, and have started none.
     if row := guard.wanted_row():
         ensure(home, row, waits=False)

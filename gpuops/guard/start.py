@@ -11,6 +11,7 @@ from pathlib import Path
 from typing import Protocol
 
 from gpuops.core.errors import LocalDisk
+from gpuops.core.file_lock import LockTimeout, file_lock
 from gpuops.core.polling import Clock, Poller
 from gpuops.guard import guard_heartbeat
 from gpuops.ledger.rows import ClusterRow
@@ -45,12 +46,10 @@ def ensure(home: Path, row: ClusterRow, *, waits: bool) -> None:
 
 def _is_free(home: Path, cluster: int) -> bool:
     """Whether no process holds the lock of a cluster's guard. Raises OSError."""
-    from filelock import FileLock, Timeout
-
     try:
-        with FileLock(guard_heartbeat.lock_path(home, cluster), timeout=0):
+        with file_lock(guard_heartbeat.lock_path(home, cluster), 0):
             return True
-    except Timeout:
+    except LockTimeout:
         return False
 
 

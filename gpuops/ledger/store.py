@@ -16,6 +16,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
+from gpuops.core.file_lock import file_lock
 from gpuops.core.models import Lease, Resource
 from gpuops.ledger import FILE
 from gpuops.ledger.clusters import ClusterTable, refuse_live_name
@@ -67,10 +68,8 @@ class Ledger(ClusterTable, ResourceTable, RunTable):
     @classmethod
     def _replace_damaged(cls, path: Path) -> Ledger:
         """Put an empty ledger in the place of a damaged one. Of several commands that see the damage, one does it."""
-        from filelock import FileLock, Timeout
-
         try:
-            with FileLock(path.with_suffix(".lock"), timeout=BUSY_S):
+            with file_lock(path.with_suffix(".lock"), BUSY_S):
                 try:
                     return cls(path, connect(path))  # another command was quicker
                 except (sqlite3.Error, UnicodeDecodeError) as error:
@@ -78,7 +77,7 @@ class Ledger(ClusterTable, ResourceTable, RunTable):
                         raise
                 aside = set_aside(path)
                 ledger = cls(path, connect(path))
-        except (sqlite3.Error, OSError, Timeout) as error:
+        except (sqlite3.Error, OSError) as error:
             raise unwritable(path, error) from error
         ledger.add_notice(
             f"the ledger was damaged and is kept as {aside}; `gpuops reap --adopt` takes back what still lives"

@@ -158,10 +158,12 @@ def prepare(
         claim=lambda home: RunHome(home).claim(),
     )
     try:
-        ctx.ensure_guard(session.row)
+        ctx.ensure_guard(session.row, waits=False)
         row = wait_for_turn(ctx, session, sending, row)
         finish_earlier_runs(ctx, session, row, progress)
-        return _prepare_nodes(ctx, settings, session, request, sending, row, values, progress)
+        prepared = _prepare_nodes(ctx, settings, session, request, sending, row, values, progress)
+        ctx.ensure_guard(session.row)  # nothing is started that no guard watches; by now it has had time to begin
+        return prepared
     except BaseException as error:
         record_not_started(ctx, row, error)
         raise

@@ -20,6 +20,7 @@ from contextlib import contextmanager, suppress
 from pathlib import PurePosixPath
 
 from gpuops.core.errors import NodeError
+from gpuops.core.file_lock import LockTimeout, file_lock
 from gpuops.core.platform import HERE, System
 from gpuops.core.safe_folder import SafeFolder, local_errors
 from gpuops.core.safe_paths import may_come
@@ -58,9 +59,7 @@ class OutFolder:
         self._journal = Journal(home.folder, system.key)
         # One lock for all runs of a folder: its file stays, and would be litter in each run's folder.
         self._runs = SafeFolder(home.path.parent)
-        from filelock import FileLock  # it brings asyncio, which most commands do without
-
-        self._lock = FileLock(home.path.parent / LOCK_FILE, timeout=LOCK_TIMEOUT_S)
+        self._lock_path = home.path.parent / LOCK_FILE
 
     def memory(self) -> Memory:
         """The record; empty where its file is damaged, and then every file counts as a person's."""
@@ -92,9 +91,9 @@ class OutFolder:
 
     def clear_dead(self) -> None:
         """Remove the staging folders of processes that have ended."""
-        import psutil
-
         for name in self._incoming.names():
+            import psutil  # slow to import, and most often there is no such folder
+
             pid = name.partition("-")[0]
             if not (pid.isdigit() and psutil.pid_exists(int(pid))):
                 self._incoming.remove_tree(name)
@@ -173,17 +172,15 @@ class OutFolder:
 
     @contextmanager
     def _locked(self) -> Iterator[None]:
-        from filelock import Timeout
-
         self.folder.make()
         if self._runs.look(LOCK_FILE) is None:
             with suppress(FileExistsError):
                 self._runs.create(LOCK_FILE, io.BytesIO(), 0)
         self._runs.reading(LOCK_FILE).close()  # raises for a link, which a repository may contain
         try:
-            with self._lock, self._forgetting_failures():
+            with file_lock(self._lock_path, LOCK_TIMEOUT_S), self._forgetting_failures():
                 yield
-        except Timeout as error:
+        except LockTimeout as error:
             raise NodeError(
                 f"another gpuops has been writing to {self.folder.path} for {LOCK_TIMEOUT_S:.0f} s",
                 "end it (perhaps it is suspended in a terminal), then run `gpuops pull`",

@@ -17,6 +17,7 @@ from pathlib import Path
 from typing import Any
 
 from gpuops.core.errors import LocalDisk
+from gpuops.core.file_lock import LockTimeout, file_lock
 from gpuops.core.safe_folder import SafeFolder
 from gpuops.sync.project_files import FileEntry
 
@@ -45,9 +46,7 @@ class PushRecord:
         self._root = SafeFolder(home)
         self._folder = self._root.below(_name(token))
         self._tree = tree
-        from filelock import FileLock  # it brings asyncio, which most commands do without
-
-        self._lock = FileLock(home / RECORD_FOLDER / ".lock", timeout=LOCK_TIMEOUT_S)
+        self._lock_path = home / RECORD_FOLDER / ".lock"
 
     def begin_push(self, node: str, files: Sequence[FileEntry]) -> str:
         """Record a push before it is committed. Returns its key, for `end_push`."""
@@ -84,9 +83,9 @@ class PushRecord:
     def _locked(self) -> Iterator[None]:
         try:
             self._root.below(RECORD_FOLDER).make()
-            with self._lock:
+            with file_lock(self._lock_path, LOCK_TIMEOUT_S):
                 yield
-        except TimeoutError as error:
+        except LockTimeout as error:
             raise LocalDisk(
                 f"another gpuops has been writing what was pushed for {LOCK_TIMEOUT_S:.0f} s",
                 "end it (perhaps it is suspended in a terminal), then type this again",

@@ -10,6 +10,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from gpuops.core.errors import Rejected, Unknown, UsageError
+from gpuops.core.file_lock import LockTimeout, file_lock
 from gpuops.core.files import write_atomic
 from gpuops.core.polling import Clock
 
@@ -101,15 +102,13 @@ class HostBook:
 
     @contextmanager
     def _locked_book(self) -> Iterator[dict[str, Any]]:
-        from filelock import FileLock, Timeout
-
         self.path.parent.mkdir(mode=0o700, parents=True, exist_ok=True)
         try:
-            with FileLock(self.path.with_suffix(".lock"), timeout=LOCK_TIMEOUT_S):
+            with file_lock(self.path.with_suffix(".lock"), LOCK_TIMEOUT_S):
                 book = self._read()
                 yield book
                 write_atomic(self.path, json.dumps(book).encode())
-        except Timeout:
+        except LockTimeout:
             raise Unknown(f"{self.path} is held by another command", "try again") from None
         except OSError as error:
             raise Unknown(f"{self.path} cannot be written: {error}", "free some space") from error

@@ -16,9 +16,8 @@ import threading
 from collections.abc import Sequence
 from pathlib import Path
 
-from filelock import FileLock, Timeout
-
 from gpuops.core.errors import ConnectionLost, NodeError, UsageError
+from gpuops.core.file_lock import LockTimeout, file_lock
 from gpuops.core.files import private_folder, write_private
 from gpuops.core.platform import HERE, NULL_FILE, System
 from gpuops.core.processes import end_apart, start_apart
@@ -158,10 +157,10 @@ class SystemLogin:
     def _open_master(self, argv: Sequence[str], master: Master) -> bool:
         """Log in, and leave the login in the background, unless another process of this user just did."""
         try:
-            with FileLock(self._folder / "own" / f"{master.path.name}.lock", timeout=self._limits.login_s, mode=0o600):
+            with file_lock(self._folder / "own" / f"{master.path.name}.lock", self._limits.login_s):
                 if not master.alive():
                     self._gate.start(self.target.address, lambda: self._log_in(argv, master.path))
-        except Timeout as error:
+        except LockTimeout as error:
             raise ConnectionLost(
                 f"another gpuops has been logging in to {self.target.where} for {self._limits.login_s:.0f} s",
                 f"try it by hand: ssh {self.target.where}",
