@@ -162,6 +162,10 @@ class LaunchFlags:
         bool | None,
         typer.Option("--overwrite", help="Send files over versions edited on the node.", show_default=False),
     ] = None
+    bwlimit: Annotated[
+        str | None,
+        _option("Send at most so many bytes per second, to all nodes together: 500k, 2M.", metavar="RATE"),
+    ] = None
     send_anyway: Annotated[
         list[str] | None,
         _option(
