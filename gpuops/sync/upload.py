@@ -247,7 +247,7 @@ class _NodePlan:
 
     uplink: Uplink
 
-    @property
+    @cached_property
     def need(self) -> list[tuple[int, FileEntry]]:
         return [(index, self.tree.files[index]) for index in self.answer.need]
 

@@ -110,7 +110,15 @@ class Upload:
 
     def argv(self, here: Rsync, there: Rsync) -> list[str]:
         """The command line. Paths come by stdin; what the node is to do travels in the conversation (`-s`)."""
-        words = [here.program, "-s", "-tIL", "--from0", "--files-from=-", "--no-implied-dirs", f"--timeout={SILENCE_S}"]
+        words = [
+            here.program,
+            "-s",
+            "-ptIL",
+            "--from0",
+            "--files-from=-",
+            "--no-implied-dirs",
+            f"--timeout={SILENCE_S}",
+        ]
         words += [
             f"--partial-dir={PARTIAL}",
             f"--copy-dest={self.tree}",
@@ -189,7 +197,7 @@ def _feed(process: subprocess.Popen[bytes], paths: Sequence[str]) -> None:
 def _open(connection: Connection, owner: socket.socket, on_wire: Callable[[int], None]) -> Channel | None:
     """The program on the node, joined to rsync's ends; None where rsync ended without asking for one.
 
-    Raises ConnectionLost.
+    Raises ConnectionLost, RsyncFailed.
     """
     ends = array.array("i")
     message, ancillary, _, _ = owner.recvmsg(1 << 16, socket.CMSG_SPACE(2 * ends.itemsize))
@@ -201,9 +209,11 @@ def _open(connection: Connection, owner: socket.socket, on_wire: Callable[[int],
     to_node, from_node = ends
     try:
         channel = connection.open([os.fsdecode(word) for word in message.split(b"\0")])
-    except BaseException:
+    except BaseException as error:
         os.close(to_node)
         os.close(from_node)
+        if isinstance(error, NodeError) and not isinstance(error, ConnectionLost):
+            raise RsyncFailed(f"rsync does not work on the node ({error.message})") from error
         raise
     for work, *arguments in ((_pump_to_node, to_node, channel, on_wire), (_pump_from_node, channel, from_node, owner)):
         threading.Thread(target=work, args=arguments, daemon=True, name=f"{connection.label} rsync").start()

@@ -89,6 +89,7 @@ class Incoming:
         with open(part, "wb") as file:
             for block in blocks:
                 file.write(block)
+            os.fchmod(file.fileno(), entry.mode)
         os.utime(part, ns=(entry.mtime_ns, entry.mtime_ns))
         staged = self.at(path, entry)
         if not os.path.isdir(os.path.dirname(staged)) and os.path.isdir(self.files):

@@ -110,7 +110,7 @@ def test_a_blocked_port_is_said_at_once(lab: Lab, project: Laptop) -> None:
     assert "no answer" in error
     assert hint.startswith("hint: ")
     lab.unblock(a)
-    assert project.run("train", "multinode", "--gpus", "1", "train.py").returncode == 0
+    assert project.run("run", "--nodes", "2", "--all-nodes", "--", "true").returncode == 0
     assert project.run("down").returncode == 0
     project.expect_hosts_clean(a, b)
 

@@ -93,7 +93,7 @@ def test_a_workload_reads_data_that_were_sent(laptop: Laptop, name: str) -> None
     ids=["4 ranks", "16 ranks"],
 )
 def test_toy_on_many_ranks_says_the_tutorials_line(laptop: Laptop, gpus: int, line: str, steps: int) -> None:
-    """The line of so many ranks, without hosts: tests/system/train/test_toy.py; toy on hosts: test_virtual.py."""
+    """The line of so many ranks, without hosts: tests/system/train/test_toy.py."""
     words = ("train", "multinode", "--gpus", str(gpus), "--cluster", "lab", "--workload", "toy")
     done = laptop.run(*words, "--", "50", "10")
     assert done.returncode == 0, done.stderr
