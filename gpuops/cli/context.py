@@ -10,6 +10,7 @@ from pathlib import Path
 from gpuops import ledger
 from gpuops.cli.terminal.output import Output
 from gpuops.cli.terminal.progress import progress_on
+from gpuops.core import timings
 from gpuops.core.context import Context
 from gpuops.core.errors import LocalDisk, UsageError
 from gpuops.core.format import ago
@@ -84,6 +85,14 @@ def tables() -> Tables:
 
     launch = flag_types(MachineFlags, LaunchFlags)
     return {"up": flag_types(MachineFlags), "train": launch, "run": launch}
+
+
+def timings_result(ctx: Context, *, wanted: bool) -> tuple[dict[str, object], list[str]]:
+    """Where the time went, for --json and for people; both empty unless --timings was typed."""
+    if not wanted:
+        return {}, []
+    spent = ctx.progress.timings.spent()
+    return {"timings": timings.document(spent)}, timings.lines(spent)
 
 
 def report_news(ctx: Context, *, orphans: bool = True) -> None:

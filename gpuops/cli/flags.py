@@ -28,6 +28,7 @@ class Free(enum.Enum):
 
 
 Json = Annotated[bool, typer.Option("--json", help="One JSON document on stdout.")]
+Timings = Annotated[bool, typer.Option("--timings", help="Print at the end where the time went, and whose it was.")]
 Yes = Annotated[bool, typer.Option("--yes", "-y", help="Ask no questions. Only `gpuops trust` trusts a gpuops.toml.")]
 
 
@@ -161,6 +162,11 @@ class LaunchFlags:
     overwrite: Annotated[
         bool | None,
         typer.Option("--overwrite", help="Send files over versions edited on the node.", show_default=False),
+    ] = None
+    timings: Annotated[
+        bool | None,
+        typer.Option("--timings", help="Print at the end where the time went, and whose it was.", show_default=False),
+        Free.ALWAYS,
     ] = None
     bwlimit: Annotated[
         str | None,

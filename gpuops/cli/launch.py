@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING, Literal
 import typer
 
 from gpuops.cli import trust
-from gpuops.cli.context import make_context, report_news
+from gpuops.cli.context import make_context, report_news, timings_result
 from gpuops.cli.flags import LaunchFlags, MachineFlags
 from gpuops.cli.request import (
     check_data,
@@ -81,8 +81,9 @@ def launch(typed: CommandLine, make_request: Callable[[MachineFlags], RunRequest
         outcome = execute(ctx, settings, plan, ctx.progress)
     finally:
         ctx.progress.close()
-    ctx.out.result("run", outcome.document, [])
-    for line in outcome.last:
+    timed, lines = timings_result(ctx, wanted=job.timings)
+    ctx.out.result("run", {**outcome.document, **timed}, [])
+    for line in (*lines, *outcome.last):
         ctx.out.say(line)
     if outcome.exit_code:
         raise typer.Exit(outcome.exit_code)
@@ -125,6 +126,7 @@ def _make_job(
             bwlimit=flags.bwlimit,
             run_flags=typed.run_flags,
         ),
+        timings=bool(flags.timings),
     )
 
 

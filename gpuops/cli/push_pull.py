@@ -7,8 +7,8 @@ from typing import Annotated
 import typer
 
 from gpuops.cli import completion
-from gpuops.cli.context import make_context, report_news
-from gpuops.cli.flags import Json
+from gpuops.cli.context import make_context, report_news, timings_result
+from gpuops.cli.flags import Json, Timings
 from gpuops.cli.help import example_help
 from gpuops.core.errors import UsageError
 
@@ -55,6 +55,7 @@ def push(
         typer.Option(metavar="RATE", help="Send at most so many bytes per second, to all nodes together: 500k, 2M."),
     ] = None,
     dry_run: Annotated[bool, typer.Option("--dry-run", help="Only list what would be sent.")] = False,
+    timings: Timings = False,
     as_json: Json = False,
 ) -> None:
     from gpuops.commands.push import push_project
@@ -67,7 +68,10 @@ def push(
             overwrite=overwrite, allow=send_anyway or [], dry_run=dry_run, bwlimit=bwlimit,
         )  # fmt: skip
     ctx.progress.close()
-    ctx.out.result("push", outcome.document(), outcome.lines())
+    timed, lines = timings_result(ctx, wanted=timings)
+    ctx.out.result("push", outcome.document() | timed, outcome.lines())
+    for line in lines:
+        ctx.out.say(line)
 
 
 def pull(

@@ -3,14 +3,14 @@
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING, Annotated
 
 import typer
 
 from gpuops.cli import completion
-from gpuops.cli.context import make_context, report_news
-from gpuops.cli.flags import Json, MachineFlags, Yes, with_flags
+from gpuops.cli.context import make_context, report_news, timings_result
+from gpuops.cli.flags import Json, MachineFlags, Timings, Yes, with_flags
 from gpuops.cli.help import NamesProvider, example_help
 from gpuops.core.errors import UsageError
 from gpuops.core.format import plural
@@ -47,6 +47,7 @@ def up(
     name: Annotated[str | None, typer.Option(help="What to call it.", show_default=False)] = None,
     dry_run: Annotated[bool, typer.Option("--dry-run", help="Print what would be created, and its price.")] = False,
     yes: Yes = False,
+    timings: Timings = False,
     as_json: Json = False,
 ) -> None:
     from gpuops.cli import trust
@@ -83,11 +84,13 @@ def up(
         session = creation.bring_up(ctx, request, name=name, ephemeral=False, wish=lease_limits(machine))
     session.close()
     ctx.ledger.set_cluster(session.row.id, owner_process=None)
-    _announce(ctx, session.row, session.machines)
+    _announce(ctx, session.row, session.machines, *timings_result(ctx, wanted=timings))
 
 
-def _announce(ctx: Context, row: ClusterRow, machines: Sequence[Resource]) -> None:
-    """What is up, until when, and the document for programs."""
+def _announce(
+    ctx: Context, row: ClusterRow, machines: Sequence[Resource], timed: Mapping[str, object], lines: Sequence[str]
+) -> None:
+    """What is up, until when, and the document for programs. `timed`, `lines`: where the time went, if asked for."""
     from gpuops.commands import ssh
     from gpuops.commands.cluster_bill import find_ended_by
     from gpuops.core.format import money
@@ -107,11 +110,13 @@ def _announce(ctx: Context, row: ClusterRow, machines: Sequence[Resource]) -> No
             "payer": row.payer and dataclasses.asdict(row.payer),
             "hard_end": lease.end,
             "idle_s": lease.idle_s,
+            **timed,
         },
         [
             f"{row.name} is up: {plural(len(nodes), 'node')}{terms}",
             *ssh.host_name_lines(ctx, row, machines),
             *([leases.describe_how_to_end(row.name, lease, now, ended_by)] if per_hour else []),
+            *lines,
         ],
     )
 

@@ -11,6 +11,7 @@ from gpuops.core.errors import NoCapacity, ProviderError, UsageError
 from gpuops.core.format import money
 from gpuops.core.models import Offer, Payer, Problem, Request
 from gpuops.core.provider import Provisioner, is_rented
+from gpuops.core.timings import Whose
 from gpuops.offers import offer_table
 from gpuops.offers.lease_limits import LeaseLimits
 from gpuops.offers.price_approval import PriceApproval
@@ -37,7 +38,7 @@ def find_offers(ctx: Context, request: Request, known_notes: set[str] | None = N
     fatal = [problem for problem in problems if problem.fatal]
     if fatal:
         raise ProviderError("; ".join(dict.fromkeys(problem.say for problem in fatal)), fatal[0].hint)
-    with ctx.progress.during(f"asking {request.provider} what it has"):
+    with ctx.progress.during(f"asking {request.provider} what it has", whose=Whose.PROVIDER):
         all_offers = provisioner.offers(request)
     offers = [
         offer
@@ -67,7 +68,7 @@ def _describe_problem(problem: Problem) -> str:
 
 
 def _preflight(ctx: Context, provisioner: Provisioner, request: Request) -> list[Problem]:
-    with ctx.progress.during(f"looking whether {request.provider} is ready"):
+    with ctx.progress.during(f"looking whether {request.provider} is ready", whose=Whose.PROVIDER):
         return list(provisioner.preflight(request))
 
 

@@ -31,6 +31,7 @@ from gpuops.core.format import money, span
 from gpuops.core.models import COSTLESS, Intent, Offer, Request, Resource
 from gpuops.core.polling import Poller
 from gpuops.core.provider import LoadedProvisioner, Provisioner, is_rented
+from gpuops.core.timings import Whose
 from gpuops.ledger.store import ClusterRow, LedgerJournal, LedgerUnwritable
 from gpuops.nodes import bootstrap
 from gpuops.nodes.session import ClusterSession, machines_of, send_lease
@@ -244,7 +245,7 @@ def _create_and_wait(
     intent = Intent(ctx.owner, row.name, row.token, row.boot_deadline, agent)
     while True:
         try:
-            with ctx.progress.during(f"creating {row.name}"):
+            with ctx.progress.during(f"creating {row.name}", whose=Whose.PROVIDER):
                 offer = _create_first_available(ctx, provisioner, offers, row, intent, terms)
             break
         except (NoCapacity, QuotaExceeded) as error:
@@ -257,7 +258,7 @@ def _create_and_wait(
     check_price(machines_of(ctx, row))
     if is_rented(provisioner):
         ctx.out.say("not yet protected: keep this computer on until the nodes are ready")
-    with ctx.progress.during(f"waiting for {row.name}", request.timeout_min * 60):
+    with ctx.progress.during(f"waiting for {row.name}", request.timeout_min * 60, whose=Whose.PROVIDER):
         session = wait_ready(ctx, provisioner, row, request, check_price)
     try:
         _start_lease(ctx, session, terms, provisioner, offer)

@@ -30,12 +30,15 @@ from gpuops.core.models import COSTLESS, Resource, ResourceState
 from gpuops.core.parallel import on_each
 from gpuops.core.polling import Poller
 from gpuops.core.provider import Provisioner, is_rented
+from gpuops.core.timings import Whose
 from gpuops.ledger.rows import ClusterState
 from gpuops.ledger.store import ClusterRow, LedgerUnwritable
 from gpuops.nodes.session import sort_by_node
 from gpuops.sync import bucket, push_record
 
 POLL_S = 0.2
+POLL_OWN_S = 0.01
+"""The first pause where nothing is rented: what was ended there is gone when the call returns."""
 POLL_SLOW_S = 5.0
 PERMANENT_ERRORS = (AuthFailed, QuotaExceeded, Rejected)
 """Errors that a retry hardly changes."""
@@ -61,7 +64,9 @@ def tear_down(ctx: Context, cluster: int, why: str, *, force: bool = False, noti
         except LedgerUnwritable as error:
             ctx.out.say(f"note: {error.message}; {row.name} is ended all the same")
         provisioner = ctx.provisioner_of(row)
-        with ctx.progress.during(f"ending {row.name}", max(provisioner.gone_s, provisioner.settle_s)):
+        with ctx.progress.during(
+            f"ending {row.name}", max(provisioner.gone_s, provisioner.settle_s), whose=Whose.PROVIDER
+        ):
             remaining = destroy_cluster(ctx, provisioner, row, force=force)
     except LedgerUnwritable as error:
         name = row.name if row else "what was to be ended"
@@ -162,7 +167,7 @@ def destroy_cluster(
     teardown = _Teardown(ctx, provisioner, row, force=force and not is_rented(provisioner))
     error: ProviderError | None = None
     deadline = teardown.began + max(provisioner.gone_s, provisioner.settle_s)
-    poller = Poller(ctx.clock, deadline, POLL_S, POLL_SLOW_S)
+    poller = Poller(ctx.clock, deadline, POLL_S if is_rented(provisioner) else POLL_OWN_S, POLL_SLOW_S)
     for attempt in poller:
         listing, error = teardown.list_remaining(attempt.started)
         step = next_step(listing, error)

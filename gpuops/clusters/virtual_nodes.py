@@ -16,6 +16,7 @@ from gpuops.core.errors import NodeError
 from gpuops.core.models import Resource
 from gpuops.core.parallel import on_each
 from gpuops.core.run_models import RunRequest
+from gpuops.core.timings import Whose
 from gpuops.ledger.rows import RunState
 from gpuops.ledger.store import ClusterRow
 from gpuops.nodes import bootstrap, gpu_shares
@@ -42,7 +43,7 @@ def add_virtual_nodes(ctx: Context, session: ClusterSession, request: RunRequest
     missing = [index for index in range(len(machines), request.nodes) if _is_missing(session, index)]
     if missing:
         names = ", ".join(f"node{index}" for index in missing)
-        with ctx.progress.during(f"making {names}"):
+        with ctx.progress.during(f"making {names}", whose=Whose.NODE):
             _create_nodes(ctx, session, wanted, missing)
 
 

@@ -36,6 +36,8 @@ class Job:
     """How many times preempted machines are replaced."""
     wish: LeaseLimits = field(default_factory=LeaseLimits)
     sending: Sending = field(default_factory=Sending)
+    timings: bool = False
+    """Whether to print at the end where the time went."""
 
 
 @dataclass(frozen=True)

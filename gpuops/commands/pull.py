@@ -12,6 +12,7 @@ from gpuops.core.context import Context
 from gpuops.core.errors import NodeError, UsageError
 from gpuops.core.format import plural
 from gpuops.core.reporting import Progress
+from gpuops.core.timings import Whose
 from gpuops.ledger.rows import ClusterState, RunState
 from gpuops.ledger.store import ClusterRow, RunRow
 from gpuops.nodes.session import ClusterSession, open_session
@@ -86,7 +87,7 @@ def pull_project_edits(ctx: Context, cluster: str | None) -> PulledEdits:
     refused: list[str] = []
     with (
         closing(open_session(ctx, row, some=True)) as session,
-        ctx.progress.during("looking for what was edited on the nodes"),
+        ctx.progress.during("looking for what was edited on the nodes", whose=Whose.NODE),
     ):
         for index, client in enumerate(session.clients):
             with _collect_failure(failed, index):
@@ -141,7 +142,7 @@ def _pull_from_nodes(ctx: Context, session: ClusterSession, row: RunRow, progres
     if len(reports) == len(nodes) and row.state is RunState.ENDED:
         bring_home(ctx, row, Agents(session, reports), progress)
     else:
-        with progress.during(f"looking at what {row.name} made"):
+        with progress.during(f"looking at what {row.name} made", whose=Whose.NODE):
             fetch_now(session, row, progress, final=len(reports) == len(nodes))
 
 

@@ -11,6 +11,7 @@ from gpuops.clusters import selection
 from gpuops.core.context import Context
 from gpuops.core.format import plural
 from gpuops.core.reporting import Progress
+from gpuops.core.timings import Whose
 from gpuops.nodes.session import open_session
 from gpuops.sync import upload, workloads_and_data
 from gpuops.sync.project_files import printable_path
@@ -67,7 +68,7 @@ def push_project(
         first, *more = upload.summary(tree)
         for sentence in (f"code: {first}", *more):
             ctx.out.say(sentence)
-        with progress.during("comparing the project with what the nodes have"):
+        with progress.during("comparing the project with what the nodes have", whose=Whose.NODE):
             record = PushRecord(ctx.home, row.token, "project")
             reports = upload.push_many(
                 session.present(), "project", tree, overwrite=overwrite, progress=progress, record=record, uplink=line

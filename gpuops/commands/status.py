@@ -14,6 +14,7 @@ from gpuops.core.errors import GpuopsError, LocalDisk
 from gpuops.core.format import money, plural, span, table
 from gpuops.core.models import COSTLESS, Resource, ResourceState
 from gpuops.core.parallel import on_each
+from gpuops.core.timings import Whose
 from gpuops.guard import guard_heartbeat
 from gpuops.guard.schedule import NOTICE_FAILURES
 from gpuops.guard.start import LOG
@@ -106,7 +107,7 @@ class ClusterReport:
 
 def describe_clusters(ctx: Context) -> list[ClusterReport]:
     """The live clusters: the ledger's facts, and the state of their machines by their provider."""
-    with ctx.progress.during("asking the nodes how they are"):
+    with ctx.progress.during("asking the nodes how they are", whose=Whose.NODE):
         return [_describe_cluster(ctx, row) for row in ctx.ledger.clusters()]
 
 

@@ -16,6 +16,7 @@ platform      what differs between Linux, macOS and Windows
 processes     processes on this computer: identity, start, end
 signals       Ctrl-C, SIGTERM and SIGHUP as one command sees them
 parallel      the same work on several nodes at once
+timings       where a command's time goes, and whose it is
 polling       the clock, and waits with a deadline
 file_lock     locks between processes
 files         small files of gpuops' own, written whole

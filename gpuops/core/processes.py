@@ -6,6 +6,7 @@ from __future__ import annotations
 import enum
 import os
 import signal
+import time
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -95,6 +96,12 @@ def _linux_status(pid: int, system: System = HERE) -> list[str]:
         return []
     fields = text.rpartition(")")[2].split()
     return fields if len(fields) > START_TIME_FIELD and fields[START_TIME_FIELD].isdecimal() else []
+
+
+def linux_age_s(pid: int) -> float | None:
+    """How long ago a process started, in seconds, to a hundredth; None on other systems."""
+    fields = _linux_status(pid)
+    return time.clock_gettime(time.CLOCK_BOOTTIME) - _start_s(fields) if fields else None
 
 
 def _start_s(fields: Sequence[str]) -> float:

@@ -7,6 +7,7 @@ from contextlib import AbstractContextManager, nullcontext
 from typing import Any, Protocol, TextIO
 
 from gpuops.core.format import calm
+from gpuops.core.timings import Timings, Whose
 
 
 class Reporter(Protocol):
@@ -97,12 +98,16 @@ class LogReporter:
 class Progress(Protocol):
     """Where work tells how far it is. Safe to call from several threads."""
 
-    def during(self, text: str, limit_s: float | None = None, *, aside: bool = False) -> AbstractContextManager[None]:
-        """For as long as the block: this goes on, `limit_s` seconds at most where that is known.
+    timings: Timings
+
+    def during(
+        self, text: str, limit_s: float | None = None, *, whose: Whose = Whose.GPUOPS, aside: bool = False
+    ) -> AbstractContextManager[None]:
+        """For as long as the block: this goes on, `limit_s` seconds at most where that is known; `whose` time it is.
 
         `aside`: it is no work of ours. It leaves no line behind, and a log hears of it rarely."""
 
-    def phase(self, text: str) -> None:
+    def phase(self, text: str, whose: Whose = Whose.GPUOPS) -> None:
         """From here on this goes on, until the next phase or the end of the block around it."""
 
     def waits(self, why: str, who: str = "") -> None:
@@ -121,16 +126,19 @@ class Progress(Protocol):
 class Silent:
     """For work that nobody watches."""
 
+    timings = Timings()
+
     def during(
         self,
         text: str,  # noqa: ARG002
         limit_s: float | None = None,  # noqa: ARG002
         *,
+        whose: Whose = Whose.GPUOPS,  # noqa: ARG002
         aside: bool = False,  # noqa: ARG002
     ) -> AbstractContextManager[None]:
         return nullcontext()
 
-    def phase(self, text: str) -> None:
+    def phase(self, text: str, whose: Whose = Whose.GPUOPS) -> None:
         pass
 
     def waits(self, why: str, who: str = "") -> None:

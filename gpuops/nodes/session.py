@@ -15,6 +15,7 @@ from gpuops.core.models import Lease, Resource
 from gpuops.core.parallel import on_each
 from gpuops.core.provider import is_rented
 from gpuops.core.reporting import Progress, Silent
+from gpuops.core.timings import Whose
 from gpuops.ledger.store import ClusterRow
 from gpuops.nodes import bootstrap
 from gpuops.nodes.gpu_shares import is_virtual, with_virtual
@@ -153,7 +154,7 @@ def open_session(
     def contact() -> ClusterSession:
         return contact_cluster(row, nodes_of(ctx, row), some=some, any_version=any_version, progress=ctx.progress)
 
-    with ctx.progress.during(f"reaching {row.name}"):
+    with ctx.progress.during(f"reaching {row.name}", whose=Whose.NETWORK):
         try:
             return contact()
         except ConnectionLost as error:

@@ -18,6 +18,7 @@ from gpuops.core.polling import Poller
 from gpuops.core.provider import LoadedProvisioner
 from gpuops.core.quota import Quota, QuotaIncrease, QuotaReport
 from gpuops.core.signals import Signals
+from gpuops.core.timings import Whose
 from gpuops.offers.billing_account import refuse_dotenv
 from gpuops.offers.price_approval import confirm_or_refuse
 from gpuops.offers.quota_output import (
@@ -54,7 +55,7 @@ class IncreaseResult:
 def read_quotas(ctx: Context, request: Request) -> QuotaReport:
     """Ask the provider for its quotas. Raises ProviderError, UsageError."""
     refuse_dotenv(ctx, request.provider)
-    with ctx.progress.during(f"asking {request.provider} for its quotas"):
+    with ctx.progress.during(f"asking {request.provider} for its quotas", whose=Whose.PROVIDER):
         report = ctx.provisioner(request.provider).quota(request)
     if report is None:
         raise UsageError(
@@ -142,7 +143,7 @@ def watch_increases(ctx: Context, provider: str, increases: Sequence[WatchedIncr
         for line in describe_start(quota, increase, ctx.clock.now()):
             ctx.out.say(line)
     try:
-        with Signals(), ctx.progress.during(f"{provider} decides", aside=True):
+        with Signals(), ctx.progress.during(f"{provider} decides", aside=True, whose=Whose.PROVIDER):
             _poll_until_decided(ctx, provider, watched)
     except Interrupted:
         ctx.out.say("stopped watching; open requests stay filed")

@@ -15,6 +15,7 @@ from gpuops.core.format import span
 from gpuops.core.models import Lease, Offer, Payer, Request
 from gpuops.core.polling import Poller
 from gpuops.core.provider import LoadedProvisioner, is_rented
+from gpuops.core.timings import Whose
 from gpuops.ledger.rows import ClusterState
 from gpuops.ledger.store import ClusterRow
 from gpuops.offers import lease_limits
@@ -164,7 +165,7 @@ class OfferSearch:
         pause_s = self._poller.next_pause_s
         if row is not None:
             self._extend_boot_deadline(row, pause_s)
-        with ctx.progress.during("nothing can be had yet", aside=True):
+        with ctx.progress.during("nothing can be had yet", aside=True, whose=Whose.PROVIDER):
             ctx.progress.waits(f"asking again in {span(pause_s)}, {span(left_s)} left")
             next(self._rounds)
         if row is not None:

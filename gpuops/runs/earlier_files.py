@@ -17,6 +17,7 @@ from gpuops.core.errors import NodeRefused, RefusalKind, UsageError
 from gpuops.core.format import amount, first_few, plural
 from gpuops.core.parallel import on_each
 from gpuops.core.reporting import Progress
+from gpuops.core.timings import Whose
 from gpuops.ledger.rows import RunState
 from gpuops.ledger.store import RunRow
 from gpuops.runs.start_decision import EarlierFile, NodeFiles, Start, Uneven, decide_start
@@ -73,7 +74,7 @@ def prepare_start(ctx: Context, launch: Launch, progress: Progress) -> None:
         size = sum(nodes[one.holders[0]][one.path].size * len(one.lacking) for one in start.uneven)
         if size >= LARGE_BYTES:
             ctx.out.say(f"note: {amount(size)} go to nodes that lack what others have to go on from; {FRESH_HINT}")
-        with progress.during(f"putting on every node what only some have: {amount(size)}"):
+        with progress.during(f"putting on every node what only some have: {amount(size)}", whose=Whose.NETWORK):
             kept = _even_out(launch, nodes, start.uneven, rows, progress)
         why = next(iter(kept.values()), "")
         if kept and not launch.resumes:
@@ -109,7 +110,7 @@ def clear_start(ctx: Context, launch: Launch, progress: Progress) -> None:
                 f"gpuops ssh {launch.row.facts.text('cluster')} --node {node}",
             )
 
-    with progress.during("taking off the nodes what earlier runs made"):
+    with progress.during("taking off the nodes what earlier runs made", whose=Whose.NODE):
         _discard(launch, nodes)
     taken = sorted({(path, file.run) for files in nodes for path, file in files.items()})
     if taken:
@@ -140,7 +141,7 @@ def _list_made(
         answer: MadeFiles = client.call("made", timeout=LIST_TIMEOUT_S, tree=launch.tree, patterns=patterns, runs=names)
         return {path: EarlierFile(size, mtime, run, back) for path, size, mtime, run, back in answer.files}
 
-    with progress.during("looking for what earlier runs made"):
+    with progress.during("looking for what earlier runs made", whose=Whose.NODE):
         try:
             return on_each(ask, list(launch.clients))
         except NodeRefused as refusal:

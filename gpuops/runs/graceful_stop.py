@@ -13,6 +13,7 @@ from gpuops.core.format import span
 from gpuops.core.parallel import on_each
 from gpuops.core.polling import Poller
 from gpuops.core.reporting import Progress
+from gpuops.core.timings import Whose
 from gpuops.ledger.store import RunRow
 from gpuops.nodes.session import ClusterSession
 from gpuops.runs.follow import RECONNECT_INTERVAL_S, Follower, make_follower
@@ -29,7 +30,7 @@ POLL_INTERVAL_S = 0.2
 def show_stopping(progress: Progress, run: RunRow) -> Iterator[None]:
     """While a graceful stop is waited for, say how long that may take, and why."""
     grace_s = request_of(run).grace_s
-    with progress.during(f"stopping {run.name}", 2 * grace_s):
+    with progress.during(f"stopping {run.name}", 2 * grace_s, whose=Whose.SCRIPT):
         progress.waits(f"{span(grace_s)} for a snapshot, then {span(grace_s)} to end")
         yield
 

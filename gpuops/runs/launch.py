@@ -14,6 +14,7 @@ from gpuops.core.errors import NodeRefused, RefusalKind
 from gpuops.core.parallel import on_each
 from gpuops.core.run_models import RunRequest
 from gpuops.core.sink import BucketSink
+from gpuops.core.timings import Whose
 from gpuops.ledger.rows import RunState
 from gpuops.nodes.session import ClusterSession
 from gpuops.runs.graceful_stop import stop_nodes
@@ -67,7 +68,7 @@ def _start_nodes(ctx: Context, session: ClusterSession, prepared: Prepared) -> N
         ctx.progress.waits("", f"node{index}")
 
     try:
-        with ctx.progress.during(f"starting {prepared.row.name}"):
+        with ctx.progress.during(f"starting {prepared.row.name}", whose=Whose.NODE):
             start(0)  # alone: where its port for the gang link is taken, nothing else has started
             asked = len(specs)
             on_each(start, range(1, len(specs)))
@@ -89,7 +90,7 @@ def _grant_uploads(
     row = ctx.ledger.run(prepared.row.id)
     bucket.abort_uploads(ctx, row)
     lease = ctx.ledger.cluster(session.row.id).lease
-    with ctx.progress.during(f"opening the bucket {sink.bucket} to the nodes"):
+    with ctx.progress.during(f"opening the bucket {sink.bucket} to the nodes", whose=Whose.NETWORK):
         granted = bucket.create_upload_grant(ctx, sink, row.name, len(prepared.nodes), lease.end)
     kept = {"bucket": {"place": granted.place, "until": granted.until}, "uploads": granted.uploads}
     ctx.ledger.set_run(row.id, facts={**ctx.ledger.run(row.id).facts, **kept})

@@ -22,6 +22,7 @@ from gpuops.core.polling import Clock, Poller
 from gpuops.core.reporting import Silent
 from gpuops.core.run_models import RunRequest
 from gpuops.core.signals import HandOver
+from gpuops.core.timings import Whose
 from gpuops.ledger.store import RunRow
 from gpuops.nodes.session import ClusterSession
 from gpuops.runs import taken_over
@@ -233,7 +234,11 @@ def tensorboard_command(home: RunHome, folder: Path, *, live: bool = False) -> s
 def show_run(ctx: Context, session: ClusterSession, row: RunRow, tail: HomeTail) -> Follower:
     """Show a run until it has ended everywhere. A first signal stops it gracefully, a second at once. Raises HandOver,
     TakenOver."""
+    with ctx.progress.timings.during("from its first line on", Whose.SCRIPT):
+        return _show_to_end(ctx, session, row, tail)
 
+
+def _show_to_end(ctx: Context, session: ClusterSession, row: RunRow, tail: HomeTail) -> Follower:
     def show(lines: Iterator[str]) -> None:
         for line in lines:
             ctx.out.line(line)
@@ -288,7 +293,7 @@ def show_waiting(ctx: Context, row: RunRow, line_filter: Filter | None = None) -
     on = f" on {plural(ranks, 'rank')}" if ranks else ""
     every = line_filter is None or line_filter == Filter(tail=line_filter.tail, launcher=line_filter.launcher)
     until_first_line = ExitStack()
-    until_first_line.enter_context(ctx.progress.during(f"{row.name} runs{on}", aside=True))
+    until_first_line.enter_context(ctx.progress.during(f"{row.name} runs{on}", aside=True, whose=Whose.SCRIPT))
     ctx.progress.waits("no line yet" if every else "no line that fits yet")
     return until_first_line
 

@@ -24,6 +24,7 @@ from gpuops.core.provider import has_capability, is_rented
 from gpuops.core.reporting import Progress
 from gpuops.core.run_models import NodeFacts, RunRequest, Verdict, VerdictOutcome
 from gpuops.core.settings import Settings, secret_origins, secret_values
+from gpuops.core.timings import Whose
 from gpuops.ledger.rows import RunState
 from gpuops.ledger.store import RunRow
 from gpuops.nodes.network import find_rendezvous
@@ -209,7 +210,7 @@ def _prepare_nodes(
     home.create()
     clients = session.clients[: request.nodes]
     is_alone = shared or not (request.kind == "torchrun" or request.all_nodes)
-    with progress.during(f"trying the network between {request.nodes} nodes"):
+    with progress.during(f"trying the network between {request.nodes} nodes", whose=Whose.NETWORK):
         meeting = find_rendezvous(ctx, session, request.nodes, alone=is_alone)
     start = earlier_files.Launch(
         clients[:1] if request.kind == "command" and not request.all_nodes else clients,
@@ -220,7 +221,7 @@ def _prepare_nodes(
         earlier_files.clear_start(ctx, start, progress)
     line = uplink.open_uplink(ctx.home / "cache", sending.bwlimit)
     started = ctx.clock.monotonic()
-    with progress.during("comparing the project with what the nodes have"):
+    with progress.during("comparing the project with what the nodes have", whose=Whose.NODE):
         record = PushRecord(ctx.home, session.row.token, name)
         reports = upload.push_many(
             clients, name, tree, overwrite=sending.overwrite, progress=progress, record=record, uplink=line
@@ -233,18 +234,20 @@ def _prepare_nodes(
         ctx, session, request, allow=sending.send_anyway, overwrite=sending.overwrite, line=line
     )
     if request.resume:
-        with progress.during(f"putting back what {request.resume} made"):
+        with progress.during(f"putting back what {request.resume} made", whose=Whose.NETWORK):
             count = restore_files(clients, name, find_run(ctx, request.resume))
         ctx.out.say(f"{plural(count, 'file')} of {request.resume} put back on every node")
     looks_back = start.is_training or request.resume or may_go_on(request.argv, {entry.path for entry in tree.files})
     if looks_back and not afresh:
         earlier_files.prepare_start(ctx, start, progress)
-    with progress.during("looking for a Python with torch" if request.kind == "torchrun" else "looking for a Python"):
+    with progress.during(
+        "looking for a Python with torch" if request.kind == "torchrun" else "looking for a Python", whose=Whose.NODE
+    ):
         nodes = prepare_pythons(ctx, settings, session, request, folder, meeting.endpoints, progress)
     rented = is_rented(ctx.provisioner(session.row.provider))
     commands = [setup_command(request, folder, node.facts.python, rented=rented) for node in nodes]
     if any(commands):
-        with progress.during("running the set-up command"):
+        with progress.during("running the set-up command", whose=Whose.NODE):
             run_setup(ctx, session, name, folder, commands, nodes, progress)
     size = sum(node.facts.ranks for node in nodes)
     origin = {"commit": None, "dirty": False} if request.workload else {"commit": tree.commit, "dirty": tree.dirty}
@@ -278,7 +281,7 @@ def wait_for_turn(ctx: Context, session: ClusterSession, sending: Sending, row: 
         return row
     announced = ""
     unreachable_since: float | None = None
-    with ctx.progress.during(f"waiting for {session.row.name}"):
+    with ctx.progress.during(f"waiting for {session.row.name}", whose=Whose.SCRIPT):
         poller = Poller.every(ctx.clock, QUEUE_POLL_INTERVAL_S)
         for attempt in poller:
             try:
@@ -309,7 +312,7 @@ def finish_earlier_runs(ctx: Context, session: ClusterSession, row: RunRow, prog
             continue
         follower = make_follower(ctx, session, run, lambda *_: None, ctx.out.say)
         try:
-            with progress.during(f"bringing home what {run.name} left"):
+            with progress.during(f"bringing home what {run.name} left", whose=Whose.NETWORK):
                 follower.start()
                 if not follower.wait(REPORTS_TIMEOUT_S):
                     raise NodeError(f"not every node says how {run.name} ended")

@@ -21,6 +21,7 @@ from gpuops.core.reporting import Progress
 from gpuops.core.safe_folder import DISK_RESERVE_BYTES, Readable, SafeFolder, local_errors
 from gpuops.core.safe_paths import may_come
 from gpuops.core.sink import BucketSink, find_bucket
+from gpuops.core.timings import Whose
 from gpuops.ledger.store import RunRow
 from gpuops.sync import bucket
 from gpuops.sync.merged_outputs import OutFolder
@@ -178,7 +179,7 @@ def fetch_archives(
     fetched: dict[int, FetchedNode] = {}
     arrivals: list[Arrival] = []
     errors: dict[int, GpuopsError] = {}
-    with progress.during(f"fetching what {row.name} kept in {place}"), out.staging() as staging:
+    with progress.during(f"fetching what {row.name} kept in {place}", whose=Whose.NETWORK), out.staging() as staging:
         archives = _open_archives(ctx, sink, place, nodes, errors)
         sizes = {node: archive.size for node, archive in archives.items()}
         chosen = select_fitting(sizes, shutil.disk_usage(home.path).free)

@@ -21,6 +21,7 @@ from gpuops.core.errors import GpuopsError, Unknown, UsageError
 from gpuops.core.format import clock_time
 from gpuops.core.polling import Poller
 from gpuops.core.sink import BucketSink, DotenvPolicy, find_bucket
+from gpuops.core.timings import Whose
 from gpuops.ledger.rows import MultipartUpload
 from gpuops.ledger.store import RunRow
 from gpuops.sync.object_store import (
@@ -94,7 +95,7 @@ def check_bucket(ctx: Context, sink: BucketSink) -> BucketSink:
     """
     sink = dataclasses.replace(sink, profile=select_profile(ctx.env, sink.profile), dotenv=DotenvPolicy.IGNORED)
     sink = dataclasses.replace(sink, dotenv=DotenvPolicy(uses_dotenv_keys(ctx, sink)))
-    with ctx.progress.during(f"asking for the bucket {sink.bucket}"):
+    with ctx.progress.during(f"asking for the bucket {sink.bucket}", whose=Whose.NETWORK):
         checked = dataclasses.replace(sink, region=_bucket_region(ctx, sink))
         s3 = create_client(ctx, checked)
         probe_key = checked.key(PROBE_OBJECT)

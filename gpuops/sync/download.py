@@ -18,6 +18,7 @@ from gpuops.core.format import amount, first_few, plural
 from gpuops.core.parallel import on_each
 from gpuops.core.safe_folder import SafeFolder, local_errors
 from gpuops.core.safe_paths import may_come
+from gpuops.core.timings import Whose
 from gpuops.sync.download_plan import (
     Listing,
     Sums,
@@ -234,7 +235,7 @@ class _Fetch:
         todo = self._select_missing(listing, live, only)
         self._total = sum(stamp[0] for stamps in todo.values() for stamp in stamps.values()) + self.bytes
         if todo:
-            self.progress.phase("fetching results")
+            self.progress.phase("fetching results", Whose.NETWORK)
         for part in split_by_room(todo, self.out.folder.room()):
             for batch in batches(part):
                 with self.out.staging() as staging:
@@ -259,7 +260,7 @@ class _Fetch:
             node: [path for path in files if only is None or (node, path) in only] for node, files in listing.items()
         }
         if any(checked.values()):
-            self.progress.phase("comparing checksums")
+            self.progress.phase("comparing checksums", Whose.NODE)
         node_sums = self._request_checksums(checked)
         self.without_sum = {
             (node, path)

@@ -19,6 +19,7 @@ from gpuops.core.errors import ConnectionLost, GpuopsError, NodeError, NodeRefus
 from gpuops.core.models import Resource
 from gpuops.core.reporting import Progress
 from gpuops.core.safe_folder import SafeFolder, local_errors
+from gpuops.core.timings import Whose
 from gpuops.ledger.store import ClusterRow
 from gpuops.nodes.has_ended import host_node_ended
 from gpuops.nodes.session import is_agent_removed, nodes_of, open_programs, rented_machine_ended, restore_agents
@@ -213,7 +214,7 @@ def save_node_edits(ctx: Context, row: ClusterRow, machine: Resource, index: int
     """Save one node's files. Returns a sentence, empty where it had none. Raises NodeError, LocalDisk."""
     programs = open_programs(row, machine, index)
     try:
-        with progress.during(f"looking for what was edited or made on node{index}"):
+        with progress.during(f"looking for what was edited or made on node{index}", whose=Whose.NODE):
             files = _find_unsaved(ctx, row, index, programs)
             # `gpuops pull --edits` may have downloaded some.
             home = find_already_home(programs, PROJECT_TREE, files, SafeFolder(row.folder))
@@ -222,7 +223,9 @@ def save_node_edits(ctx: Context, row: ClusterRow, machine: Resource, index: int
             return ""
         folder = _cluster_folder(row)
         target = folder.below(f"node{index}")
-        with progress.during(f"saving what was edited or made on node{index}: {describe_unmatched_files(files)}"):
+        with progress.during(
+            f"saving what was edited or made on node{index}: {describe_unmatched_files(files)}", whose=Whose.NETWORK
+        ):
             saved = save_unmatched_files(programs, PROJECT_TREE, files, target)
             with local_errors(folder.path):
                 folder.flush()

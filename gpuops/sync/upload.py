@@ -22,6 +22,7 @@ from gpuops.core.format import amount, plural
 from gpuops.core.git import commit_of, lies_here
 from gpuops.core.parallel import on_each
 from gpuops.core.reporting import Progress
+from gpuops.core.timings import Whose
 from gpuops.sync.project_files import (
     IGNORE_FILE,
     FileEntry,
@@ -311,7 +312,7 @@ def _send_files(plans: Sequence[_NodePlan], progress: Progress) -> list[str]:
     count = max(len(plan.need) for plan in plans)
     label = plans[0].client.label if len(plans) == 1 else f"{len(plans)} nodes"
     ways = dict.fromkeys(plan.transport.describe() for plan in plans if plan.need)
-    progress.phase(f"sending {plural(count, 'file')} to {label}, {amount(total)}, {' and '.join(ways)}")
+    progress.phase(f"sending {plural(count, 'file')} to {label}, {amount(total)}, {' and '.join(ways)}", Whose.NETWORK)
     sent = _SharedProgress(progress, total, label)
     changed = on_each(partial(_send_to_node, sent), [plan for plan in plans if plan.need])
     return sorted({path for paths in changed for path in paths})

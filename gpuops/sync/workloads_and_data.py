@@ -20,6 +20,7 @@ from gpuops.core.models import DATA
 from gpuops.core.names import did_you_mean
 from gpuops.core.provider import has_capability
 from gpuops.core.run_models import RunRequest
+from gpuops.core.timings import Whose
 from gpuops.nodes.python import group_by_machine
 from gpuops.nodes.session import ClusterSession
 from gpuops.sync import upload
@@ -95,7 +96,7 @@ def push_data(
     first, *more = upload.summary(tree)
     for sentence in (f"data: {first}{describe_origin(ctx, request.data, allow)}", *more):
         ctx.out.say(sentence)
-    with ctx.progress.during("comparing the data with what the nodes have"):
+    with ctx.progress.during("comparing the data with what the nodes have", whose=Whose.NODE):
         places = _push_to_machines(
             ctx, session, request.nodes, absolute_path(ctx.folder, request.data), tree, overwrite, line
         )

@@ -14,6 +14,7 @@ from gpuops.cli.terminal.phase import Phase, line_interval_s
 from gpuops.core.format import calm, cut, span
 from gpuops.core.platform import HERE
 from gpuops.core.reporting import Progress
+from gpuops.core.timings import Timings, Whose, process_began
 
 FIRST_LINE_AFTER_S = 1.0
 """Seconds before the first line: shorter work prints none."""
@@ -35,6 +36,7 @@ class _PhaseDisplay(ABC):
     """The current phase, and a thread that shows it every TICK_INTERVAL_S; a subclass decides how."""
 
     def __init__(self, clock: Callable[[], float], *, ticking: bool) -> None:
+        self.timings = Timings(clock)
         self._clock = clock
         self._lock = threading.RLock()
         self._phase: Phase | None = None
@@ -43,13 +45,16 @@ class _PhaseDisplay(ABC):
         self._ticking = ticking
 
     @contextmanager
-    def during(self, text: str, limit_s: float | None = None, *, aside: bool = False) -> Iterator[None]:
+    def during(
+        self, text: str, limit_s: float | None = None, *, whose: Whose = Whose.GPUOPS, aside: bool = False
+    ) -> Iterator[None]:
         with self._lock:
             outer = self._phase
             self._begin_phase(Phase(text, self._clock(), limit_s, aside=aside))
         done = False
         try:
-            yield
+            with self.timings.during(text, whose):
+                yield
             done = True
         finally:
             with self._lock:
@@ -58,7 +63,8 @@ class _PhaseDisplay(ABC):
                 if outer is None:
                     self._is_active.clear()
 
-    def phase(self, text: str) -> None:
+    def phase(self, text: str, whose: Whose = Whose.GPUOPS) -> None:
+        self.timings.turn_to(text, whose)
         with self._lock:
             self._end_phase(done=True)
             self._begin_phase(Phase(text, self._clock()))
@@ -225,6 +231,7 @@ def _bar(done: int, total: int) -> str:
 
 def progress_on(out: Output, env: Mapping[str, str]) -> Progress:
     """A live line where the terminal can move its cursor, plain lines elsewhere."""
-    if out.err.isatty() and HERE.moves_cursor(env):
-        return TerminalProgress(out)
-    return PlainProgress(out.say)
+    is_live = out.err.isatty() and HERE.moves_cursor(env)
+    progress = TerminalProgress(out) if is_live else PlainProgress(out.say)
+    progress.timings = Timings(began=process_began())
+    return progress

@@ -22,6 +22,7 @@ from gpuops.core.errors import ConnectionLost, MalformedAnswer, NodeError
 from gpuops.core.format import one_line
 from gpuops.core.parallel import on_each
 from gpuops.core.polling import Clock
+from gpuops.core.timings import Whose
 from gpuops.nodes import bootstrap
 from gpuops.transport import validation
 from gpuops.transport.bulk_transfer import exchange
@@ -70,7 +71,7 @@ def examine_places(ctx: Context, places: Sequence[Place]) -> list[Finding]:
     """Examine places in parallel; return the findings about each and about the differences between them."""
     if not places:
         return []
-    with ctx.progress.during(f"examining {', '.join(place.where for place in places)}"):
+    with ctx.progress.during(f"examining {', '.join(place.where for place in places)}", whose=Whose.NODE):
         answers = on_each(partial(_examine_place, ctx.clock), places)
     unreached = [answer for answer in answers if isinstance(answer, Finding)]
     checkups = [answer for answer in answers if isinstance(answer, Checkup)]

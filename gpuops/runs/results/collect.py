@@ -26,6 +26,7 @@ from gpuops.core.parallel import on_each
 from gpuops.core.polling import Poller
 from gpuops.core.reporting import Progress
 from gpuops.core.sink import BucketSink, SinkProgress, SinkStatus
+from gpuops.core.timings import Whose
 from gpuops.ledger.store import ClusterRow, RunRow
 from gpuops.nodes.has_ended import node_has_ended
 from gpuops.nodes.session import ClusterSession, absent_session, measure_skew, nodes_of
@@ -71,7 +72,7 @@ class Agents:
         ended_at = row.ended or ctx.clock.now()
         nodes = classify_nodes(self.reports)
         asked = [index for index, state in nodes.items() if state.gives_files]
-        with progress.during(f"looking at what {row.name} made"):
+        with progress.during(f"looking at what {row.name} made", whose=Whose.NODE):
             fetched = _run_final_fetch(ctx, self.session, row, progress, asked)
             vanished = _find_vanished(ctx, self.session, asked, self.reports) if fetched.failed else []
             if vanished:
@@ -360,7 +361,7 @@ def _sink_states(
             states[index] = _wait_for_sink(ctx, session.clients[index], row.name, deadline)
 
     elsewhere = "in its bucket" if isinstance(request_of(row).sink, BucketSink) else "on its volume"
-    with progress.during(f"waiting for what {row.name} keeps {elsewhere}"):
+    with progress.during(f"waiting for what {row.name} keeps {elsewhere}", whose=Whose.NODE):
         on_each(wait, nodes)
     return states
 

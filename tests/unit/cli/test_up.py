@@ -57,6 +57,6 @@ def test_who_ends_what_is_rented(
     if guard == "refused":
         guard_heartbeat.lock_path(world.home, row.id)
         guard_heartbeat.record_refusal(world.home, row, AuthFailed("no such key", "make another"))
-    _announce(world, row, [machine])
+    _announce(world, row, [machine], {}, [])
     last = capsys.readouterr().out.splitlines()[-1]
     assert last.startswith(f"`gpuops down lab` ends it; {say}"), last
