@@ -99,11 +99,15 @@ class ByRsync:
         rsync.send(delivery.client.connection, self.here, self.there, upload, on_bytes, self.uplink.passed)
 
 
+def may_use_rsync(size: int) -> bool:
+    """Whether a push of at most so many bytes may go by rsync, as far as this computer knows."""
+    return size >= MIN_RSYNC_BYTES and rsync.local_rsync() is not None
+
+
 def choose_transport(delivery: Delivery, node: schemas.NodeRsync | None, uplink: Uplink) -> Transport:
     """How a push goes to one node. `node`: what it says of its rsync."""
-    is_small = delivery.size < MIN_RSYNC_BYTES
     hidden = any(rsync.PARTIAL in file.path for _, file in delivery.files)  # rsync leaves such a path out
-    here = None if node is None or is_small or hidden else rsync.local_rsync()
+    here = rsync.local_rsync() if node and not hidden and may_use_rsync(delivery.size) else None
     there = rsync.parse_version(node.program, node.version) if node and here else None
     if not (node and here and there):
         return Stream(uplink)

@@ -35,7 +35,7 @@ from gpuops.sync.project_files import (
     refuse_escaping_links,
 )
 from gpuops.sync.push_record import PushRecord
-from gpuops.sync.push_transports import Delivery, Stream, Transport, choose_transport, find_changed
+from gpuops.sync.push_transports import Delivery, Stream, Transport, choose_transport, find_changed, may_use_rsync
 from gpuops.sync.secret_scan import MAX_WHOLE_BYTES, find_keys
 from gpuops.sync.uplink import Uplink
 from gpuops.transport.rpc import AgentClient
@@ -267,7 +267,8 @@ class _NodePlan:
 
 def _plan_node(tree_name: str, tree: Tree, overwrite: bool, uplink: Uplink, client: AgentClient) -> _NodePlan:
     request = partial(_request_plan, client, len(tree.files), tree=tree_name,
-                      files=[file.wire for file in tree.files], overwrite=overwrite)  # fmt: skip
+                      files=[file.wire for file in tree.files], overwrite=overwrite,
+                      rsync=may_use_rsync(tree.size))  # fmt: skip
     answer = request()
     if answer.ask:
         answer = request(sums={str(index): _hash_file(tree.folder / tree.files[index].path) for index in answer.ask})

@@ -162,7 +162,8 @@ def tree_lock(node: Node, tree: str) -> Iterator[None]:
 
 
 def plan(node: Node, args: dict[str, Any], emit: Emit) -> dict[str, Any]:  # noqa: ARG001
-    """Verb: what a push of `files` needs. `sums` ({index: SHA-256}) answers an earlier `ask`.
+    """Verb: what a push of `files` needs. `sums` ({index: SHA-256}) answers an earlier `ask`. `rsync`: whether to tell
+    of this node's rsync.
 
     Changes nothing in the tree. Raises Refusal(`bad-path`, `outside`, `in-the-way`, `disk`).
     """
@@ -194,7 +195,7 @@ def plan(node: Node, args: dict[str, Any], emit: Emit) -> dict[str, Any]:  # noq
         "stale": state.stale,
         "kept": state.having(KEPT) + state.edited,
         "conflicts": state.having(CONFLICT),
-        "rsync": find_rsync(incoming.files, folder.folder) if need else None,
+        "rsync": find_rsync(incoming.files, folder.folder) if need and args.get("rsync") else None,
     }
 
 

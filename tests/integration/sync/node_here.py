@@ -128,7 +128,7 @@ class Words:
         self.said: list[str] = []
         self.done = 0
 
-    def phase(self, text: str) -> None:
+    def phase(self, text: str, whose: Whose = Whose.GPUOPS) -> None:  # noqa: ARG002
         self.phases.append(text)
 
     def advance(self, done_bytes: int, total_bytes: int, label: str) -> None:
