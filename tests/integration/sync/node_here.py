@@ -13,6 +13,7 @@ from typing import Any
 from gpuops.agent.files import output_files
 from gpuops.agent.node import Node, Refusal, write_json
 from gpuops.core.errors import ConnectionLost, NodeRefused
+from gpuops.core.timings import Whose
 from gpuops.sync.download import DEFAULT_OUTS, FetchReport, fetch
 from gpuops.sync.merged_outputs_journal import JOURNAL_FILE
 from gpuops.sync.run_folder import RunHome
