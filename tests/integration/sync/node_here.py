@@ -13,6 +13,7 @@ from typing import Any
 from gpuops.agent.files import output_files
 from gpuops.agent.node import Node, Refusal, write_json
 from gpuops.core.errors import ConnectionLost, NodeRefused
+from gpuops.core.timings import Whose
 from gpuops.sync.download import DEFAULT_OUTS, FetchReport, fetch
 from gpuops.sync.merged_outputs_journal import JOURNAL_FILE
 from gpuops.sync.run_folder import RunHome
@@ -128,7 +129,7 @@ class Words:
         self.said: list[str] = []
         self.done = 0
 
-    def phase(self, text: str) -> None:
+    def phase(self, text: str, whose: Whose = Whose.GPUOPS) -> None:  # noqa: ARG002
         self.phases.append(text)
 
     def advance(self, done_bytes: int, total_bytes: int, label: str) -> None:

@@ -17,6 +17,7 @@ import pytest
 from gpuops.cli.terminal.progress import PlainProgress
 from gpuops.core.errors import ConnectionLost, NodeRefused, UsageError
 from gpuops.core.reporting import Silent
+from gpuops.core.timings import Whose
 from gpuops.sync.project_files import FileEntry
 from gpuops.sync.pull_edits import PulledEdit, pull_edits
 from gpuops.sync.push_record import PushRecord
@@ -236,7 +237,7 @@ class Meddling(Silent):
     def __init__(self, path: Path, times: int) -> None:
         self.path, self.times = path, times
 
-    def phase(self, text: str) -> None:  # noqa: ARG002
+    def phase(self, text: str, whose: Whose = Whose.GPUOPS) -> None:  # noqa: ARG002
         if self.times:
             self.times -= 1
             with open(self.path, "ab") as file:
