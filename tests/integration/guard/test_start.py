@@ -42,6 +42,17 @@ def test_nothing_is_rented_where_no_guard_works(shell: Shell, words: tuple[str, 
     assert not list((shell.home / "local").glob("*/n*"))
 
 
+def test_no_run_starts_on_a_live_cluster_where_no_guard_works(shell: Shell) -> None:
+    assert shell.run("up", "local", "--name", "lab").returncode == 0
+    until(lambda: not any("guard.daemon" in line for line in shell.processes()), "the end of a guard without a lease")
+    done = type_without_guard(shell, "run", "--cluster", "lab", "--", "touch", "../it-ran")
+    assert done.returncode == 4, done.stderr
+    assert "error: the guard of lab ended at once: the disk of its home is gone\nhint: " in done.stderr
+    assert not list(shell.home.rglob("it-ran"))
+    assert shell.run_states() == ["home"]
+    assert shell.run("down", "lab").returncode == 0
+
+
 def test_what_lives_is_looked_at_and_ended_without_a_guard(shell: Shell) -> None:
     """No command waits for a guard that it does not need."""
     assert shell.run("up", "local", "--name", "lab").returncode == 0
