@@ -99,7 +99,7 @@ def lines(spent: list[Spent]) -> list[str]:
     for whose in Whose:
         own = sorted((one for one in spent if one.whose is whose), key=lambda one: -one.seconds)
         seconds = sum(one.seconds for one in own)
-        shown = [f"{one.work} {one.seconds:.1f}" for one in own if one.seconds >= SHOWN_FROM_S]
+        shown = [f"{one.work}: {one.seconds:.1f} s" for one in own if one.seconds >= SHOWN_FROM_S]
         if shown:
-            found.append(f"  {whose:<9}{seconds:6.1f} s  {', '.join(shown)}")
+            found.append(f"  {whose:<9}{seconds:6.1f} s  {'; '.join(shown)}")
     return found

@@ -54,7 +54,7 @@ def test_an_owners_work_is_on_one_line_and_the_longest_comes_first() -> None:
     ]
     assert lines(spent) == [
         "where 40.7 s went:",
-        "  provider   31.2 s  waiting for lab 31.2",
-        "  network     9.4 s  sending 2 files 9.0, reaching lab 0.4",
+        "  provider   31.2 s  waiting for lab: 31.2 s",
+        "  network     9.4 s  sending 2 files: 9.0 s; reaching lab: 0.4 s",
     ]
     assert document(spent)[1] == {"whose": "provider", "work": "waiting for lab", "seconds": 31.23}
