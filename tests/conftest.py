@@ -250,12 +250,20 @@ class Shell:
 
 
 @contextmanager
-def no_guards(home: Path) -> Iterator[None]:
-    """No guard of the home's first clusters starts: who holds a guard's lock is taken for the guard. This process takes
-    every guard to work, too; a command that is started waits for a heartbeat in vain where it needs one."""
-    with ExitStack() as held, pytest.MonkeyPatch.context() as patch:
+def held_guard_locks(home: Path) -> Iterator[None]:
+    """No guard of the home's first clusters starts: who holds a guard's lock is taken for the guard. A command that is
+    started waits for a heartbeat in vain where it needs one. Serves threads: nothing of this process is replaced."""
+    with ExitStack() as held:
         for cluster in range(1, 9):
             held.enter_context(FileLock(guard_heartbeat.lock_path(home, cluster)))
+        yield
+
+
+@contextmanager
+def no_guards(home: Path) -> Iterator[None]:
+    """`held_guard_locks`, and this process takes every guard to work. Of one thread alone: of two whose times overlap,
+    the one that ends last would leave `ensure` replaced for all tests to come."""
+    with held_guard_locks(home), pytest.MonkeyPatch.context() as patch:
         patch.setattr("gpuops.guard.start.ensure", lambda *_, **__: None)
         yield
 

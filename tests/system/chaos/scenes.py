@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterable
 from dataclasses import dataclass
 
-from tests.conftest import no_guards, until
+from tests.conftest import held_guard_locks, until
 from tests.system.chaos.hits import KILLS, Hit, Point, guards, kill
 from tests.system.chaos.tenant import Tenant
 
@@ -78,7 +78,7 @@ class HalfMade:
 
     def down_is_hit(self, here: Tenant, hit: Hit, then: str) -> str:
         self.make_alone(here)
-        with no_guards(here.shell.home):
+        with held_guard_locks(here.shell.home):
             self._is_killed(here, hit, "down", self.name)
         return type_one(here, then)
 
