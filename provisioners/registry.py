@@ -9,8 +9,7 @@ from __future__ import annotations
 from collections.abc import Callable
 from dataclasses import replace
 from importlib import import_module
-from importlib.metadata import entry_points
-from typing import cast
+from typing import TYPE_CHECKING, cast
 
 from gpuops.core.account_variables import OURS, AccountVariables
 from gpuops.core.errors import GpuopsError, UsageError
@@ -18,6 +17,9 @@ from gpuops.core.names import did_you_mean
 from gpuops.core.settings import select
 from provisioners.base import CONTRACT, Context, Provisioner
 from provisioners.checked_provisioner import CheckedProvisioner, declared_variables
+
+if TYPE_CHECKING:
+    from importlib.metadata import EntryPoints
 
 BUILT_IN = {
     "local": "provisioners.local:LocalProvisioner",
@@ -37,7 +39,7 @@ end."""
 
 def provider_names() -> list[str]:
     """Every provider that can be named after `gpuops up`."""
-    return sorted({*BUILT_IN, *(point.name for point in entry_points(group=ENTRY_POINT_GROUP))})
+    return sorted({*BUILT_IN, *(point.name for point in _entry_points())})
 
 
 def account_variables(name: str) -> AccountVariables:
@@ -91,8 +93,14 @@ def load_provisioner(name: str, context: Context) -> CheckedProvisioner:
         ) from error
 
 
+def _entry_points() -> EntryPoints:
+    from importlib.metadata import entry_points  # slow to import, and a guard most often does without
+
+    return entry_points(group=ENTRY_POINT_GROUP)
+
+
 def _load_entry_point(name: str) -> Callable[[Context], Provisioner]:
-    for point in entry_points(group=ENTRY_POINT_GROUP):
+    for point in _entry_points():
         if point.name == name:
             return cast("Callable[[Context], Provisioner]", point.load())
     near = did_you_mean(name, provider_names())

@@ -65,18 +65,20 @@ def launch(typed: CommandLine, make_request: Callable[[MachineFlags], RunRequest
 
     `make_request` gets the machine flags completed from `gpuops.toml`.
     """
-    from gpuops.commands.dry_run import preview_plan
     from gpuops.commands.plan import make_plan
-    from gpuops.commands.train import execute
 
     ctx, settings = make_context(as_json=typed.as_json, yes=typed.yes, strict=True)
     job = _make_job(ctx, settings, typed, make_request)
     report_news(ctx)
     plan = make_plan(ctx, job)
     if typed.dry_run:
+        from gpuops.commands.dry_run import preview_plan
+
         preview = preview_plan(ctx, plan)
         ctx.out.result("plan", preview.document(), preview.lines(ctx.out.columns(ctx.out.out)))
         return
+    from gpuops.commands.train import execute
+
     try:
         outcome = execute(ctx, settings, plan, ctx.progress)
     finally:

@@ -10,7 +10,6 @@ from collections.abc import Callable, Mapping
 from contextlib import suppress
 from dataclasses import dataclass
 
-from gpuops.clusters import creation
 from gpuops.commands.cluster_bill import describe_bill
 from gpuops.commands.end_after_run import end_after, end_cluster, end_preempted, hand_over
 from gpuops.commands.logs import make_merger
@@ -221,6 +220,8 @@ def _open_session(ctx: Context, plan: Plan, approval: PriceApproval) -> ClusterS
     job = plan.job
     if plan.choice.row is not None:
         return open_session(ctx, plan.choice.row)
+    from gpuops.clusters import creation  # most launches go to a cluster that there is
+
     return creation.bring_up(
         ctx,
         job.machines,
