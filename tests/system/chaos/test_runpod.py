@@ -96,8 +96,11 @@ CLUSTER = Story(
 STORIES = {"pod": POD, "cluster": CLUSTER}
 ENDING = (Point(LIST), Point(LIST_ALL), Point(END), Point(LIST, 2), Point(LIST_ALL, 2), Point(LOOK, since=END))
 """What ends the one pod of a cluster that is half-made."""
-STAGES = (Point(LIST), Point(LOOK), Point(LIST, 2), Point(LOOK, since=END))
-"""A read of each: before anything is made, while it starts, while it is ended, and after that."""
+READS = {"after": (Point(LOOK), Point(LIST, 2)), "cut": (Point(LIST), Point(LOOK, since=END))}
+"""One of each stage: before anything is made, while it starts, while it is ended, and after that. What was not heard
+left nothing else, so that each is hit in one way."""
+PLAYED_AT_END = ("before", "after", "sent", "cut", "broken", "HUP")
+"""The rest of what may happen to a command is played at the request that makes the machine."""
 HALF_MADE = HalfMade("runpod-1", POD.argv, LOOK)
 
 
@@ -143,18 +146,19 @@ def every_case() -> list[Case]:
 
 
 def is_first(case: Case) -> bool:
-    """Whether it is played every time: what costs money or ends that, by every way; the rest by some, and one of the
-    requests of each stage."""
+    """Whether it is played every time: what costs money by every way, what ends that by most; of the rest some."""
     point, how = case.hit.point, case.hit.how
     if case.story in ("guard", "down"):
-        return how == "after" and point.nth == 1 and point.at != LIST_ALL
+        return how == "after" and point.at == END
     first = case in killed(case.story, STORIES[case.story].requests, NEVER) or how not in KILLS
     if case.story == "cluster":
         changes = point.at in (CREATE_ALL, END_ALL) and how in ("before", "after", "cut")
         return first and (changes or (point.at == MEMBERS and how == "after"))
-    if point.at in (CREATE, END):
-        return first
-    return first and how in ("after", "cut") and point in STAGES  # a read that was not heard left nothing else
+    if point.at == CREATE:
+        return first and how != "HUP"
+    if point.at == END:
+        return first and how in PLAYED_AT_END
+    return first and point in READS.get(how, ())
 
 
 def params() -> list[object]:
