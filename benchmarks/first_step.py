@@ -15,14 +15,16 @@ from functools import partial
 from pathlib import Path
 
 from benchmarks.hosts import Desk, desk
-from benchmarks.measure import PYTHON, ROOT, Options, Skip, Table, compared, gpuops, version
+from benchmarks.measure import PYTHON, ROOT, Options, Skip, Table, compared, gpuops, machine_use, version
 
 Told = dict[str, float]
 PARTS = {"torchrun": "torchrun starts", "script": "script starts", "step": "first step", "line": "seen here"}
+COSTS = {"whole": "its end", "cpu": "CPU, s", "begun": "processes, threads"}
 WAYS = ("by hand", "gpuops, cluster up", "gpuops, from nothing")
 NOTES = (
-    "Seconds from the command, medians; the least and the ratio are of the last column.",
+    "Seconds from the command, medians; the least and the ratio are of what is seen here.",
     "By hand: `rsync && ssh … torchrun` for every host at once. From nothing: the hosts know nothing of gpuops yet.",
+    "Its end: from nothing, the hosts are left as they were. CPU and what was begun: of client and hosts together.",
 )
 
 
@@ -68,18 +70,23 @@ def _table(one: Desk, torch: bool, options: Options) -> Table:
     for name, rounds in taken.items():
         cells = [f"{statistics.median(told[part] for told in rounds):.2f}" for part in parts]
         least = f"{min(told['line'] for told in rounds):.2f}"
+        costs = [
+            f"{statistics.median(told[cost] for told in rounds):.{0 if cost == 'begun' else 2}f}" for cost in COSTS
+        ]
         ratio = "" if name == WAYS[0] else compared([t["line"] for t in rounds], [t["line"] for t in taken[WAYS[0]]])
-        rows.append([name, *cells, least, ratio])
-    heads = ("way", *(PARTS[part] for part in parts), "least", "of by hand")
+        rows.append([name, *cells, least, ratio, *costs])
+    heads = ("way", *(PARTS[part] for part in parts), "least", "of by hand", *COSTS.values())
     return Table(f"Command to first step, {count} hosts, {what}", heads, rows, NOTES if torch else ())
 
 
 def _told(one: Desk, argv: list[str]) -> Told:
     """Seconds from now until each part, as the program and this terminal tell it."""
-    began = time.time()
+    before, began = machine_use(), time.time()
     line, said = one.until_line(argv, "STEP {")
+    whole, after = time.time() - began, machine_use()
     moments: Told = json.loads(said[said.index("{") :])
-    return {**{part: moment - began for part, moment in moments.items()}, "line": line}
+    costs = {"whole": whole, "cpu": after.cpu_s - before.cpu_s, "begun": float(after.begun - before.begun)}
+    return {**{part: moment - began for part, moment in moments.items()}, "line": line, **costs}
 
 
 def _on_cluster(one: Desk, torch: bool) -> Told:

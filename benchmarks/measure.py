@@ -10,6 +10,7 @@ import subprocess
 import sys
 import time
 from collections.abc import Callable, Mapping, Sequence
+from contextlib import suppress
 from dataclasses import dataclass, field
 from importlib import metadata
 from pathlib import Path
@@ -89,6 +90,28 @@ def alternate(works: Mapping[str, Work], rounds: int, *, warm: bool = True) -> d
 def compared(ours: Sequence[float], theirs: Sequence[float]) -> str:
     """`0.93 ×`: our median in theirs."""
     return f"{statistics.median(ours) / statistics.median(theirs):.2f} ×"
+
+
+@dataclass(frozen=True)
+class MachineUse:
+    """What all processes of this machine have used since its start, containers' included."""
+
+    cpu_s: float
+    begun: int
+    """Processes and threads."""
+
+
+def machine_use() -> MachineUse:
+    """Zeros where there is no Linux to say it (proc(5), /proc/stat)."""
+    cpu_s, begun = 0.0, 0
+    with suppress(OSError):
+        for line in Path("/proc/stat").read_text(encoding="utf-8").splitlines():
+            match line.split():
+                case ["cpu", user, nice, system, _, _, irq, softirq, *_]:
+                    cpu_s = sum(map(int, (user, nice, system, irq, softirq))) / os.sysconf("SC_CLK_TCK")
+                case ["processes", count]:
+                    begun = int(count)
+    return MachineUse(cpu_s, begun)
 
 
 def seconds(taken: Sequence[float]) -> list[str]:
