@@ -168,6 +168,10 @@ class LaunchFlags:
         typer.Option("--timings", help="Print at the end where the time went, and whose it was.", show_default=False),
         Free.ALWAYS,
     ] = None
+    bwlimit: Annotated[
+        str | None,
+        _option("Send at most so many bytes per second, to all nodes together: 500k, 2M.", metavar="RATE"),
+    ] = None
     send_anyway: Annotated[
         list[str] | None,
         _option(

@@ -121,7 +121,12 @@ def _make_job(
         retries=count_retries(flags, is_typed=typed.flags.retries is not None),
         wish=lease_limits(machine),
         sending=Sending(
-            bool(flags.overwrite), flags.send_anyway or (), bool(flags.queue), bool(flags.fresh), typed.run_flags
+            overwrite=bool(flags.overwrite),
+            send_anyway=flags.send_anyway or (),
+            queue=bool(flags.queue),
+            fresh=bool(flags.fresh),
+            bwlimit=flags.bwlimit,
+            run_flags=typed.run_flags,
         ),
         timings=bool(flags.timings),
     )

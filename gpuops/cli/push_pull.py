@@ -27,6 +27,7 @@ PUSH_HELP = example_help(
     "Send the project to a cluster's nodes.\n\n`run` and `train` do it by themselves.",
     "gpuops push",
     "gpuops push --cluster lab --overwrite",
+    "gpuops push --bwlimit 2M",
 )
 PULL_HELP = example_help(
     "Bring results home again.\n\nWith --edits: files of the project that were edited on the nodes.",
@@ -49,6 +50,10 @@ def push(
     send_anyway: Annotated[
         list[str] | None, typer.Option(metavar="PATH", help="Send a file that looks like a secret. Repeatable.")
     ] = None,
+    bwlimit: Annotated[
+        str | None,
+        typer.Option(metavar="RATE", help="Send at most so many bytes per second, to all nodes together: 500k, 2M."),
+    ] = None,
     dry_run: Annotated[bool, typer.Option("--dry-run", help="Only list what would be sent.")] = False,
     timings: Timings = False,
     as_json: Json = False,
@@ -59,8 +64,9 @@ def push(
     report_news(ctx)
     with ctx.signals:
         outcome = push_project(
-            ctx, cluster, ctx.progress, overwrite=overwrite, allow=send_anyway or [], dry_run=dry_run
-        )
+            ctx, cluster, ctx.progress,
+            overwrite=overwrite, allow=send_anyway or [], dry_run=dry_run, bwlimit=bwlimit,
+        )  # fmt: skip
     ctx.progress.close()
     timed, lines = timings_result(ctx, wanted=timings)
     ctx.out.result("push", outcome.document() | timed, outcome.lines())

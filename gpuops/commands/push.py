@@ -16,6 +16,7 @@ from gpuops.nodes.session import open_session
 from gpuops.sync import upload, workloads_and_data
 from gpuops.sync.project_files import printable_path
 from gpuops.sync.push_record import PushRecord
+from gpuops.sync.uplink import open_uplink
 
 
 @dataclass(frozen=True)
@@ -44,12 +45,21 @@ class PushOutcome:
 
 
 def push_project(
-    ctx: Context, cluster: str | None, progress: Progress, *, overwrite: bool, allow: Sequence[str], dry_run: bool
+    ctx: Context,
+    cluster: str | None,
+    progress: Progress,
+    *,
+    overwrite: bool,
+    allow: Sequence[str],
+    dry_run: bool,
+    bwlimit: str | None = None,
 ) -> PushOutcome:
-    """Send what differs to every node. `allow`: files to send although they look like secrets; `dry_run`: list only.
+    """Send what differs to every node. `allow`: files to send although they look like secrets; `dry_run`: list only;
+    `bwlimit`: at most so many bytes per second (`500k`, `2M`).
 
     Raises UsageError and NodeError.
     """
+    line = open_uplink(ctx.home / "cache", bwlimit)
     if dry_run:
         return PushOutcome(workloads_and_data.scan_project(ctx, ctx.folder, allow), None)
     row = selection.pick_cluster(ctx.ledger.clusters(), ctx.folder, cluster, "gpuops push --cluster")
@@ -61,14 +71,14 @@ def push_project(
         with progress.during("comparing the project with what the nodes have", whose=Whose.NODE):
             record = PushRecord(ctx.home, row.token, "project")
             reports = upload.push_many(
-                session.present(), "project", tree, overwrite=overwrite, progress=progress, record=record
+                session.present(), "project", tree, overwrite=overwrite, progress=progress, record=record, uplink=line
             )
     return PushOutcome(tree, reports)
 
 
 def _describe(report: upload.PushReport) -> str:
     """`node0: 2 files sent, 1 removed`, or that there was nothing to do."""
-    parts = [f"{plural(report.files_sent, 'file')} sent"] if report.files_sent else []
+    parts = [f"{plural(report.files_sent, 'file')} sent {report.way}"] if report.files_sent else []
     parts += [f"{report.removed} removed"] if report.removed else []
     parts += [f"kept as edited there: {', '.join(report.kept)}"] if report.kept else []
     return f"{report.node}: {', '.join(parts) or 'up to date'}"

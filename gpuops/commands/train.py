@@ -44,7 +44,7 @@ from gpuops.runs.results import retention
 from gpuops.runs.results.collect import Agents, release
 from gpuops.runs.retries import JobOutcome, RetryState
 from gpuops.runs.taken_over import TakenOver
-from gpuops.sync import archive, bucket, sinks, upload, workloads_and_data
+from gpuops.sync import archive, bucket, sinks, uplink, workloads_and_data
 from gpuops.sync.run_folder import RunHome
 
 TRACEBACK_HOLD_S = 5.0
@@ -250,7 +250,7 @@ def estimate_upload(ctx: Context, job: Job, offer: Offer) -> str:
     size = tree.size + (
         workloads_and_data.scan_data(ctx, job.request.data, job.sending.send_anyway).size if job.request.data else 0
     )
-    return upload.describe_estimate(size, offer.nodes, offer.per_hour, upload.read_upload_rate(ctx.home / "cache"))
+    return uplink.describe_estimate(size, offer.nodes, offer.per_hour, uplink.read_upload_rate(ctx.home / "cache"))
 
 
 def _run_on(attempt: RunAttempt, session: ClusterSession) -> JobOutcome:

@@ -73,6 +73,7 @@ if sys.platform != "win32":
                 if os.fstat(fd).st_nlink:
                     return partial(os.close, fd)
                 os.close(fd)  # the file was removed meanwhile: this lock excludes nobody
+                continue
             if time.monotonic() >= deadline:
                 raise LockTimeout(str(path))
             time.sleep(POLL_INTERVAL_S)

@@ -39,7 +39,7 @@ from gpuops.runs.outcome.verdict import NOT_STARTED
 from gpuops.runs.results.collect import Agents
 from gpuops.runs.script_check import check_script
 from gpuops.runs.start_decision import may_go_on
-from gpuops.sync import upload, workloads_and_data
+from gpuops.sync import uplink, upload, workloads_and_data
 from gpuops.sync.download import DEFAULT_OUTS
 from gpuops.sync.push_record import PushRecord
 from gpuops.sync.restore_snapshots import restore_files
@@ -67,6 +67,8 @@ class Sending:
     """The run waits until earlier ones on its cluster have ended."""
     fresh: bool = False
     """What earlier runs made is taken off the nodes first."""
+    bwlimit: str | None = None
+    """How many bytes per second may be sent, as it was typed."""
     run_flags: Sequence[str] = ()
     """What was typed for `train` and `run` takes as well: a refused script's hint repeats it."""
 
@@ -114,6 +116,8 @@ def choose_tree(request: RunRequest, folder: Path) -> tuple[str, Path]:
 def check_request(ctx: Context, request: RunRequest, sending: Sending) -> None:
     """Find what would certainly fail, before anything is created. Raises UsageError."""
     secret_values(request.secrets, ctx.folder, ctx.env)
+    if sending.bwlimit:
+        uplink.parse_rate(sending.bwlimit)
     refuse_tracked(ctx.folder, [name for name in request.secrets if not ctx.env.get(name)])
     _, folder = choose_tree(request, ctx.folder)
     allow = _send_anyway(request, sending)
@@ -215,15 +219,20 @@ def _prepare_nodes(
     afresh = sending.fresh and not request.resume  # both: a retry, which goes on from the attempt before
     if afresh:  # before the push, which writes again what a run had changed of it
         earlier_files.clear_start(ctx, start, progress)
+    line = uplink.open_uplink(ctx.home / "cache", sending.bwlimit)
     started = ctx.clock.monotonic()
     with progress.during("comparing the project with what the nodes have", whose=Whose.NODE):
         record = PushRecord(ctx.home, session.row.token, name)
-        reports = upload.push_many(clients, name, tree, overwrite=sending.overwrite, progress=progress, record=record)
+        reports = upload.push_many(
+            clients, name, tree, overwrite=sending.overwrite, progress=progress, record=record, uplink=line
+        )
     if not shared:
         took_s = ctx.clock.monotonic() - started
-        upload.record_upload_rate(ctx.home / "cache", sum(one.bytes_sent for one in reports), took_s)
+        uplink.record_upload_rate(ctx.home / "cache", line.sent_bytes, took_s)
     _report_kept_edits(ctx, reports)
-    places = workloads_and_data.push_data(ctx, session, request, allow=sending.send_anyway, overwrite=sending.overwrite)
+    places = workloads_and_data.push_data(
+        ctx, session, request, allow=sending.send_anyway, overwrite=sending.overwrite, line=line
+    )
     if request.resume:
         with progress.during(f"putting back what {request.resume} made", whose=Whose.NETWORK):
             count = restore_files(clients, name, find_run(ctx, request.resume))

@@ -4,6 +4,8 @@ project_files          which files a project sends, by the rules of git and of .
 secret_scan            which of them hold keys and stay here
 workloads_and_data     the workloads that come with gpuops, and the data that `--data` names
 upload                 compares a tree with what nodes have, and sends the difference
+push_transports        rsync and the stream, which bring files to one node
+uplink                 this computer's line: its measured rate, its limit, what an upload will take
 push_record            what this computer has pushed to each node
 pull_edits             files that were edited or made on a node come back into the project
 restore_snapshots      an earlier run's snapshots go back onto every node (`--resume`)

@@ -1,28 +1,24 @@
 """A push: scan what a folder sends, compare it with what the nodes have, send the difference, commit it.
 
-`scan` and `scan_data` decide what is sent and what is held back, `push_many` brings all nodes up to date at once, and
-`describe_estimate` says before anything is rented how long the upload will take and what it will cost, judging by
-earlier uploads.
+`scan` and `scan_data` decide what is sent and what is held back, `push_many` brings all nodes up to date at once.
 """
 
 from __future__ import annotations
 
 import dataclasses
 import hashlib
-import json
 import os
 import re
 import threading
 from collections.abc import Collection, Sequence
 from dataclasses import dataclass
 from fnmatch import fnmatchcase
-from functools import partial
+from functools import cached_property, partial
 from pathlib import Path
 from typing import TYPE_CHECKING
 
 from gpuops.core.errors import MalformedAnswer, UsageError
-from gpuops.core.files import write_atomic
-from gpuops.core.format import amount, money, plural, span
+from gpuops.core.format import amount, plural
 from gpuops.core.git import commit_of, lies_here
 from gpuops.core.parallel import on_each
 from gpuops.core.reporting import Progress
@@ -39,23 +35,16 @@ from gpuops.sync.project_files import (
     refuse_escaping_links,
 )
 from gpuops.sync.push_record import PushRecord
+from gpuops.sync.push_transports import Delivery, Stream, Transport, choose_transport, find_changed, may_use_rsync
 from gpuops.sync.secret_scan import MAX_WHOLE_BYTES, find_keys
-from gpuops.transport.bulk_transfer import transfer, write_files
+from gpuops.sync.uplink import Uplink
 from gpuops.transport.rpc import AgentClient
+from gpuops.transport.rsync import RsyncFailed
 
 if TYPE_CHECKING:
     from gpuops.transport import schemas
 
 
-RATE_FILE = "uplink.json"
-DEFAULT_RATE_BYTES_PER_S = 2.5e6
-"""Assumed before the first upload: 20 Mbit/s, a common line from a home."""
-MIN_MEASURED_BYTES = 5_000_000
-"""A smaller upload says little about the line."""
-LATEST_RATE_WEIGHT = 0.5
-"""The latest upload's part in the average; all earlier ones share the rest."""
-MIN_ESTIMATED_BYTES = 1_000_000
-"""A smaller upload takes no time worth a sentence."""
 TREE_TIMEOUT_S = 600.0
 """How long a node may take to compare a large tree."""
 MAX_PUSH_ATTEMPTS = 3
@@ -64,44 +53,6 @@ EDITED_COPY = re.compile(r"(.+)\.node\d+(?:-\d+)?", re.DOTALL)
 """The name under which `pull_edits` puts a node's version beside a file, such as `train.py.node0`."""
 MIN_NAMED_TREE_BYTES = 10_000_000
 """From this size on the biggest files are listed before a push."""
-
-
-def record_upload_rate(cache: Path, size: int, seconds: float) -> None:
-    """Record the speed of an upload of `size` bytes. An error of the disk is ignored: it costs only the estimate."""
-    if size < MIN_MEASURED_BYTES or seconds <= 0:
-        return
-    rate, average = size / seconds, read_upload_rate(cache)
-    if average is not None:
-        rate = LATEST_RATE_WEIGHT * rate + (1 - LATEST_RATE_WEIGHT) * average
-    try:
-        cache.mkdir(mode=0o700, parents=True, exist_ok=True)
-        write_atomic(cache / RATE_FILE, json.dumps({"bytes_per_s": rate}).encode())
-    except OSError:
-        pass
-
-
-def read_upload_rate(cache: Path) -> float | None:
-    """Average bytes per second of earlier uploads; None without any."""
-    try:
-        rate = float(json.loads((cache / RATE_FILE).read_text(encoding="utf-8"))["bytes_per_s"])
-    except (OSError, ValueError, KeyError, TypeError):
-        return None
-    return rate if rate > 0 else None
-
-
-def describe_estimate(size: int, nodes: int, per_hour: float, rate: float | None) -> str:
-    """`upload: about 4 min, $0.35: 1.2 GB to each of 2 nodes at 10 MB/s, as before`; empty for a small upload.
-
-    `per_hour`: $/h of all machines, which wait for the upload.
-    """
-    if size * nodes < MIN_ESTIMATED_BYTES:
-        return ""
-    bytes_per_s = rate or DEFAULT_RATE_BYTES_PER_S
-    seconds = size * nodes / bytes_per_s
-    targets = f" to each of {nodes} nodes" if nodes > 1 else ""
-    origin = "as before" if rate else "a guess"
-    cost = f", {money(per_hour * seconds / 3600)}" if per_hour else ""
-    return f"upload: about {span(seconds)}{cost}: {amount(size)}{targets} at {amount(bytes_per_s)}/s ({origin})"
 
 
 @dataclass(frozen=True)
@@ -131,13 +82,15 @@ class Tree:
 
 @dataclass(frozen=True)
 class PushReport:
-    """What one push did on one node. `kept`: files that were edited there and not here, which stay as they are."""
+    """What one push did on one node. `kept`: files that were edited there and not here, which stay as they are; `way`:
+    what carried the bytes, empty where nothing was sent."""
 
     node: str
     files_sent: int
     bytes_sent: int
     removed: int
     kept: Sequence[str] = ()
+    way: str = ""
 
 
 def scan(folder: Path, cache: Path, allow: Sequence[str] = ()) -> Tree:
@@ -265,14 +218,16 @@ def push_many(
     overwrite: bool = False,
     progress: Progress,
     record: PushRecord | None = None,
+    uplink: Uplink | None = None,
 ) -> list[PushReport]:
     """Bring every node's copy of a tree up to date, all nodes at once. Returns reports in the clients' order.
 
     `record` notes what each node gets, for trees whose edits may be pulled. Raises UsageError when a file was edited on
     a node and differs here (then nothing is sent), or keeps changing while it is sent; NodeRefused, ConnectionLost.
     """
+    line = uplink or Uplink()
     for _ in range(MAX_PUSH_ATTEMPTS):
-        plans = on_each(partial(_plan_node, tree_name, tree, overwrite), clients)
+        plans = on_each(partial(_plan_node, tree_name, tree, overwrite, line), clients)
         _refuse_conflicts(plans)
         changed = _send_files(plans, progress)
         if not changed:
@@ -291,22 +246,33 @@ class _NodePlan:
     tree: Tree
     answer: schemas.UploadPlan
 
-    @property
+    uplink: Uplink
+
+    @cached_property
     def need(self) -> list[tuple[int, FileEntry]]:
         return [(index, self.tree.files[index]) for index in self.answer.need]
+
+    @property
+    def delivery(self) -> Delivery:
+        return Delivery(self.client, self.tree_name, self.answer.push, self.tree.folder, self.need)
+
+    @cached_property
+    def transport(self) -> Transport:
+        return choose_transport(self.delivery, self.answer.rsync, self.uplink)
 
     @property
     def size(self) -> int:
         return sum(file.size for _, file in self.need)
 
 
-def _plan_node(tree_name: str, tree: Tree, overwrite: bool, client: AgentClient) -> _NodePlan:
+def _plan_node(tree_name: str, tree: Tree, overwrite: bool, uplink: Uplink, client: AgentClient) -> _NodePlan:
     request = partial(_request_plan, client, len(tree.files), tree=tree_name,
-                      files=[file.wire for file in tree.files], overwrite=overwrite)  # fmt: skip
+                      files=[file.wire for file in tree.files], overwrite=overwrite,
+                      rsync=may_use_rsync(tree.size))  # fmt: skip
     answer = request()
     if answer.ask:
         answer = request(sums={str(index): _hash_file(tree.folder / tree.files[index].path) for index in answer.ask})
-    return _NodePlan(client, tree_name, tree, answer)
+    return _NodePlan(client, tree_name, tree, answer, uplink)
 
 
 def _request_plan(client: AgentClient, count: int, **arguments: object) -> schemas.UploadPlan:
@@ -346,7 +312,8 @@ def _send_files(plans: Sequence[_NodePlan], progress: Progress) -> list[str]:
         return []
     count = max(len(plan.need) for plan in plans)
     label = plans[0].client.label if len(plans) == 1 else f"{len(plans)} nodes"
-    progress.phase(f"sending {plural(count, 'file')} to {label}, {amount(total)}", Whose.NETWORK)
+    ways = dict.fromkeys(plan.transport.describe() for plan in plans if plan.need)
+    progress.phase(f"sending {plural(count, 'file')} to {label}, {amount(total)}, {' and '.join(ways)}", Whose.NETWORK)
     sent = _SharedProgress(progress, total, label)
     changed = on_each(partial(_send_to_node, sent), [plan for plan in plans if plan.need])
     return sorted({path for paths in changed for path in paths})
@@ -363,14 +330,20 @@ class _SharedProgress:
     def add(self, count: int) -> None:
         with self._lock:
             self.done += count
-            self.progress.advance(self.done, self.total, self.label)
+            self.progress.advance(min(self.done, self.total), self.total, self.label)
 
 
 def _send_to_node(sent: _SharedProgress, plan: _NodePlan) -> list[str]:
-    client = plan.client
-    program = client.bulk("receive", "--tree", plan.tree_name, "--push", plan.answer.push)
-    with transfer(program, client.label) as channel:
-        return write_files(channel, plan.tree.folder, plan.need, sent.add)
+    """Returns the paths that changed meanwhile."""
+    delivery = plan.delivery
+    try:
+        plan.transport.send(delivery, sent.add)
+    except RsyncFailed as error:
+        if changed := find_changed(delivery):
+            return changed
+        sent.progress.say(f"{plan.client.label}: {error}; sending without rsync")
+        Stream(plan.uplink).send(delivery, sent.add)
+    return find_changed(delivery)
 
 
 def _rescan(tree: Tree, changed: Sequence[str]) -> Tree:
@@ -389,4 +362,5 @@ def _commit_push(record: PushRecord | None, plan: _NodePlan) -> PushReport:
         removed = answer.removed
     if record:
         record.end_push(plan.client.label, key, plan.answer.kept)
-    return PushReport(plan.client.label, len(plan.need), plan.size, removed, plan.answer.kept)
+    way = plan.transport.describe() if plan.need else ""
+    return PushReport(plan.client.label, len(plan.need), plan.size, removed, plan.answer.kept, way)

@@ -25,6 +25,7 @@ from gpuops.nodes.python import group_by_machine
 from gpuops.nodes.session import ClusterSession
 from gpuops.sync import upload
 from gpuops.sync.project_files import FileEntry, printable_path
+from gpuops.sync.uplink import Uplink
 from gpuops.transport.rpc import AgentClient
 
 
@@ -79,7 +80,7 @@ HEX_TO_LETTERS = str.maketrans("0123456789abcdef", "abcdefghijklmnop")
 
 
 def push_data(
-    ctx: Context, session: ClusterSession, request: RunRequest, *, allow: Sequence[str], overwrite: bool
+    ctx: Context, session: ClusterSession, request: RunRequest, *, allow: Sequence[str], overwrite: bool, line: Uplink
 ) -> dict[int, str]:
     """Push what `--data` names to the nodes of a run, and print where they keep what a workload downloads.
 
@@ -97,7 +98,7 @@ def push_data(
         ctx.out.say(sentence)
     with ctx.progress.during("comparing the data with what the nodes have", whose=Whose.NODE):
         places = _push_to_machines(
-            ctx, session, request.nodes, absolute_path(ctx.folder, request.data), tree, overwrite
+            ctx, session, request.nodes, absolute_path(ctx.folder, request.data), tree, overwrite, line
         )
     return places if Path(request.data).is_absolute() else {}
 
@@ -130,13 +131,19 @@ def tree_name(full: Path) -> str:
 
 
 def _push_to_machines(
-    ctx: Context, session: ClusterSession, nodes: int, full: Path, tree: upload.Tree, overwrite: bool
+    ctx: Context,
+    session: ClusterSession,
+    nodes: int,
+    full: Path,
+    tree: upload.Tree,
+    overwrite: bool,
+    line: Uplink,
 ) -> dict[int, str]:
     name = tree_name(full)
 
     def push_to(indices: Sequence[int], content: upload.Tree) -> None:
         clients: list[AgentClient] = [session.clients[index] for index in indices]
-        upload.push_many(clients, name, content, overwrite=overwrite, progress=ctx.progress)
+        upload.push_many(clients, name, content, overwrite=overwrite, progress=ctx.progress, uplink=line)
 
     groups = group_by_machine(session, range(nodes))
     push_to([first for first, *_ in groups], tree)

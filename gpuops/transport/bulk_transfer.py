@@ -7,7 +7,6 @@ receives a tar stream. `exchange` sends a program its whole input and returns it
 from __future__ import annotations
 
 import json
-import os
 import threading
 import time
 from collections.abc import Callable, Iterator, Sequence
@@ -193,16 +192,13 @@ def _explain_end(channel: TimedChannel, label: str) -> NodeRefused | ConnectionL
 
 
 class FileToSend(Protocol):
-    """A file: `path` relative to its folder, with `/`; size in bytes, time of its last change in ns."""
+    """A file: `path` relative to its folder, with `/`; size in bytes."""
 
     @property
     def path(self) -> str: ...
 
     @property
     def size(self) -> int: ...
-
-    @property
-    def mtime_ns(self) -> int: ...
 
 
 class PaddedFile:
@@ -259,29 +255,21 @@ class Sending:
 
 def write_files(
     channel: Channel, folder: Path, files: Sequence[tuple[int, FileToSend]], on_bytes: Callable[[int], None]
-) -> list[str]:
-    """Send each file under its number as name. Returns the paths that changed or went while they were sent.
-
-    Raises UsageError for a file that cannot be read.
-    """
-    changed: list[str] = []
+) -> None:
+    """Send each file under its number as name; one that is gone is left out. Raises UsageError for a file that cannot
+    be read."""
     sending = Sending(channel)
     for number, entry in files:
         try:
             with open(f"{folder}/{entry.path}", "rb") as file:
                 sending.add(str(number), entry.size, PaddedFile(file, entry.size, on_bytes))
-                after = os.fstat(file.fileno())
         except FileNotFoundError:
-            changed.append(entry.path)
             continue
         except OSError as error:
             raise UsageError(
                 f"{entry.path} cannot be read: {error.strerror or error}", "list it in .gpuopsignore"
             ) from error
-        if (after.st_size, after.st_mtime_ns) != (entry.size, entry.mtime_ns):
-            changed.append(entry.path)
     sending.end()
-    return changed
 
 
 def read_files(channel: Channel, paths: Sequence[str]) -> Iterator[tuple[Member, Content]]:

@@ -5,8 +5,9 @@ from __future__ import annotations
 import json
 import os
 import sys
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 from gpuops.agent.files import push_steps
@@ -48,6 +49,7 @@ class InProcessClient:
         self.node = Node(str(folder))
         folder.mkdir(parents=True, exist_ok=True)
         self.asked: list[str] = []
+        self.connection = SimpleNamespace(label=label, open=self.open)
         self.items: list[dict[str, Any]] = []
 
     def call(self, verb: str, timeout: float = 60.0, **args: Any) -> Any:  # noqa: ARG002
@@ -62,4 +64,12 @@ class InProcessClient:
 
     def bulk(self, mode: str, *arguments: str) -> ProcessChannel:
         self.asked.append(mode)
-        return ProcessChannel(self.argv(mode, *arguments))
+        return self.start(self.argv(mode, *arguments))
+
+    def open(self, argv: Sequence[str]) -> ProcessChannel:
+        """As its connection does: a program of the node's, such as rsync."""
+        self.asked.append(Path(argv[0]).name)
+        return self.start(argv)
+
+    def start(self, argv: Sequence[str]) -> ProcessChannel:
+        return ProcessChannel(argv)

@@ -1,7 +1,7 @@
 """A push, the node's side: the verbs `plan`, `commit` and `edits`, the bulk mode `receive`.
 
-    plan     compares the client's list with the tree; answers what must be sent
-    receive  stores the requested contents in incoming/<tree>/
+    plan     compares the client's list with the tree; answers what must be sent, and whether rsync may bring it
+    receive  stores the requested contents in incoming/<tree>/files/, as an rsync that the client starts does
     commit   compares again, then removes, renames and records
 
 A push may be interrupted at any byte. Files that were received whole are not sent again. `commit` records what it is
@@ -17,7 +17,8 @@ import hashlib
 import os
 import secrets
 import shutil
-from typing import Any, BinaryIO, Iterator, Mapping, NamedTuple
+import subprocess
+from typing import Any, BinaryIO, Iterable, Iterator, Mapping, NamedTuple
 
 from gpuops.agent import wire_format
 from gpuops.agent.files.folder import TreeFolder, apply_stat, free_bytes, path_bytes, stat_entry
@@ -45,40 +46,79 @@ from gpuops.agent.files.push_decision import (
 )
 from gpuops.agent.node import Emit, Node, Refusal, parse_options, read_json, write_json
 
+PARTIAL = b".gpuops-partial"
+"""Where rsync leaves the part of a file that it has (`--partial-dir`): a folder beside the file."""
+VERSION_BYTES = 4096
+
 
 class Incoming:
-    """A push that is being received: `incoming/<tree>/plan.json`, and each file's content under a key.
+    """A push that is being received: `incoming/<tree>/plan.json`, each file's content under its path in `files/`, and
+    links in `links/`, where no content is written through them.
 
     On the tree's disk, so that contents can be moved into the tree.
     """
 
     def __init__(self, node: Node, tree: str) -> None:
         self.folder = os.path.join(os.path.dirname(node.tree(tree)), "incoming", tree)
+        self.files = os.path.join(self.folder, "files")
         self.tree = tree
 
     def at(self, path: str, entry: Entry) -> bytes:
-        """Where a content is staged: the same path, size and time mean the same content."""
-        key = path_bytes(f"{entry.size} {entry.mtime_ns} {entry.link!r} {path}")
-        return os.fsencode(f"{self.folder}/{hashlib.sha256(key).hexdigest()[:32]}")
+        """Where a content is staged."""
+        if entry.link is None:
+            return os.fsencode(self.files) + b"/" + path_bytes(path)
+        return os.fsencode(f"{self.folder}/links/{hashlib.sha256(path_bytes(path)).hexdigest()[:32]}")
 
     def has(self, path: str, entry: Entry) -> bool:
+        """Whether a content has arrived whole: it gets its name, and its time with it, only then."""
         staged = stat_entry(self.at(path, entry))
-        return staged.kind == FILE and staged.entry.size == entry.size
+        if staged.kind != FILE or staged.entry.size != entry.size:
+            return False
+        return staged.entry.mtime_ns == entry.mtime_ns or staged.entry.mtime_ns == self._kept_time(entry.mtime_ns)
+
+    def _kept_time(self, mtime_ns: int) -> int:
+        """What this disk keeps of a file's time: some keep whole seconds or microseconds."""
+        probe = os.path.join(self.folder, "time")
+        os.close(os.open(probe, os.O_WRONLY | os.O_CREAT, 0o600))
+        os.utime(probe, ns=(mtime_ns, mtime_ns))
+        return os.stat(probe).st_mtime_ns
+
+    def write(self, path: str, entry: Entry, blocks: Iterable[bytes]) -> None:
+        """Stage a content. Raises FileNotFoundError where another push has begun, and OSError."""
+        part = os.path.join(self.folder, f"part.{os.getpid()}")
+        with open(part, "wb") as file:
+            for block in blocks:
+                file.write(block)
+            os.fchmod(file.fileno(), entry.mode)
+        os.utime(part, ns=(entry.mtime_ns, entry.mtime_ns))
+        staged = self.at(path, entry)
+        if not os.path.isdir(os.path.dirname(staged)) and os.path.isdir(self.files):
+            os.makedirs(os.path.dirname(staged), exist_ok=True)
+        os.replace(part, staged)
 
     def open(self, files: Mapping[str, Entry]) -> bool:
-        """Make the folder, and remove contents of an older push that this one cannot use.
+        """Make the folders, and remove what an older push left and this one cannot use.
 
-        Returns whether this push can use any.
+        Returns whether this push can use anything. Of a large file, a part may be there (rsync).
         """
-        os.makedirs(self.folder, exist_ok=True)
-        present = set(os.listdir(self.folder))
-        if not present:
-            return False
-        useful = {os.fsdecode(os.path.basename(self.at(path, entry))) for path, entry in files.items()}
-        for name in present - useful:
-            with contextlib.suppress(FileNotFoundError):  # the older push may still be running
-                os.unlink(os.path.join(self.folder, name))
-        return bool(present & useful)
+        shutil.rmtree(os.path.join(self.folder, "links"), ignore_errors=True)
+        for kind in ("files", "links"):
+            os.makedirs(os.path.join(self.folder, kind), exist_ok=True)
+        root, is_useful = os.fsencode(self.files), False
+        useful = {self.at(path, entry) for path, entry in files.items() if entry.link is None}
+        for folder, _, names in os.walk(root, topdown=False):  # the names are bytes, as `root` is
+            place = os.path.dirname(folder) if os.path.basename(folder) == PARTIAL else folder
+            for name in names:
+                path = os.path.join(place, name)
+                if path in useful:
+                    is_useful = True
+                    continue
+                with contextlib.suppress(FileNotFoundError):  # the older push may still be running
+                    os.unlink(os.path.join(folder, name))
+            if folder != root:
+                with contextlib.suppress(OSError):
+                    os.rmdir(folder)  # an empty one may be where a file is to lie
+        return is_useful
 
     def store(self, plan: Plan) -> None:
         write_json(os.path.join(self.folder, "plan.json"), {**plan._asdict(), "files": [
@@ -122,7 +162,8 @@ def tree_lock(node: Node, tree: str) -> Iterator[None]:
 
 
 def plan(node: Node, args: dict[str, Any], emit: Emit) -> dict[str, Any]:  # noqa: ARG001
-    """Verb: what a push of `files` needs. `sums` ({index: SHA-256}) answers an earlier `ask`.
+    """Verb: what a push of `files` needs. `sums` ({index: SHA-256}) answers an earlier `ask`. `rsync`: whether to tell
+    of this node's rsync.
 
     Changes nothing in the tree. Raises Refusal(`bad-path`, `outside`, `in-the-way`, `disk`).
     """
@@ -137,7 +178,7 @@ def plan(node: Node, args: dict[str, Any], emit: Emit) -> dict[str, Any]:  # noq
         state = survey(folder, record, files, push_plan.overwrite, sums)
         if is_settled(record, state) and os.path.isdir(folder.folder):
             Incoming(node, name).close()  # invalidates an older push
-            return {"push": "", "need": [], "ask": [], "stale": [], "conflicts": [],
+            return {"push": "", "need": [], "ask": [], "stale": [], "conflicts": [], "rsync": None,
                     "kept": state.having(KEPT) + state.edited}  # fmt: skip
         incoming = Incoming(node, name)
         has_contents = incoming.open(files)
@@ -154,7 +195,21 @@ def plan(node: Node, args: dict[str, Any], emit: Emit) -> dict[str, Any]:  # noq
         "stale": state.stale,
         "kept": state.having(KEPT) + state.edited,
         "conflicts": state.having(CONFLICT),
+        "rsync": find_rsync(incoming.files, folder.folder) if need and args.get("rsync") else None,
     }
+
+
+def find_rsync(staging: str, tree: bytes) -> dict[str, str] | None:
+    """This node's rsync, what it says of itself, and between which folders it is to work; None without one."""
+    program = shutil.which("rsync")
+    if program is None:
+        return None
+    try:
+        done = subprocess.run([program, "--version"], stdout=subprocess.PIPE, stdin=subprocess.DEVNULL, timeout=5)
+    except (OSError, subprocess.TimeoutExpired):
+        return None
+    version = done.stdout[:VERSION_BYTES].decode(errors="replace")
+    return {"program": program, "version": version, "staging": staging, "tree": os.fsdecode(tree)}
 
 
 def _check_room(folder: str, size: int) -> None:
@@ -261,17 +316,9 @@ def receive(node: Node, arguments: list[str], stdin: BinaryIO, stdout: BinaryIO)
             path, entry = files[int(index)]
             if size != entry.size:
                 raise wire_format.torn()
-            _write_staged(incoming.at(path, entry), blocks)
+            incoming.write(path, entry, blocks)
     except (IndexError, ValueError) as error:
         raise wire_format.torn() from error
     except FileNotFoundError as error:
         raise superseded() from error
     return 0
-
-
-def _write_staged(staged: bytes, blocks: Iterator[bytes]) -> None:
-    part = staged + b".%d" % os.getpid()
-    with open(part, "wb") as file:
-        for block in blocks:
-            file.write(block)
-    os.replace(part, staged)

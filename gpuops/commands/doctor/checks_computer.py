@@ -44,7 +44,7 @@ def _check_programs(system: System, which: Which) -> Iterator[Finding]:
             "ssh", "there is no ssh here: jump hosts, security keys, gpuops ssh and editors need it", system.install_ssh
         )
     if which("rsync") is None:
-        yield note("rsync", "there is no rsync here, and gpuops needs none", "nothing")
+        yield note("rsync", "there is no rsync here: of a large file that changed all is sent", "install rsync")
     if which("git") is None:
         yield note("git", "there is no git here: a run does not record its commit", "install git, if you use it")
 

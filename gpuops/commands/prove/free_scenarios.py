@@ -27,7 +27,7 @@ COMMON_OPTIONS = frozenset({
     "nodes", "gpus", "gpu", "gpu-type", "gpu-mem", "spot", "region", "image", "max-price", "max-hours", "max-cost",
     "idle", "timeout", "name", "yes", "json", "dry-run", "help", "on", "cluster", "data", "out", "env", "secret",
     "prelude", "python", "setup", "resume", "fresh", "queue", "keep", "detach", "grace", "sink", "join-timeout",
-    "overwrite", "send-anyway", "timings", "spend", "wait", "retries", "record",
+    "overwrite", "send-anyway", "bwlimit", "timings", "spend", "wait", "retries", "record",
 })  # fmt: skip
 """Options that every command has: a provider's option of the same name would never reach it."""
 VARIABLE = re.compile(r"(?!GPUOPS_)[A-Za-z_][A-Za-z0-9_]*")

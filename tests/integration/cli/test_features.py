@@ -198,7 +198,7 @@ def test_the_second_push_sends_changes_removes_what_is_stale_and_keeps_what_runs
     dry = lab.json("push", "--dry-run")
     assert sorted(dry["paths"]) == ["changed.txt", "more.txt", "same.txt"]
     assert node_file(lab, "stale.txt").exists()
-    assert good(lab, "push") == "node0: 2 files sent, 1 removed\n"
+    assert good(lab, "push") == "node0: 2 files sent as a stream, 1 removed\n"
     assert good(lab, "push") == "node0: up to date\n"
     assert good(lab, "run", "--", "sh", "-c", "ls").split() == ["changed.txt", "made.txt", "more.txt", "same.txt"]
 

@@ -27,7 +27,7 @@ REACHING: dict[str, Any] = {
     "cluster": "lab", "env": ["LD_PRELOAD=./evil.so"], "secret": ["HF_TOKEN"], "prelude": ["touch ../ran"],
     "python": "./evil", "setup": "touch ../ran", "resume": "toy-1", "keep": True, "detach": True, "grace": 99.0,
     "sink": "s3://attacker/runs", "retries": 9, "overwrite": True, "send-anyway": ["*"], "data": "~/.ssh",
-    "fresh": True, "join-timeout": 0.0,
+    "fresh": True, "join-timeout": 0.0, "bwlimit": "1k",
 }  # fmt: skip
 RENTING: dict[str, Any] = {
     "nodes": 99, "gpus": 8, "gpu-type": "b200", "gpu-mem": 192, "spot": True, "region": "moon", "timeout": 9e5,

@@ -3,134 +3,30 @@
 from __future__ import annotations
 
 import errno
-import itertools
 import os
 import shutil
-import stat
 import subprocess
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
 import pytest
 
-from gpuops.cli.terminal.progress import PlainProgress
 from gpuops.core.errors import ConnectionLost, NodeRefused, UsageError
-from gpuops.core.reporting import Silent
-from gpuops.core.timings import Whose
 from gpuops.sync.project_files import FileEntry
-from gpuops.sync.pull_edits import PulledEdit, pull_edits
-from gpuops.sync.push_record import PushRecord
 from gpuops.sync.secret_scan import MAX_WHOLE_BYTES
-from gpuops.sync.upload import PushReport, Tree, push_many, scan, summary
-from gpuops.transport.connection import ProcessChannel
+from gpuops.sync.upload import PushReport, Tree, scan, summary
 from gpuops.transport.schemas import NodeEdit, NodeEdits
 from tests.conftest import open_folder, without_root
 from tests.fakes.inprocess import InProcessClient
+from tests.integration.sync.push_world import World, contents
 
 TOKEN = "hf_" + "aB3dE6gH9jK2mN5pQ8sT1vW4yZ7bC0eF3hJ6"
 
 
 @pytest.fixture
-def project(tmp_path: Path) -> Path:
-    folder = tmp_path / "project"
-    (folder / "lib").mkdir(parents=True)
-    (folder / "train.py").write_text("print('one')\n")
-    (folder / "lib" / "util.py").write_text("x = 1\n")
-    (folder / "run.sh").write_text("#!/bin/sh\n")
-    (folder / "run.sh").chmod(0o755)
-    return folder
-
-
-@pytest.fixture
-def node(tmp_path: Path) -> InProcessClient:
-    return InProcessClient(tmp_path / "n0")
-
-
-class World:
-    """One project, one node."""
-
-    def __init__(self, project: Path, node: InProcessClient, cache: Path) -> None:
-        self.here, self.node, self.cache = project, node, cache
-        self.there = Path(node.node.dir) / "project"
-        self.record = PushRecord(cache.parent / "home", "token", "project")
-
-    def scan(self, *allow: str) -> Tree:
-        return scan(self.here, self.cache, allow)
-
-    def push(self, **options: Any) -> PushReport:
-        return self.push_to([self.node], **options)[0]
-
-    def push_to(self, nodes: Sequence[InProcessClient], **options: Any) -> list[PushReport]:
-        return push_many(nodes, "project", self.scan(), progress=Silent(), record=self.record, **options)  # type: ignore[arg-type]
-
-    def pull(self, node: InProcessClient | None = None) -> tuple[list[PulledEdit], str]:
-        brought: list[PulledEdit] = []
-        refused = pull_edits(node or self.node, "project", self.here, self.record, brought)  # type: ignore[arg-type]
-        return brought, refused
-
-    def edits(self) -> list[PulledEdit]:
-        """What comes home where nothing is refused."""
-        brought, refused = self.pull()
-        assert not refused
-        return brought
-
-
-@pytest.fixture
 def world(project: Path, node: InProcessClient, tmp_path: Path) -> World:
     return World(project, node, tmp_path / "cache")
-
-
-def contents(folder: Path) -> dict[bytes, object]:
-    """Every file: its bytes, mode and time; every link: its target."""
-    found: dict[bytes, object] = {}
-    root = os.fsencode(folder)
-    for base, names, files in os.walk(root):
-        for name in [*files, *(name for name in names if os.path.islink(os.path.join(base, name)))]:
-            path = os.path.join(base, name)
-            seen = os.lstat(path)
-            if stat.S_ISLNK(seen.st_mode):
-                found[os.path.relpath(path, root)] = os.readlink(path)
-            else:
-                with open(path, "rb") as file:
-                    found[os.path.relpath(path, root)] = (file.read(), stat.S_IMODE(seen.st_mode), seen.st_mtime_ns)
-    return found
-
-
-def test_everything_arrives_byte_for_byte(world: World) -> None:
-    here = os.fsencode(world.here)
-    names = [b"a b", b"q'\"`$(touch pwned)", b"two\nlines", "ünï\U0001f600".encode(), b"raw\xff\xfe", b"-rf",
-             b"\\n", b"x" * 255, b"deep/" * 40 + b"file"]  # fmt: skip
-    for number, name in enumerate(names):
-        os.makedirs(os.path.dirname(os.path.join(here, name)), exist_ok=True)
-        with open(os.path.join(here, name), "wb") as file:
-            file.write(bytes(range(256)) * number)
-    os.symlink("train.py", here + b"/link")
-    os.symlink(b"/nowhere/\xff", here + b"/dangling")
-    os.symlink("lib", here + b"/folder-link")
-    (world.here / "private").write_text("for me")
-    (world.here / "private").chmod(0o600)
-
-    report = world.push()
-
-    assert contents(world.there) == contents(world.here)
-    assert report.files_sent == len(names) + 4
-    assert report.bytes_sent == world.scan().size
-
-
-def test_a_second_push_sends_nothing(world: World) -> None:
-    world.push()
-    assert world.push() == PushReport("node0", 0, 0, 0, [])
-    assert world.node.asked.count("receive") == 1
-
-
-def test_only_what_changed_is_sent(world: World) -> None:
-    world.push()
-    (world.here / "train.py").write_text("print('two')\n")
-    (world.here / "run.sh").chmod(0o644)
-    (world.here / "lib" / "new.py").write_text("y")
-    assert world.push() == PushReport("node0", 2, 14, 0, [])
-    assert contents(world.there) == contents(world.here)
 
 
 def test_stale_files_go_and_what_a_run_made_stays(world: World) -> None:
@@ -153,24 +49,6 @@ def test_a_stale_file_that_was_edited_there_stays(world: World) -> None:
     assert report.removed == 0
     assert report.kept == ["lib/util.py"]
     assert (world.there / "lib" / "util.py").read_text() == "edited on the node"
-
-
-def test_files_turn_into_folders_and_links_and_back(world: World) -> None:
-    world.push()
-    shutil.rmtree(world.here / "lib")
-    (world.here / "lib").write_text("now a file")
-    (world.here / "run.sh").unlink()
-    (world.here / "run.sh").mkdir()
-    (world.here / "run.sh" / "inner").write_text("now a folder")
-    (world.here / "train.py").unlink()
-    (world.here / "train.py").symlink_to("lib")
-    world.push()
-    assert contents(world.there) == contents(world.here)
-    (world.here / "train.py").unlink()
-    (world.here / "train.py").mkdir()
-    (world.here / "train.py" / "__main__.py").write_text("a link no more")
-    world.push()
-    assert contents(world.there) == contents(world.here)
 
 
 def test_an_edit_there_is_kept_while_ours_is_unchanged(world: World) -> None:
@@ -215,57 +93,6 @@ def test_a_file_of_the_same_size_made_by_a_run_is_not_overwritten(world: World) 
     assert (world.there / "result.txt").read_text() == "theirs"
 
 
-def test_an_edit_during_the_transfer_is_seen(world: World, monkeypatch: pytest.MonkeyPatch) -> None:
-    world.push()
-    (world.here / "train.py").write_text("new here")
-    bulk = world.node.bulk
-
-    def edit_then_send(mode: str, *arguments: str) -> ProcessChannel:
-        (world.there / "train.py").write_text("edited meanwhile")
-        return bulk(mode, *arguments)
-
-    monkeypatch.setattr(world.node, "bulk", edit_then_send)
-    with pytest.raises(NodeRefused) as refused:
-        world.push()
-    assert refused.value.kind == "edited"
-    assert (world.there / "train.py").read_text() == "edited meanwhile"
-
-
-class Meddling(Silent):
-    """Something writes to a file while it is being sent."""
-
-    def __init__(self, path: Path, times: int) -> None:
-        self.path, self.times = path, times
-
-    def phase(self, text: str, whose: Whose = Whose.GPUOPS) -> None:  # noqa: ARG002
-        if self.times:
-            self.times -= 1
-            with open(self.path, "ab") as file:
-                file.write(b"more" * 1000)
-
-
-def test_a_file_that_changes_while_it_is_sent_is_sent_again(world: World) -> None:
-    big = world.here / "big.bin"
-    big.write_bytes(b"1" * 1_000_000)
-    push_many([world.node], "project", world.scan(), progress=Meddling(big, 1))  # type: ignore[list-item]
-    assert contents(world.there) == contents(world.here)
-
-
-def test_a_file_that_never_rests_is_named(world: World) -> None:
-    big = world.here / "big.bin"
-    big.write_bytes(b"1" * 1_000_000)
-    with pytest.raises(UsageError, match=r"big\.bin keeps changing while it is sent"):
-        push_many([world.node], "project", world.scan(), progress=Meddling(big, 99))  # type: ignore[list-item]
-    assert not (world.there / "big.bin").exists()
-
-
-def test_a_file_that_goes_before_it_is_sent_is_left_out(world: World) -> None:
-    tree = world.scan()
-    (world.here / "train.py").unlink()
-    push_many([world.node], "project", tree, progress=Silent())  # type: ignore[list-item]
-    assert contents(world.there) == contents(world.here)
-
-
 def test_a_newer_push_makes_an_older_one_void(world: World) -> None:
     answer = world.node.call("plan", tree="project", files=[file.wire for file in world.scan().files])
     world.push()
@@ -277,38 +104,6 @@ def test_a_newer_push_makes_an_older_one_void(world: World) -> None:
     assert channel.wait(600) == 1
     assert "another push has begun" in channel.errors()
     channel.close()
-
-
-def test_a_receiver_that_dies_is_a_lost_connection(world: World, monkeypatch: pytest.MonkeyPatch) -> None:
-    (world.here / "big.bin").write_bytes(os.urandom(4_000_000))
-
-    def dies(mode: str, *arguments: str) -> ProcessChannel:  # noqa: ARG001
-        return ProcessChannel(["sh", "-c", "echo out of luck >&2; exit 9"])
-
-    with monkeypatch.context() as broken:
-        broken.setattr(world.node, "bulk", dies)
-        with pytest.raises(ConnectionLost, match="out of luck"):
-            world.push()
-    world.push()
-    assert contents(world.there) == contents(world.here)
-
-
-def test_many_nodes_at_once(world: World, tmp_path: Path) -> None:
-    nodes = [InProcessClient(tmp_path / f"m{index}", f"node{index}") for index in range(3)]
-    (world.here / "big.bin").write_bytes(os.urandom(1_000_000))
-    lines: list[str] = []
-    later = itertools.count(0.0, 10.0).__next__  # every look at the clock 10 s later
-    progress = PlainProgress(lines.append, later, ticking=False)
-    reports = push_many(nodes, "project", world.scan(), progress=progress)  # type: ignore[arg-type]
-    assert [report.node for report in reports] == ["node0", "node1", "node2"]
-    assert all(contents(Path(node.node.dir) / "project") == contents(world.here) for node in nodes)
-    assert lines[0] == "sending 4 files to 3 nodes, 3.0 MB"
-    assert lines[-1].startswith("3 nodes: 3.0 MB of 3.0 MB")
-
-    (Path(nodes[2].node.dir) / "project" / "train.py").write_text("edited")
-    (world.here / "train.py").write_text("here too")
-    with pytest.raises(UsageError, match=r"train\.py was edited on node2"):
-        push_many(nodes, "project", world.scan(), progress=Silent())  # type: ignore[arg-type]
 
 
 def test_edits_come_home(world: World) -> None:

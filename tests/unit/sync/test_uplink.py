@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from pathlib import Path
 
-from gpuops.sync.upload import DEFAULT_RATE_BYTES_PER_S, describe_estimate, read_upload_rate, record_upload_rate
+from gpuops.sync.uplink import DEFAULT_RATE_BYTES_PER_S, describe_estimate, read_upload_rate, record_upload_rate
 
 
 def test_a_small_upload_is_not_worth_a_line() -> None:

@@ -1,0 +1,128 @@
+"""The two ways by which a push brings files to one node: rsync, and a stream to the agent's own program.
+
+Both stage every file on the node under its path, whole or not at all; the commit puts them in their places. rsync is
+taken wherever both ends have it: it sends only what changed of a large file, and goes on within one that was cut. A
+small push goes as a stream, which needs one trip where rsync needs several.
+"""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING, Protocol
+
+from gpuops.sync.project_files import FileEntry
+from gpuops.sync.uplink import Uplink
+from gpuops.transport import rsync
+from gpuops.transport.bulk_transfer import transfer, write_files
+from gpuops.transport.rpc import AgentClient
+
+if TYPE_CHECKING:
+    from gpuops.transport import schemas
+
+MIN_RSYNC_BYTES = 1_000_000
+"""A smaller push goes as a stream."""
+MAX_COMPRESSED_BYTES_PER_S = 40e6
+"""A line that is known to carry more is faster than the processors at its ends."""
+
+
+@dataclass(frozen=True)
+class Delivery:
+    """The files of one push that one node needs."""
+
+    client: AgentClient
+    tree_name: str
+    push: str
+    folder: Path
+    files: Sequence[tuple[int, FileEntry]]
+    """With their numbers in the list that the node was given."""
+
+    @property
+    def size(self) -> int:
+        return sum(file.size for _, file in self.files)
+
+
+class Transport(Protocol):
+    """One way."""
+
+    def describe(self) -> str:
+        """`by rsync 3.2.7`, for the line that announces it."""
+
+    def send(self, delivery: Delivery, on_bytes: Callable[[int], None]) -> None:
+        """Stage the files on the node; `on_bytes` is called with the size of each piece. Files that change or go
+        meanwhile are the caller's to find (`find_changed`).
+
+        Raises UsageError for a file that cannot be read, NodeRefused where the node's disk is full, ConnectionLost;
+        RsyncFailed where another transport may do better.
+        """
+
+
+@dataclass(frozen=True)
+class Stream:
+    """Everything to the agent's mode `receive`, one file behind the other."""
+
+    uplink: Uplink
+
+    def describe(self) -> str:
+        return "as a stream"
+
+    def send(self, delivery: Delivery, on_bytes: Callable[[int], None]) -> None:
+        def passed(count: int) -> None:
+            self.uplink.passed(count)
+            on_bytes(count)
+
+        client = delivery.client
+        program = client.bulk("receive", "--tree", delivery.tree_name, "--push", delivery.push)
+        with transfer(program, client.label) as channel:
+            write_files(channel, delivery.folder, delivery.files, passed)
+
+
+@dataclass(frozen=True)
+class ByRsync:
+    """This computer's rsync, and the node's."""
+
+    here: rsync.Rsync
+    there: rsync.Rsync
+    staging: str
+    tree: str
+    compresses: bool
+    uplink: Uplink
+
+    def describe(self) -> str:
+        return f"by rsync {self.here.version}{', compressed' if self.compresses else ''}"
+
+    def send(self, delivery: Delivery, on_bytes: Callable[[int], None]) -> None:
+        paths = [file.path for _, file in delivery.files]
+        upload = rsync.Upload(str(delivery.folder), paths, self.staging, self.tree, self.compresses)
+        rsync.send(delivery.client.connection, self.here, self.there, upload, on_bytes, self.uplink.passed)
+
+
+def may_use_rsync(size: int) -> bool:
+    """Whether a push of at most so many bytes may go by rsync, as far as this computer knows."""
+    return size >= MIN_RSYNC_BYTES and rsync.local_rsync() is not None
+
+
+def choose_transport(delivery: Delivery, node: schemas.NodeRsync | None, uplink: Uplink) -> Transport:
+    """How a push goes to one node. `node`: what it says of its rsync."""
+    hidden = any(rsync.PARTIAL in file.path for _, file in delivery.files)  # rsync leaves such a path out
+    here = rsync.local_rsync() if node and not hidden and may_use_rsync(delivery.size) else None
+    there = rsync.parse_version(node.program, node.version) if node and here else None
+    if not (node and here and there):
+        return Stream(uplink)
+    is_fast = (uplink.measured_bytes_per_s or 0.0) > MAX_COMPRESSED_BYTES_PER_S
+    return ByRsync(here, there, node.staging, node.tree, here.has_zstd and there.has_zstd and not is_fast, uplink)
+
+
+def find_changed(delivery: Delivery) -> list[str]:
+    """The files that are not any more what was scanned: changed or gone while they were sent."""
+    return [file.path for _, file in delivery.files if not _is_same(f"{delivery.folder}/{file.path}", file)]
+
+
+def _is_same(path: str, file: FileEntry) -> bool:
+    try:
+        status = os.stat(path)
+    except OSError:
+        return False
+    return (status.st_size, status.st_mtime_ns) == (file.size, file.mtime_ns)
