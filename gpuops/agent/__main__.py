@@ -11,6 +11,7 @@ MODES = {
     "agent": "daemon.main",
     "connect": "rpc.connect",
     "receive": "files.transfer_modes",
+    "rsync-receive": "files.transfer_modes",
     "send": "files.transfer_modes",
     "restore": "files.transfer_modes",
     "left": "files.transfer_modes",

@@ -10,17 +10,15 @@ from __future__ import annotations
 import os
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
-from typing import TYPE_CHECKING, Protocol
+from typing import Protocol
 
 from gpuops.sync.project_files import FileEntry
 from gpuops.sync.uplink import Uplink
 from gpuops.transport import rsync
 from gpuops.transport.bulk_transfer import transfer, write_files
 from gpuops.transport.rpc import AgentClient
-
-if TYPE_CHECKING:
-    from gpuops.transport import schemas
 
 MIN_RSYNC_BYTES = 1_000_000
 """A smaller push goes as a stream."""
@@ -81,12 +79,9 @@ class Stream:
 
 @dataclass(frozen=True)
 class ByRsync:
-    """This computer's rsync, and the node's."""
+    """This computer's rsync, and the node's behind the agent's mode `rsync-receive`."""
 
     here: rsync.Rsync
-    there: rsync.Rsync
-    staging: str
-    tree: str
     compresses: bool
     uplink: Uplink
 
@@ -94,9 +89,11 @@ class ByRsync:
         return f"by rsync {self.here.version}{', compressed' if self.compresses else ''}"
 
     def send(self, delivery: Delivery, on_bytes: Callable[[int], None]) -> None:
-        paths = [file.path for _, file in delivery.files]
-        upload = rsync.Upload(str(delivery.folder), paths, self.staging, self.tree, self.compresses)
-        rsync.send(delivery.client.connection, self.here, self.there, upload, on_bytes, self.uplink.passed)
+        client, paths = delivery.client, [file.path for _, file in delivery.files]
+        largest = max(file.size for _, file in delivery.files)
+        upload = rsync.Upload(str(delivery.folder), paths, largest, self.compresses)
+        receiver = partial(client.bulk, "rsync-receive", "--tree", delivery.tree_name, "--push", delivery.push)
+        rsync.send(client.label, receiver, self.here, upload, on_bytes, self.uplink.passed)
 
 
 def may_use_rsync(size: int) -> bool:
@@ -104,15 +101,15 @@ def may_use_rsync(size: int) -> bool:
     return size >= MIN_RSYNC_BYTES and rsync.local_rsync() is not None
 
 
-def choose_transport(delivery: Delivery, node: schemas.NodeRsync | None, uplink: Uplink) -> Transport:
-    """How a push goes to one node. `node`: what it says of its rsync."""
+def choose_transport(delivery: Delivery, version: str, uplink: Uplink) -> Transport:
+    """How a push goes to one node. `version`: what the node's rsync says of itself."""
     hidden = any(rsync.PARTIAL in file.path for _, file in delivery.files)  # rsync leaves such a path out
-    here = rsync.local_rsync() if node and not hidden and may_use_rsync(delivery.size) else None
-    there = rsync.parse_version(node.program, node.version) if node and here else None
-    if not (node and here and there):
+    here = rsync.local_rsync() if not hidden and may_use_rsync(delivery.size) else None
+    there = rsync.parse_version("rsync", version)
+    if not (here and there):
         return Stream(uplink)
     is_fast = (uplink.measured_bytes_per_s or 0.0) > MAX_COMPRESSED_BYTES_PER_S
-    return ByRsync(here, there, node.staging, node.tree, here.has_zstd and there.has_zstd and not is_fast, uplink)
+    return ByRsync(here, here.has_zstd and there.has_zstd and not is_fast, uplink)
 
 
 def find_changed(delivery: Delivery) -> list[str]:

@@ -15,9 +15,9 @@ from dataclasses import dataclass
 from fnmatch import fnmatchcase
 from functools import cached_property, partial
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, NamedTuple
 
-from gpuops.core.errors import MalformedAnswer, UsageError
+from gpuops.core.errors import MalformedAnswer, NodeRefused, UsageError
 from gpuops.core.format import amount, plural
 from gpuops.core.git import commit_of, lies_here
 from gpuops.core.parallel import on_each
@@ -35,7 +35,15 @@ from gpuops.sync.project_files import (
     refuse_escaping_links,
 )
 from gpuops.sync.push_record import PushRecord
-from gpuops.sync.push_transports import Delivery, Stream, Transport, choose_transport, find_changed, may_use_rsync
+from gpuops.sync.push_transports import (
+    ByRsync,
+    Delivery,
+    Stream,
+    Transport,
+    choose_transport,
+    find_changed,
+    may_use_rsync,
+)
 from gpuops.sync.secret_scan import MAX_WHOLE_BYTES, find_keys
 from gpuops.sync.uplink import Uplink
 from gpuops.transport.rpc import AgentClient
@@ -229,12 +237,17 @@ def push_many(
     for _ in range(MAX_PUSH_ATTEMPTS):
         plans = on_each(partial(_plan_node, tree_name, tree, overwrite, line), clients)
         _refuse_conflicts(plans)
-        changed = _send_files(plans, progress)
+        sent = _send_files(plans, progress)
+        changed = sorted({path for one in sent for path in one.changed})
         if not changed:
-            return on_each(partial(_commit_push, record), plans)
+            return on_each(partial(_commit_push, record, progress), list(zip(plans, sent, strict=True)))
         tree = _rescan(tree, changed)
-    raise UsageError(f"{printable_path(changed[0])} keeps changing while it is sent",
-                     f"stop what writes it, or list it in {IGNORE_FILE}")  # fmt: skip
+    raise _never_rests(changed[0])
+
+
+def _never_rests(path: str) -> UsageError:
+    return UsageError(f"{printable_path(path)} keeps changing while it is sent",
+                      f"stop what writes it, or list it in {IGNORE_FILE}")  # fmt: skip
 
 
 @dataclass(frozen=True)
@@ -244,8 +257,8 @@ class _NodePlan:
     client: AgentClient
     tree_name: str
     tree: Tree
+    overwrite: bool
     answer: schemas.UploadPlan
-
     uplink: Uplink
 
     @cached_property
@@ -272,7 +285,7 @@ def _plan_node(tree_name: str, tree: Tree, overwrite: bool, uplink: Uplink, clie
     answer = request()
     if answer.ask:
         answer = request(sums={str(index): _hash_file(tree.folder / tree.files[index].path) for index in answer.ask})
-    return _NodePlan(client, tree_name, tree, answer, uplink)
+    return _NodePlan(client, tree_name, tree, overwrite, answer, uplink)
 
 
 def _request_plan(client: AgentClient, count: int, **arguments: object) -> schemas.UploadPlan:
@@ -305,18 +318,25 @@ def _refuse_conflicts(plans: Sequence[_NodePlan]) -> None:
                      "`gpuops pull --edits` brings it home, beside yours; `--overwrite` sends yours")  # fmt: skip
 
 
-def _send_files(plans: Sequence[_NodePlan], progress: Progress) -> list[str]:
-    """Send what each node needs. Returns the paths that changed during the transfer."""
+class _Sent(NamedTuple):
+    """What became of one node's transfer."""
+
+    changed: list[str]
+    """Paths that changed during it."""
+    carrier: Transport | None
+    """What brought the files; None where none was needed."""
+
+
+def _send_files(plans: Sequence[_NodePlan], progress: Progress) -> list[_Sent]:
+    """Send what each node needs, in the plans' order."""
     total = sum(plan.size for plan in plans)
     if not any(plan.need for plan in plans):
-        return []
+        return [_Sent([], None) for _ in plans]
     count = max(len(plan.need) for plan in plans)
     label = plans[0].client.label if len(plans) == 1 else f"{len(plans)} nodes"
     ways = dict.fromkeys(plan.transport.describe() for plan in plans if plan.need)
     progress.phase(f"sending {plural(count, 'file')} to {label}, {amount(total)}, {' and '.join(ways)}", Whose.NETWORK)
-    sent = _SharedProgress(progress, total, label)
-    changed = on_each(partial(_send_to_node, sent), [plan for plan in plans if plan.need])
-    return sorted({path for paths in changed for path in paths})
+    return on_each(partial(_send_to_node, _SharedProgress(progress, total, label)), plans)
 
 
 class _SharedProgress:
@@ -333,17 +353,26 @@ class _SharedProgress:
             self.progress.advance(min(self.done, self.total), self.total, self.label)
 
 
-def _send_to_node(sent: _SharedProgress, plan: _NodePlan) -> list[str]:
-    """Returns the paths that changed meanwhile."""
-    delivery = plan.delivery
+def _send_to_node(shared: _SharedProgress, plan: _NodePlan) -> _Sent:
+    if not plan.need:
+        return _Sent([], None)
+    delivery, carrier, passed = plan.delivery, plan.transport, 0
+
+    def add(count: int) -> None:
+        nonlocal passed
+        passed += count
+        shared.add(count)
+
     try:
-        plan.transport.send(delivery, sent.add)
+        carrier.send(delivery, add)
     except RsyncFailed as error:
         if changed := find_changed(delivery):
-            return changed
-        sent.progress.say(f"{plan.client.label}: {error}; sending without rsync")
-        Stream(plan.uplink).send(delivery, sent.add)
-    return find_changed(delivery)
+            return _Sent(changed, carrier)
+        shared.add(-passed)
+        shared.progress.say(f"{plan.client.label}: {error}; sending as a stream")
+        carrier = Stream(plan.uplink)
+        carrier.send(delivery, shared.add)
+    return _Sent(find_changed(delivery), carrier)
 
 
 def _rescan(tree: Tree, changed: Sequence[str]) -> Tree:
@@ -352,15 +381,40 @@ def _rescan(tree: Tree, changed: Sequence[str]) -> Tree:
     return dataclasses.replace(tree, files=[file for file in files if file])
 
 
-def _commit_push(record: PushRecord | None, plan: _NodePlan) -> PushReport:
-    key = record.begin_push(plan.client.label, plan.tree.files) if record else ""
-    removed = 0
-    if plan.answer.push:  # else everything is there as it should be
-        answer: schemas.UploadCommit = plan.client.call(
-            "commit", timeout=TREE_TIMEOUT_S, tree=plan.tree_name, push=plan.answer.push
-        )
-        removed = answer.removed
+def _commit_push(record: PushRecord | None, progress: Progress, pair: tuple[_NodePlan, _Sent]) -> PushReport:
+    plan, sent = pair
+    label = plan.client.label
+    key = record.begin_push(label, plan.tree.files) if record else ""
+    way = sent.carrier.describe() if sent.carrier else ""
+    try:
+        removed = _commit(plan)
+    except NodeRefused as refusal:
+        if refusal.kind != "incomplete" or not isinstance(sent.carrier, ByRsync):
+            raise
+        progress.say(f"{label}: rsync has left something out; sending it as a stream")
+        removed = _commit(_resend(plan))
+        way += " and as a stream"
     if record:
-        record.end_push(plan.client.label, key, plan.answer.kept)
-    way = plan.transport.describe() if plan.need else ""
-    return PushReport(plan.client.label, len(plan.need), plan.size, removed, plan.answer.kept, way)
+        record.end_push(label, key, plan.answer.kept)
+    return PushReport(label, len(plan.need), plan.size, removed, plan.answer.kept, way)
+
+
+def _commit(plan: _NodePlan) -> int:
+    """How many files were removed."""
+    if not plan.answer.push:
+        return 0  # everything is there as it should be
+    answer: schemas.UploadCommit = plan.client.call(
+        "commit", timeout=TREE_TIMEOUT_S, tree=plan.tree_name, push=plan.answer.push
+    )
+    return answer.removed
+
+
+def _resend(plan: _NodePlan) -> _NodePlan:
+    """Send as a stream what the node still needs."""
+    again = _plan_node(plan.tree_name, plan.tree, plan.overwrite, plan.uplink, plan.client)
+    _refuse_conflicts([again])
+    if again.need:
+        Stream(again.uplink).send(again.delivery, lambda _: None)
+    if changed := find_changed(again.delivery):
+        raise _never_rests(changed[0])
+    return again

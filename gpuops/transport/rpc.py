@@ -98,7 +98,7 @@ class Programs:
         self.paths = paths
 
     def bulk(self, mode: str, *arguments: str) -> Channel:
-        """Start `receive`, `send`, `restore` or `left`. Raises ConnectionLost."""
+        """Start `receive`, `rsync-receive`, `send`, `restore` or `left`. Raises ConnectionLost."""
         return self.connection.open(self.paths.argv(mode, *arguments))
 
     def close(self) -> None:

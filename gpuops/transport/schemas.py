@@ -198,15 +198,6 @@ class SetupResult(Struct, frozen=True):
     """The command has succeeded before, and nothing that it reads has changed."""
 
 
-class NodeRsync(Struct, frozen=True):
-    """A node's rsync: where it is, what it says of its version, and the folders between which it works."""
-
-    program: Name
-    version: LongText
-    staging: Name
-    tree: Name
-
-
 class UploadPlan(Struct, frozen=True):
     """Verb `plan`. `need` and `ask` are positions in the list of files that the node was given."""
 
@@ -219,7 +210,8 @@ class UploadPlan(Struct, frozen=True):
     """Files that were edited on the node and stay there."""
     conflicts: list[Name]
     """Files that were edited on the node and differ here as well."""
-    rsync: NodeRsync | None = None
+    rsync: Name = ""
+    """What the node's rsync says of its version; empty without one, and where nobody asked."""
 
 
 class UploadCommit(Struct, frozen=True):

@@ -1,7 +1,7 @@
 """A push, the node's side: the verbs `plan`, `commit` and `edits`, the bulk mode `receive`.
 
     plan     compares the client's list with the tree; answers what must be sent, and whether rsync may bring it
-    receive  stores the requested contents in incoming/<tree>/files/, as an rsync that the client starts does
+    receive  stores the requested contents in incoming/<tree>/, as the mode `rsync-receive` does
     commit   compares again, then removes, renames and records
 
 A push may be interrupted at any byte. Files that were received whole are not sent again. `commit` records what it is
@@ -12,16 +12,13 @@ a tree at a time: a new `plan` invalidates the older push.
 from __future__ import annotations
 
 import contextlib
-import fcntl
-import hashlib
 import os
 import secrets
-import shutil
-import subprocess
-from typing import Any, BinaryIO, Iterable, Iterator, Mapping, NamedTuple
+from typing import Any, BinaryIO
 
 from gpuops.agent import wire_format
-from gpuops.agent.files.folder import TreeFolder, apply_stat, free_bytes, path_bytes, stat_entry
+from gpuops.agent.files.folder import TreeFolder, apply_stat, free_bytes, path_bytes
+from gpuops.agent.files.incoming import Incoming, Plan, superseded, tree_lock
 from gpuops.agent.files.push_comparison import (
     Record,
     Survey,
@@ -44,126 +41,13 @@ from gpuops.agent.files.push_decision import (
     Written,
     matching_record,
 )
-from gpuops.agent.node import Emit, Node, Refusal, parse_options, read_json, write_json
-
-PARTIAL = b".gpuops-partial"
-"""Where rsync leaves the part of a file that it has (`--partial-dir`): a folder beside the file."""
-VERSION_BYTES = 4096
-
-
-class Incoming:
-    """A push that is being received: `incoming/<tree>/plan.json`, each file's content under its path in `files/`, and
-    links in `links/`, where no content is written through them.
-
-    On the tree's disk, so that contents can be moved into the tree.
-    """
-
-    def __init__(self, node: Node, tree: str) -> None:
-        self.folder = os.path.join(os.path.dirname(node.tree(tree)), "incoming", tree)
-        self.files = os.path.join(self.folder, "files")
-        self.tree = tree
-
-    def at(self, path: str, entry: Entry) -> bytes:
-        """Where a content is staged."""
-        if entry.link is None:
-            return os.fsencode(self.files) + b"/" + path_bytes(path)
-        return os.fsencode(f"{self.folder}/links/{hashlib.sha256(path_bytes(path)).hexdigest()[:32]}")
-
-    def has(self, path: str, entry: Entry) -> bool:
-        """Whether a content has arrived whole: it gets its name, and its time with it, only then."""
-        staged = stat_entry(self.at(path, entry))
-        if staged.kind != FILE or staged.entry.size != entry.size:
-            return False
-        return staged.entry.mtime_ns == entry.mtime_ns or staged.entry.mtime_ns == self._kept_time(entry.mtime_ns)
-
-    def _kept_time(self, mtime_ns: int) -> int:
-        """What this disk keeps of a file's time: some keep whole seconds or microseconds."""
-        probe = os.path.join(self.folder, "time")
-        os.close(os.open(probe, os.O_WRONLY | os.O_CREAT, 0o600))
-        os.utime(probe, ns=(mtime_ns, mtime_ns))
-        return os.stat(probe).st_mtime_ns
-
-    def write(self, path: str, entry: Entry, blocks: Iterable[bytes]) -> None:
-        """Stage a content. Raises FileNotFoundError where another push has begun, and OSError."""
-        part = os.path.join(self.folder, f"part.{os.getpid()}")
-        with open(part, "wb") as file:
-            for block in blocks:
-                file.write(block)
-            os.fchmod(file.fileno(), entry.mode)
-        os.utime(part, ns=(entry.mtime_ns, entry.mtime_ns))
-        staged = self.at(path, entry)
-        if not os.path.isdir(os.path.dirname(staged)) and os.path.isdir(self.files):
-            os.makedirs(os.path.dirname(staged), exist_ok=True)
-        os.replace(part, staged)
-
-    def open(self, files: Mapping[str, Entry]) -> bool:
-        """Make the folders, and remove what an older push left and this one cannot use.
-
-        Returns whether this push can use anything. Of a large file, a part may be there (rsync).
-        """
-        shutil.rmtree(os.path.join(self.folder, "links"), ignore_errors=True)
-        for kind in ("files", "links"):
-            os.makedirs(os.path.join(self.folder, kind), exist_ok=True)
-        root, is_useful = os.fsencode(self.files), False
-        useful = {self.at(path, entry) for path, entry in files.items() if entry.link is None}
-        for folder, _, names in os.walk(root, topdown=False):  # the names are bytes, as `root` is
-            place = os.path.dirname(folder) if os.path.basename(folder) == PARTIAL else folder
-            for name in names:
-                path = os.path.join(place, name)
-                if path in useful:
-                    is_useful = True
-                    continue
-                with contextlib.suppress(FileNotFoundError):  # the older push may still be running
-                    os.unlink(os.path.join(folder, name))
-            if folder != root:
-                with contextlib.suppress(OSError):
-                    os.rmdir(folder)  # an empty one may be where a file is to lie
-        return is_useful
-
-    def store(self, plan: Plan) -> None:
-        write_json(os.path.join(self.folder, "plan.json"), {**plan._asdict(), "files": [
-            [path, *entry] for path, entry in plan.files.items()]})  # fmt: skip
-
-    def load(self, push: str) -> Plan:
-        """Raises Refusal(`superseded`) where another push has replaced this one."""
-        document = read_json(os.path.join(self.folder, "plan.json"))
-        if not document or document["push"] != push:
-            raise superseded()
-        return Plan(push, parse_files(document["files"]), document["overwrite"], document["sums"])
-
-    def close(self) -> None:
-        shutil.rmtree(self.folder, ignore_errors=True)
-
-
-class Plan(NamedTuple):
-    """One push, from its `plan` to its `commit`."""
-
-    push: str
-    """Its random id."""
-    files: dict[str, Entry]
-    """The client's list, by path."""
-    overwrite: bool
-    """Whether files that were edited on the node are replaced as well."""
-    sums: dict[str, str]
-    """SHA-256 of the client's files that an earlier plan asked for, by path."""
-
-
-def superseded() -> Refusal:
-    return Refusal("superseded", "another push has begun since", "let it finish, then push again")
-
-
-@contextlib.contextmanager
-def tree_lock(node: Node, tree: str) -> Iterator[None]:
-    """Hold the tree's lock file: of all clients' plans and commits, one runs at a time."""
-    os.makedirs(node.path("trees"), exist_ok=True)
-    with open(node.path("trees", tree + ".lock"), "w") as lock:
-        fcntl.flock(lock, fcntl.LOCK_EX)
-        yield
+from gpuops.agent.files.rsync_receiver import end_rsync, find_version
+from gpuops.agent.node import Emit, Node, Refusal, parse_options
 
 
 def plan(node: Node, args: dict[str, Any], emit: Emit) -> dict[str, Any]:  # noqa: ARG001
     """Verb: what a push of `files` needs. `sums` ({index: SHA-256}) answers an earlier `ask`. `rsync`: whether to tell
-    of this node's rsync.
+    the version of this node's rsync.
 
     Changes nothing in the tree. Raises Refusal(`bad-path`, `outside`, `in-the-way`, `disk`).
     """
@@ -174,20 +58,22 @@ def plan(node: Node, args: dict[str, Any], emit: Emit) -> dict[str, Any]:  # noq
     sums = {paths[int(index)]: value for index, value in (args.get("sums") or {}).items()}
     push_plan = Plan(secrets.token_hex(8), files, bool(args.get("overwrite")), sums)
     with tree_lock(node, name):
+        end_rsync(node, name)
         record = load_record(node, name)
         state = survey(folder, record, files, push_plan.overwrite, sums)
         if is_settled(record, state) and os.path.isdir(folder.folder):
             Incoming(node, name).close()  # invalidates an older push
-            return {"push": "", "need": [], "ask": [], "stale": [], "conflicts": [], "rsync": None,
+            return {"push": "", "need": [], "ask": [], "stale": [], "conflicts": [], "rsync": "",
                     "kept": state.having(KEPT) + state.edited}  # fmt: skip
-        incoming = Incoming(node, name)
+        incoming = Incoming(node, name, push_plan.push)
         has_contents = incoming.open(files)
         incoming.store(push_plan)
     index = {path: number for number, path in enumerate(paths)}
     need = [path for path in to_write(state) if files[path].link is None]
     if has_contents:
         need = [path for path in need if not incoming.has(path, files[path])]
-    _check_room(incoming.folder, sum(files[path].size for path in need))
+    _check_room(incoming.folder, sum(incoming.missing_bytes(path, files[path]) if has_contents else files[path].size
+                                     for path in need))  # fmt: skip
     return {
         "push": push_plan.push,
         "need": [index[path] for path in need],
@@ -195,21 +81,8 @@ def plan(node: Node, args: dict[str, Any], emit: Emit) -> dict[str, Any]:  # noq
         "stale": state.stale,
         "kept": state.having(KEPT) + state.edited,
         "conflicts": state.having(CONFLICT),
-        "rsync": find_rsync(incoming.files, folder.folder) if need and args.get("rsync") else None,
+        "rsync": find_version() if need and args.get("rsync") else "",
     }
-
-
-def find_rsync(staging: str, tree: bytes) -> dict[str, str] | None:
-    """This node's rsync, what it says of itself, and between which folders it is to work; None without one."""
-    program = shutil.which("rsync")
-    if program is None:
-        return None
-    try:
-        done = subprocess.run([program, "--version"], stdout=subprocess.PIPE, stdin=subprocess.DEVNULL, timeout=5)
-    except (OSError, subprocess.TimeoutExpired):
-        return None
-    version = done.stdout[:VERSION_BYTES].decode(errors="replace")
-    return {"program": program, "version": version, "staging": staging, "tree": os.fsdecode(tree)}
 
 
 def _check_room(folder: str, size: int) -> None:
@@ -228,11 +101,12 @@ def commit(node: Node, args: dict[str, Any], emit: Emit) -> dict[str, Any]:  # n
     name = args["tree"]
     folder = TreeFolder(node.tree(name))
     with tree_lock(node, name):
-        incoming = Incoming(node, name)
-        push_plan = incoming.load(args["push"])
+        incoming = Incoming(node, name, args["push"])
+        push_plan = incoming.load()
+        end_rsync(node, name)  # the client has given it up
         record = load_record(node, name)
         state = survey(folder, record, push_plan.files, push_plan.overwrite, push_plan.sums)
-        _refuse_unready(state, push_plan, incoming)
+        _refuse_edited(state)
         os.makedirs(folder.folder, exist_ok=True)  # also for a project without files: runs need a working directory
         if not os.path.lexists(node.path(name)):
             os.symlink(folder.folder, node.path(name))  # the tree is on a local disk; clients expect it here
@@ -249,20 +123,22 @@ def commit(node: Node, args: dict[str, Any], emit: Emit) -> dict[str, Any]:  # n
     return {"written": len(pending), "removed": len(state.stale)}
 
 
-def _refuse_unready(state: Survey, push_plan: Plan, incoming: Incoming) -> None:
-    """The tree may have changed since the plan, and the transfer may have been cut. Raises Refusal."""
+def _refuse_edited(state: Survey) -> None:
+    """The tree may have changed since the plan. Raises Refusal."""
     edited = state.having(CONFLICT) + state.having(ASK)
     if edited:
         raise Refusal("edited", f"'{edited[0]}' was edited here during the push", "push again", paths=edited)
-    for path in to_write(state):
-        if push_plan.files[path].link is None and not incoming.has(path, push_plan.files[path]):
-            raise Refusal("incomplete", f"'{path}' has not arrived", "push again")
 
 
 def _stage(incoming: Incoming, path: str, entry: Entry) -> Written:
-    """Give a staged content its mode and time, or make its link: the rename changes neither."""
+    """Give a staged content its mode and time, or make its link: the rename changes neither.
+
+    Raises Refusal(`incomplete`) for a content that is not whole, or another than the plan's.
+    """
     staged = incoming.at(path, entry)
     if entry.link is None:
+        if not incoming.has_rounded(path, entry):
+            raise Refusal("incomplete", f"'{path}' has not arrived", "push again")
         return Written(entry, apply_stat(staged, entry))
     with contextlib.suppress(FileNotFoundError):
         os.unlink(staged)
@@ -309,8 +185,10 @@ def receive(node: Node, arguments: list[str], stdin: BinaryIO, stdout: BinaryIO)
     Raises Refusal(`superseded`, `torn`), and OSError; `torn`: the stream ended early or does not fit the plan.
     """
     flags = parse_options(arguments)
-    incoming = Incoming(node, flags["tree"])
-    files = list(incoming.load(flags["push"]).files.items())
+    incoming = Incoming(node, flags["tree"], flags["push"])
+    with tree_lock(node, flags["tree"]):
+        files = list(incoming.load().files.items())
+        end_rsync(node, flags["tree"])  # the client has given it up
     try:
         for index, size, blocks in wire_format.members(stdin):
             path, entry = files[int(index)]

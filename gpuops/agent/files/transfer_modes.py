@@ -1,4 +1,5 @@
-"""Modes `receive`, `send`, `restore`, `left`: programs of their own, so that gigabytes never pass through the agent."""
+"""Modes `receive`, `rsync-receive`, `send`, `restore`, `left`: programs of their own, so that gigabytes never pass
+through the agent."""
 
 from __future__ import annotations
 
@@ -12,6 +13,7 @@ from gpuops.agent.files.earlier_outputs import restore
 from gpuops.agent.files.folder import FULL_DISK_ERRORS
 from gpuops.agent.files.output_files import left
 from gpuops.agent.files.push_steps import receive
+from gpuops.agent.files.rsync_receiver import receive_by_rsync
 from gpuops.agent.files.tar_streams import send
 from gpuops.agent.node import TOUCH_INTERVAL_S, Node, Refusal, parse_node
 
@@ -21,8 +23,11 @@ def main(mode: str, arguments: Sequence[str]) -> int:
     node, rest = parse_node(arguments)
     if not os.path.isdir(node.dir):
         raise Refusal("no-node", f"there is no node in {node.dir}", "it was removed, or never started")
-    threading.Thread(target=_touch, args=(node,), daemon=True).start()
-    work = {"receive": receive, "send": send, "restore": restore, "left": left}[mode]
+    if mode != "rsync-receive":  # which touches by itself: rsync's own signs of life are none of use
+        threading.Thread(target=_touch, args=(node,), daemon=True).start()
+    work = {
+        "receive": receive, "rsync-receive": receive_by_rsync, "send": send, "restore": restore, "left": left,
+    }[mode]  # fmt: skip
     try:
         return work(node, rest, sys.stdin.buffer, sys.stdout.buffer)
     except OSError as error:

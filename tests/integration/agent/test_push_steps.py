@@ -11,6 +11,7 @@ import random
 import shutil
 import signal
 import struct
+import subprocess
 import sys
 import tarfile
 import termios
@@ -21,7 +22,7 @@ from typing import Any
 
 import pytest
 
-from gpuops.agent.files import push_steps, tar_streams
+from gpuops.agent.files import push_steps, rsync_receiver, tar_streams
 from gpuops.agent.files.tar_streams import Padded
 from gpuops.agent.node import Node, Refusal
 from gpuops.agent.wire_format import END, head
@@ -244,6 +245,151 @@ def test_what_arrived_whole_is_not_asked_for_again(node: Node, here: Path) -> No
     assert plan(node, here)["need"] == [1]
     make(here, {"a": "A" * 600, "b": "b" * 600}, 10**18 + 1)
     assert plan(node, here)["need"] == [0, 1]
+
+
+def staging(node: Node, push: str) -> Path:
+    return Path(node.path("incoming", "project", f"files-{push}"))
+
+
+def test_an_older_push_writes_nothing_into_a_newer_one(node: Node, here: Path) -> None:
+    make(here, {"a": "a" * 600, "b": "b" * 600}, 10**18)
+    older = plan(node, here)
+    data = stream_of(here, listed(here), older["need"])
+    newer: dict[str, Any] = {}
+
+    class Overtaken(io.BytesIO):
+        """A newer push begins once half of the older one's first file has come."""
+
+        def read(self, count: int | None = -1) -> bytes:
+            half = super().read(min(count or 0, 300))
+            if not newer:
+                make(here, {"a": "A" * 600, "b": "B" * 600}, 10**18)
+                newer.update(plan(node, here))
+            return half
+
+    with pytest.raises(Refusal) as refused:
+        push_steps.receive(node, ["--tree", "project", "--push", older["push"]], Overtaken(data), io.BytesIO())
+    assert refused.value.kind == "superseded"
+    assert list(staging(node, newer["push"]).iterdir()) == []
+    receive(node, newer["push"], stream_of(here, listed(here), newer["need"]))
+    with pytest.raises(Refusal):
+        commit(node, older["push"])
+    commit(node, newer["push"])
+    assert contents(Path(node.tree("project"))) == {"a": "A" * 600, "b": "B" * 600}
+
+
+@pytest.mark.parametrize("change", ["size", "time", "link", "gone"])
+def test_a_staged_file_that_is_not_the_plans_is_refused(node: Node, here: Path, change: str) -> None:
+    make(here, {"a": "a" * 600, "b": "b" * 600}, 10**18)
+    answer = plan(node, here)
+    receive(node, answer["push"], stream_of(here, listed(here), answer["need"]))
+    staged = staging(node, answer["push"]) / "b"
+    if change == "size":
+        staged.write_text("b" * 599)
+        os.utime(staged, ns=(10**18, 10**18))
+    elif change == "time":
+        os.utime(staged, ns=(10**18, 10**18 + 1))
+    else:
+        staged.unlink()
+        if change == "link":
+            staged.symlink_to(here / "b")
+    with pytest.raises(Refusal) as refused:
+        commit(node, answer["push"])
+    assert (refused.value.kind, refused.value.say) == ("incomplete", "'b' has not arrived")
+    assert contents(Path(node.tree("project"))) == {}
+
+
+@pytest.mark.parametrize("unit", [1_000, 1_000_000_000])
+def test_a_time_that_rsync_has_rounded_is_made_exact(node: Node, here: Path, unit: int) -> None:
+    stamp = 1_600_000_000_123_456_789
+    make(here, {"a": "a" * 600}, stamp)
+    answer = plan(node, here)
+    staged = staging(node, answer["push"]) / "a"
+    staged.write_text("a" * 600)
+    os.utime(staged, ns=(stamp // unit * unit, stamp // unit * unit))
+    commit(node, answer["push"])
+    assert os.stat(node.path("project", "a")).st_mtime_ns == stamp
+    assert plan(node, here)["push"] == ""
+
+
+def test_a_disk_with_coarse_times_keeps_what_arrived(node: Node, here: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    utime = os.utime
+    monkeypatch.setattr(os, "utime", lambda path, ns: utime(path, ns=tuple(one // 10**9 * 10**9 for one in ns)))
+    make(here, {}, 0)
+    (here / "a").write_text("a" * 600)
+    utime(here / "a", ns=(10**18 + 5, 10**18 + 5))
+    answer = plan(node, here)
+    receive(node, answer["push"], stream_of(here, listed(here), answer["need"]))
+    assert os.stat(staging(node, answer["push"]) / "a").st_mtime_ns == 10**18
+    again = plan(node, here)
+    assert again["need"] == []
+    commit(node, again["push"])
+    assert contents(Path(node.tree("project"))) == contents(here)
+
+
+def test_what_streams_that_were_cut_left_is_removed(node: Node, here: Path) -> None:
+    make(here, {"a": "a" * 600}, 10**18)
+    answer = plan(node, here)
+    with pytest.raises(Refusal):
+        receive(node, answer["push"], stream_of(here, listed(here), [0])[:300])
+    incoming = Path(node.path("incoming", "project"))
+    assert sorted(os.listdir(incoming)) == [f"files-{answer['push']}", "links", "plan.json"]
+    (incoming / "part-4711").write_text("of a killed one")
+    (incoming / "part.4711").write_text("of an earlier version's")
+    (incoming / "files").mkdir()
+    answer = plan(node, here)
+    assert sorted(os.listdir(incoming)) == [f"files-{answer['push']}", "links", "plan.json"]
+
+
+def with_part(node: Node, push: str, size: int) -> Path:
+    part = staging(node, push) / ".gpuops-partial" / "a"
+    part.parent.mkdir()
+    part.write_bytes(bytes(size))
+    return part
+
+
+def test_the_part_of_a_file_that_is_there_needs_no_room(
+    node: Node, here: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    make(here, {"a": "a" * 600, "b": "b" * 600}, 10**18)
+    with_part(node, plan(node, here)["push"], 400)
+    monkeypatch.setattr(push_steps, "free_bytes", lambda _: 800)
+    answer = plan(node, here)
+    monkeypatch.setattr(push_steps, "free_bytes", lambda _: 799)
+    with pytest.raises(Refusal, match="the disk has"):
+        plan(node, here)
+    assert answer["need"] == [0, 1]
+
+
+def test_a_stream_removes_the_part_that_rsync_left(node: Node, here: Path) -> None:
+    make(here, {"a": "a" * 600}, 10**18)
+    answer = plan(node, here)
+    part = with_part(node, answer["push"], 400)
+    receive(node, answer["push"], stream_of(here, listed(here), [0]))
+    assert not part.exists()
+
+
+@pytest.mark.parametrize("polite", [True, False])
+def test_an_rsync_that_still_writes_is_ended(
+    node: Node, here: Path, monkeypatch: pytest.MonkeyPatch, polite: bool
+) -> None:
+    monkeypatch.setattr(rsync_receiver, "END_S", 60.0 if polite else 0.2)
+    make(here, {"a": "a" * 600}, 10**18)
+    answer = plan(node, here)
+    script = f"trap {'exit' if polite else ''!r} TERM; echo up; while :; do sleep 0.05; done"
+    with open(node.path("trees", "project.rsync"), "w") as lock:
+        fcntl.flock(lock, fcntl.LOCK_EX)
+        writer = subprocess.Popen(
+            ["sh", "-c", script], stdout=subprocess.PIPE, start_new_session=True, pass_fds=[lock.fileno()]
+        )
+        lock.write(str(writer.pid))
+    assert writer.stdout
+    writer.stdout.readline()
+    receive(node, answer["push"], stream_of(here, listed(here), [0]))
+    assert writer.wait() == (0 if polite else -signal.SIGKILL)
+    writer.stdout.close()
+    commit(node, answer["push"])
+    assert contents(Path(node.tree("project"))) == contents(here)
 
 
 def test_edits_are_told_with_what_was_pushed(node: Node, here: Path) -> None:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import itertools
 import os
 import shutil
+import stat
 from collections.abc import Sequence
 from pathlib import Path
 
@@ -21,7 +22,7 @@ from gpuops.transport.connection import ProcessChannel
 from tests.fakes.inprocess import InProcessClient
 from tests.integration.sync.push_world import World, contents
 
-PROGRAM = {"stream": "receive", "rsync": "rsync"}
+PROGRAM = {"stream": "receive", "rsync": "rsync-receive"}
 
 
 @pytest.fixture(params=["stream", "rsync"])
@@ -58,6 +59,13 @@ def test_everything_arrives_byte_for_byte(world: World) -> None:
     assert contents(world.there) == contents(world.here)
     assert report.files_sent == len(names) + 4
     assert report.bytes_sent == world.scan().size
+
+
+def test_a_program_does_not_run_as_its_owner_there(world: World) -> None:
+    (world.here / "run.sh").chmod(0o6755)
+    world.push()
+    assert stat.S_IMODE((world.there / "run.sh").stat().st_mode) == 0o755
+    assert world.push().files_sent == 0
 
 
 def test_a_second_push_sends_nothing(world: World, way: str) -> None:

@@ -2,12 +2,17 @@
 
 from __future__ import annotations
 
+import fcntl
 import os
+import threading
 from collections.abc import Sequence
 from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
 
 import pytest
 
+from gpuops.agent.files import push_steps
 from gpuops.cli.terminal.progress import PlainProgress
 from gpuops.core.errors import ConnectionLost, UsageError
 from gpuops.core.reporting import Silent
@@ -15,7 +20,7 @@ from gpuops.sync import push_transports
 from gpuops.sync.push_transports import choose_transport
 from gpuops.sync.uplink import Uplink, parse_rate
 from gpuops.sync.upload import PushReport, push_many
-from gpuops.transport import rsync, schemas
+from gpuops.transport import rsync
 from gpuops.transport.connection import ProcessChannel
 from tests.fakes.inprocess import InProcessClient
 from tests.integration.sync.push_world import World, contents
@@ -45,25 +50,113 @@ def test_of_a_large_file_only_what_changed_is_sent(world: World) -> None:
     assert contents(world.there) == contents(world.here)
 
 
+class CutChannel:
+    """A channel whose line is cut after so many bytes."""
+
+    def __init__(self, channel: ProcessChannel, left: float) -> None:
+        self.channel, self.left = channel, left
+        self.stdin: Any = SimpleNamespace(write=self.write, flush=lambda: None, close=channel.stdin.close)
+        self.stdout, self.errors, self.close = channel.stdout, channel.errors, channel.close
+
+    def write(self, data: bytes) -> int:
+        self.left -= len(data)
+        if self.left < 0:
+            self.channel.stdin.close()
+            self.channel.wait(60)
+            raise BrokenPipeError("the line is cut")
+        return self.channel.stdin.write(data) or 0
+
+    def wait(self, timeout: float | None = None) -> int:
+        if self.left < 0:
+            raise ConnectionLost("the line is cut")
+        return self.channel.wait(timeout)
+
+
+def cut_after(world: World, count: float, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A push whose line is cut."""
+    start = world.node.start
+    with monkeypatch.context() as cut:
+        cut.setattr(world.node, "start", lambda argv: CutChannel(start(argv), count))
+        with pytest.raises(ConnectionLost, match=r"the transfer with node0 was cut"):
+            world.push(uplink=Uplink(measured_bytes_per_s=1e9))
+
+
 @pytest.mark.parametrize("part", [0.1, 0.5, 0.9])
-def test_a_push_that_was_cut_goes_on_within_a_file(world: World, part: float) -> None:
+def test_a_push_that_was_cut_goes_on_within_a_file(world: World, part: float, monkeypatch: pytest.MonkeyPatch) -> None:
     size = 20_000_000
     (world.here / "big.bin").write_bytes(os.urandom(size))
-
-    class Cut(Uplink):
-        def passed(self, count: int) -> None:
-            super().passed(count)
-            if self.sent_bytes > part * size:
-                raise OSError("the line is cut")
-
-    line = Cut(measured_bytes_per_s=1e9)
-    with pytest.raises(ConnectionLost, match=r"the transfer with node0 was cut"):
-        world.push(uplink=line)
+    (world.here / "big.bin").chmod(0o444)  # rsync gives the part the file's mode
+    cut_after(world, part * size, monkeypatch)
     assert not (world.there / "big.bin").exists()
     _, again = sent_bytes(world)
     assert again < (1 - part) * size + 0.02 * size + 500_000, "a part that had arrived was sent again"
     assert contents(world.there) == contents(world.here)
     assert not list(Path(world.node.node.dir).rglob(rsync.PARTIAL))
+
+
+def test_a_part_that_is_there_needs_no_room(world: World, monkeypatch: pytest.MonkeyPatch) -> None:
+    (world.here / "big.bin").write_bytes(os.urandom(20_000_000))
+    cut_after(world, 15_000_000, monkeypatch)
+    monkeypatch.setattr(push_steps, "free_bytes", lambda _: 10_000_000)
+    world.push()
+    assert contents(world.there) == contents(world.here)
+
+
+def test_a_push_that_lasts_is_a_sign_of_use(world: World) -> None:
+    activity = Path(world.node.node.dir) / "activity"
+    assert not activity.exists()
+    world.push()
+    assert activity.exists()
+
+
+class Waiting(Uplink):
+    """Stops after so many bytes until it may go on."""
+
+    def __init__(self, count: int) -> None:
+        super().__init__(measured_bytes_per_s=1e9)
+        self.count = count
+        self.reached, self.may_go_on = threading.Event(), threading.Event()
+
+    def passed(self, count: int) -> None:
+        super().passed(count)
+        if self.sent_bytes >= self.count:
+            self.reached.set()
+            self.may_go_on.wait(60)
+
+
+def test_a_newer_push_ends_the_older_ones_rsync_and_goes_on_from_its_part(world: World) -> None:
+    (world.here / "big.bin").write_bytes(os.urandom(20_000_000))
+    older = Waiting(12_000_000)
+    failures: list[BaseException] = []
+
+    def push() -> None:
+        try:
+            world.push(uplink=older)
+        except BaseException as error:
+            failures.append(error)
+
+    first = threading.Thread(target=push)
+    first.start()
+    assert older.reached.wait(60)
+    _, sent = sent_bytes(world)
+    assert contents(world.there) == contents(world.here)
+    assert sent < 15_000_000
+    with open(world.node.node.path("trees", "project.rsync")) as lock:
+        fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)  # nobody writes any more
+    older.may_go_on.set()
+    first.join(60)
+    assert [str(failure) for failure in failures] == ["node0: another push has begun since"]
+    assert contents(world.there) == contents(world.here)
+
+
+def test_what_rsync_leaves_out_is_sent_as_a_stream(world: World, monkeypatch: pytest.MonkeyPatch) -> None:
+    said: list[str] = []
+    monkeypatch.setattr(rsync, "send", lambda *_: None)
+    progress = PlainProgress(said.append, ticking=False)
+    (report,) = push_many([world.node], "project", world.scan(), progress=progress)  # type: ignore[list-item]
+    assert contents(world.there) == contents(world.here)
+    assert report.way.endswith(" and as a stream")
+    assert "node0: rsync has left something out; sending it as a stream" in said
 
 
 def test_what_compresses_is_compressed_on_a_slow_line(world: World) -> None:
@@ -75,27 +168,56 @@ def test_what_compresses_is_compressed_on_a_slow_line(world: World) -> None:
     assert line.sent_bytes < 400_000
 
 
-@pytest.mark.parametrize("fault", ["1", "2", "5", "11", "23", "24", "126", "127", "signal"])
-def test_where_rsync_fails_the_stream_takes_over(world: World, fault: str, monkeypatch: pytest.MonkeyPatch) -> None:
+@pytest.mark.parametrize("fault", ["1", "2", "5", "11", "12", "23", "24", "30"])
+@pytest.mark.parametrize("end", ["here", "there"])
+def test_where_rsync_fails_the_stream_takes_over(
+    world: World, fault: str, end: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
     """Whatever it was that failed, the files come, and the reason is said."""
-    said: list[str] = []
-    start = world.node.start
-    program = "kill -9 $$" if fault == "signal" else f"echo 'rsync: something is wrong' >&2; exit {fault}"
-
-    def fails(argv: Sequence[str]) -> ProcessChannel:
-        return ProcessChannel(["sh", "-c", program]) if "--server" in argv else start(argv)
-
-    if fault in ("11", "23", "24", "1", "5", "2"):  # the codes of the rsync of this computer
+    script = f"echo 'rsync: something is wrong' >&2; exit {fault}"
+    if end == "here":
         failing = world.here.parent / "rsync"
-        failing.write_text(f"#!/bin/sh\necho 'rsync: something is wrong' >&2\nexit {fault}\n")
+        failing.write_text(f"#!/bin/sh\n{script}\n")
         failing.chmod(0o755)
         monkeypatch.setattr(rsync, "local_rsync", lambda: rsync.Rsync(str(failing), "3.9.9", has_zstd=False))
+        taken_over(world)
     else:
-        monkeypatch.setattr(world.node, "start", fails)
+        with_failing_node(world, ["sh", "-c", script], monkeypatch)
+
+
+@pytest.mark.parametrize("script", ["exit 126", "exit 127", "kill -9 $$"])
+def test_a_node_whose_rsync_cannot_work_gets_a_stream(
+    world: World, script: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    with_failing_node(world, ["sh", "-c", script], monkeypatch)
+
+
+def test_a_node_that_does_not_know_what_rsync_asks_for_gets_a_stream(
+    world: World, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    argv = rsync.Upload.argv
+    monkeypatch.setattr(rsync.Upload, "argv", lambda *given: [argv(*given)[0], "--delete", *argv(*given)[1:]])
+    assert "rsync asks for something unknown" in taken_over(world)
+
+
+def with_failing_node(world: World, argv: Sequence[str], monkeypatch: pytest.MonkeyPatch) -> None:
+    start = world.node.start
+    monkeypatch.setattr(
+        world.node, "start", lambda wanted: ProcessChannel(argv) if "--server" in wanted else start(wanted)
+    )
+    taken_over(world)
+
+
+def taken_over(world: World) -> str:
+    """What is said where the stream takes over."""
+    said: list[str] = []
     progress = PlainProgress(said.append, ticking=False)
-    push_many([world.node], "project", world.scan(), progress=progress)  # type: ignore[list-item]
+    (report,) = push_many([world.node], "project", world.scan(), progress=progress)  # type: ignore[list-item]
     assert contents(world.there) == contents(world.here)
-    assert any("node0: rsync" in line and "sending without rsync" in line for line in said), said
+    assert report.way == "as a stream"
+    (line,) = [line for line in said if "sending as a stream" in line]
+    assert line.startswith("node0: rsync")
+    return line
 
 
 def test_a_node_without_rsync_or_with_an_old_one_gets_a_stream(world: World) -> None:
@@ -106,14 +228,12 @@ def test_a_node_without_rsync_or_with_an_old_one_gets_a_stream(world: World) -> 
     class Wish:
         size, files = 2_000_000, ()
 
-    def chosen(node: schemas.NodeRsync | None) -> str:
-        return choose_transport(Wish(), node, Uplink()).describe()  # type: ignore[arg-type]
+    def chosen(version: str) -> str:
+        return choose_transport(Wish(), version, Uplink()).describe()  # type: ignore[arg-type]
 
-    new = schemas.NodeRsync("/usr/bin/rsync", "rsync  version 3.2.7  protocol version 31\n", "/s", "/t")
-    assert chosen(new) == f"by rsync {here.version}"
-    assert chosen(None) == "as a stream"
-    for text in ("rsync  version 3.0.9  protocol version 30", "openrsync: protocol version 29", "", "x" * 5000):
-        assert chosen(schemas.NodeRsync("/usr/bin/rsync", text, "/s", "/t")) == "as a stream"
+    assert chosen("rsync  version 3.2.7  protocol version 31\n") == f"by rsync {here.version}"
+    for text in ("", "rsync  version 3.1.2  protocol version 31", "openrsync: protocol version 29", "x" * 4096):
+        assert chosen(text) == "as a stream"
 
 
 def test_a_small_push_goes_as_a_stream(world: World, monkeypatch: pytest.MonkeyPatch) -> None:

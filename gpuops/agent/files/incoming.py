@@ -1,0 +1,168 @@
+"""What a push has brought so far, before its commit: `incoming/<tree>/`, on the tree's disk.
+
+    plan.json      the push that is under way
+    files-<push>/  each file's content under its path
+    links/         where the commit makes the links, so that no content is written through one
+
+Each plan has a folder of its own, so that an older push which still writes cannot mix its bytes into a newer one. What
+an older push brought is moved to the new folder: files that came whole, and parts of files that rsync goes on from.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import fcntl
+import hashlib
+import os
+import shutil
+from typing import Iterable, Iterator, Mapping, NamedTuple
+
+from gpuops.agent.files.folder import path_bytes, stat_entry
+from gpuops.agent.files.push_comparison import parse_files
+from gpuops.agent.files.push_decision import FILE, Entry
+from gpuops.agent.node import Node, Refusal, read_json, write_json
+
+PARTIAL = b".gpuops-partial"
+"""Where rsync leaves the part of a file that it has (`--partial-dir`): a folder beside the file."""
+ROUNDINGS_NS = 1_000, 1_000_000_000
+"""An rsync whose system knows no finer times writes whole microseconds or seconds."""
+
+
+class Plan(NamedTuple):
+    """One push, from its `plan` to its `commit`."""
+
+    push: str
+    """Its random id."""
+    files: dict[str, Entry]
+    """The client's list, by path."""
+    overwrite: bool
+    """Whether files that were edited on the node are replaced as well."""
+    sums: dict[str, str]
+    """SHA-256 of the client's files that an earlier plan asked for, by path."""
+
+
+class Incoming:
+    """One push that is being received."""
+
+    def __init__(self, node: Node, tree: str, push: str = "") -> None:
+        self.folder = os.path.join(os.path.dirname(node.tree(tree)), "incoming", tree)
+        self.files = os.path.join(self.folder, f"files-{push}")
+        self._push = push
+
+    def at(self, path: str, entry: Entry) -> bytes:
+        """Where a content is staged."""
+        if entry.link is None:
+            return os.fsencode(self.files) + b"/" + path_bytes(path)
+        return os.fsencode(f"{self.folder}/links/{hashlib.sha256(path_bytes(path)).hexdigest()[:32]}")
+
+    def has(self, path: str, entry: Entry) -> bool:
+        """Whether a content has arrived whole: it gets its name, and its time with it, only then."""
+        staged = stat_entry(self.at(path, entry))
+        if staged.kind != FILE or staged.entry.size != entry.size:
+            return False
+        return staged.entry.mtime_ns == entry.mtime_ns or staged.entry.mtime_ns == self._kept_time(entry.mtime_ns)
+
+    def has_rounded(self, path: str, entry: Entry) -> bool:
+        """As `has`, or with a time that rsync has rounded: for what this push itself has brought."""
+        rounded = [entry._replace(mtime_ns=entry.mtime_ns // unit * unit) for unit in ROUNDINGS_NS]
+        return any(self.has(path, one) for one in (entry, *rounded))
+
+    def _kept_time(self, mtime_ns: int) -> int:
+        """What this disk keeps of a file's time: some keep whole seconds or microseconds."""
+        probe = os.path.join(self.folder, "time")
+        os.close(os.open(probe, os.O_WRONLY | os.O_CREAT, 0o600))
+        os.utime(probe, ns=(mtime_ns, mtime_ns))
+        return os.stat(probe).st_mtime_ns
+
+    def missing_bytes(self, path: str, entry: Entry) -> int:
+        """What the disk must still hold of a file: rsync writes on within the part that it has."""
+        part = stat_entry(self._partial(path))
+        return max(0, entry.size - part.entry.size) if part.kind == FILE else entry.size
+
+    def _partial(self, path: str) -> bytes:
+        folder, name = os.path.split(os.fsencode(self.files) + b"/" + path_bytes(path))
+        return os.path.join(folder, PARTIAL, name)
+
+    def write(self, path: str, entry: Entry, blocks: Iterable[bytes]) -> None:
+        """Stage a content. Raises FileNotFoundError where another push has begun, and OSError."""
+        part, staged = os.path.join(self.folder, f"part-{os.getpid()}"), self.at(path, entry)
+        with contextlib.suppress(OSError):  # rsync has given up, and its part takes room
+            os.unlink(self._partial(path))
+        try:
+            with open(part, "wb") as file:
+                for block in blocks:
+                    file.write(block)
+                os.fchmod(file.fileno(), entry.mode)
+            os.utime(part, ns=(entry.mtime_ns, entry.mtime_ns))
+            if not os.path.isdir(os.path.dirname(staged)) and os.path.isdir(self.files):
+                os.makedirs(os.path.dirname(staged), exist_ok=True)
+            os.replace(part, staged)
+        except BaseException:
+            with contextlib.suppress(OSError):
+                os.unlink(part)
+            raise
+
+    def open(self, files: Mapping[str, Entry]) -> bool:
+        """Make the folders, take over what older pushes left of `files`, and remove the rest.
+
+        Returns whether anything was taken over: whole files, or parts of some.
+        """
+        shutil.rmtree(os.path.join(self.folder, "links"), ignore_errors=True)
+        for folder in (self.files, os.path.join(self.folder, "links")):
+            os.makedirs(folder, exist_ok=True)
+        wanted, is_useful = {path_bytes(path) for path, entry in files.items() if entry.link is None}, False
+        for left in os.scandir(self.folder):
+            if left.name in ("links", "plan.json", os.path.basename(self.files)):
+                continue
+            if left.is_dir(follow_symlinks=False):
+                is_useful |= self._take_over(os.fsencode(left.path), wanted)
+                shutil.rmtree(left.path, ignore_errors=True)
+            else:  # the part of a stream that was cut
+                os.unlink(left.path)
+        return is_useful
+
+    def _take_over(self, older: bytes, wanted: set[bytes]) -> bool:
+        """Move the wanted files, and parts of such, out of an older push's folder."""
+        newer, took = os.fsencode(self.files), False
+        for folder, _, names in os.walk(older):
+            inside = folder[len(older) + 1 :]
+            is_part = os.path.basename(inside) == PARTIAL
+            place, target = os.path.dirname(inside) if is_part else inside, os.path.join(newer, inside)
+            for name in names:
+                source = os.path.join(folder, name)
+                if os.path.join(place, name) not in wanted or stat_entry(source).kind != FILE:
+                    continue
+                with contextlib.suppress(FileNotFoundError):  # the older push may still be running
+                    if is_part:
+                        os.chmod(source, 0o600)  # rsync gives it the file's mode, and is to write in it again
+                    os.makedirs(target, exist_ok=True)
+                    os.replace(source, os.path.join(target, name))
+                    took = True
+        return took
+
+    def store(self, plan: Plan) -> None:
+        write_json(os.path.join(self.folder, "plan.json"), {**plan._asdict(), "files": [
+            [path, *entry] for path, entry in plan.files.items()]})  # fmt: skip
+
+    def load(self) -> Plan:
+        """Raises Refusal(`superseded`) where another push has replaced this one."""
+        document = read_json(os.path.join(self.folder, "plan.json"))
+        if not document or document["push"] != self._push:
+            raise superseded()
+        return Plan(self._push, parse_files(document["files"]), document["overwrite"], document["sums"])
+
+    def close(self) -> None:
+        shutil.rmtree(self.folder, ignore_errors=True)
+
+
+def superseded() -> Refusal:
+    return Refusal("superseded", "another push has begun since", "let it finish, then push again")
+
+
+@contextlib.contextmanager
+def tree_lock(node: Node, tree: str) -> Iterator[None]:
+    """Hold the tree's lock file: of all clients' plans and commits, one runs at a time."""
+    os.makedirs(node.path("trees"), exist_ok=True)
+    with open(node.path("trees", tree + ".lock"), "w") as lock:
+        fcntl.flock(lock, fcntl.LOCK_EX)
+        yield
