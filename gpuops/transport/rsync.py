@@ -105,8 +105,11 @@ def parse_version(program: str, text: str) -> Rsync | None:
 def local_rsync() -> Rsync | None:
     """The rsync of this computer; None where there is none to use."""
     program = None if HERE.windows else shutil.which("rsync")
-    if program is None:
-        return None
+    return ask_version(program) if program else None
+
+
+def ask_version(program: str) -> Rsync | None:
+    """What a program of this computer says of itself; None for one that cannot be used."""
     try:
         done = subprocess.run([program, "--version"], stdin=subprocess.DEVNULL, capture_output=True, timeout=END_S)
     except (OSError, subprocess.TimeoutExpired):

@@ -11,6 +11,7 @@ from pathlib import Path
 
 from gpuops.commands.doctor.report import Finding, error, note, warning
 from gpuops.core.platform import HERE, System
+from gpuops.transport import rsync
 from gpuops.transport.ssh import private_keys
 
 KEY_AGENT_TIMEOUT_S = 5.0
@@ -43,10 +44,24 @@ def _check_programs(system: System, which: Which) -> Iterator[Finding]:
         yield warning(
             "ssh", "there is no ssh here: jump hosts, security keys, gpuops ssh and editors need it", system.install_ssh
         )
-    if which("rsync") is None:
-        yield note("rsync", "there is no rsync here: of a large file that changed all is sent", "install rsync")
+    yield from _check_rsync(which("rsync"))
     if which("git") is None:
         yield note("git", "there is no git here: a run does not record its commit", "install git, if you use it")
+
+
+def _check_rsync(program: str | None) -> Iterator[Finding]:
+    whole = "of a large file that changed all is sent"
+    if program is None:
+        yield note("rsync", f"there is no rsync here: {whole}", "install rsync")
+    elif (found := rsync.ask_version(program)) is None:
+        yield note("rsync", f"{program} is older than rsync 3.1.3, or another program: {whole}", "install rsync")
+    elif found.is_flawed:
+        yield warning(
+            "rsync-flaw",
+            f"a node to which rsync {found.version} sends can overwrite its memory here (CVE-2024-12084), unless your "
+            "system has mended that version",
+            "install your system's updates, or rsync 3.4.0 or later",
+        )
 
 
 def _list_agent_keys(env: Mapping[str, str], which: Which) -> list[bytes] | None:

@@ -69,6 +69,24 @@ def test_a_program_that_is_missing(computer: Computer, program: str, level: str)
     assert (found.level, found.what) == (level, program)
 
 
+@pytest.mark.parametrize(
+    ("version", "level", "what", "said"),
+    [("3.2.7", "warning", "rsync-flaw", "CVE-2024-12084"), ("3.3.0", "warning", "rsync-flaw", "rsync 3.3.0"),
+     ("2.6.9", "note", "rsync", "older than rsync 3.1.3")],
+)  # fmt: skip
+def test_an_rsync_that_had_better_be_another(
+    computer: Computer, version: str, level: str, what: str, said: str
+) -> None:
+    computer.key()
+    program = computer.bin / "rsync"
+    program.write_text(f"#!/bin/sh\necho 'rsync  version {version}  protocol version 31'\n")
+    program.chmod(0o755)
+    computer.programs["rsync"] = str(program)
+    found = only(computer.examine())
+    assert (found.level, found.what) == (level, what)
+    assert said in found.say
+
+
 def test_without_any_key(computer: Computer) -> None:
     assert only(computer.examine()).what == "key-none"
     computer.agent("echo ssh-ed25519 QUFBQQ== a@b")
