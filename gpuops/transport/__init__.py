@@ -7,5 +7,8 @@ schemas          the shape of every answer to a request, and of a run's files on
 program_schemas  the shape of what the agent's programs print, and of a node's other files
 validation       converts what a node says to those shapes, or rejects it
 bulk_transfer    one bulk transfer, which ends within a limit whichever side stops
+rsync            sends files to a node by this computer's rsync
+rsync_joint      joins its ends to a program on the node, and notices silence
+rsync_relay      what it starts as its remote shell
 tar_reader       reads the tar streams that agents write
 """

@@ -33,7 +33,10 @@ from gpuops.transport.connection import Channel
 MIN_VERSION = (3, 1, 3)
 FLAWED = (3, 2, 7), (3, 4, 0)
 """From the first to before the second, what is sent to can write beyond a buffer of the sender: CVE-2024-12084."""
+MENDED_PROTOCOL = 32
+"""The mending raised the protocol's number, to be told by it: also in systems that keep the version."""
 VERSION = re.compile(r"rsync {1,4}version {1,4}v?((\d{1,4})\.(\d{1,4})(?:\.(\d{1,4}))?)(?!\d)")
+PROTOCOL = re.compile(r"protocol version (\d{1,4})")
 PARTIAL = ".gpuops-partial"
 """The folder, beside a file, where the part of it that came stays after a cut. The agent knows the name."""
 TIMEOUT_S = 60
@@ -82,7 +85,7 @@ class Rsync:
     version: str
     has_zstd: bool
     is_flawed: bool = False
-    """Whether its version is one with CVE-2024-12084. Many systems keep the version when they mend it."""
+    """Whether it has CVE-2024-12084, as far as its version tells."""
 
 
 class RsyncFailed(Exception):
@@ -98,7 +101,9 @@ def parse_version(program: str, text: str) -> Rsync | None:
     if version < MIN_VERSION:
         return None
     ways = text.partition("Compress list:")[2].strip().partition("\n")[0].split()
-    return Rsync(program, found[1], "zstd" in ways, FLAWED[0] <= version < FLAWED[1])
+    protocol = PROTOCOL.search(text.partition("\n")[0])
+    is_mended = protocol is not None and int(protocol[1]) >= MENDED_PROTOCOL
+    return Rsync(program, found[1], "zstd" in ways, FLAWED[0] <= version < FLAWED[1] and not is_mended)
 
 
 @cache

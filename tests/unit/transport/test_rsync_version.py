@@ -38,9 +38,12 @@ def test_what_cannot(text: str) -> None:
     [("3.2.6", False), ("3.2.7", True), ("3.3.0", True), ("3.4.0", False), ("3.4.1", False), ("4.0", False)],
 )
 def test_where_a_node_could_harm_this_computer(version: str, flawed: bool) -> None:
-    found = parse_version("rsync", first_line(version))
+    text = first_line(version)
+    found, mended = parse_version("rsync", text), parse_version("rsync", text.replace("version 31", "version 32"))
     assert found
     assert found.is_flawed is flawed
+    assert mended
+    assert not mended.is_flawed, "a system's own mending raises the protocol's number only"
 
 
 @pytest.mark.parametrize(
