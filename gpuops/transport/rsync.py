@@ -44,7 +44,7 @@ TIMEOUT_S = 60
 SILENCE_S = 180.0
 """How long a transfer may not move: signs of life do not count."""
 DISK_BYTES_PER_S = 50e6
-"""A node with a slow disk makes a large file at this speed out of the older one, and is silent meanwhile."""
+"""A node with a slow disk reads a large file's older version at this speed, and takes nothing meanwhile."""
 END_S = 10.0
 MAX_SHOWN_CHARS = 200
 MAX_LINE_BYTES = 4096

@@ -19,7 +19,8 @@ from gpuops.transport.connection import Channel
 BLOCK_BYTES = 1 << 15
 """Bytes of one piece: a small one shows a slow line's progress, and is soon through a limit."""
 MIN_MOVED_BYTES = 4096
-"""Fewer bytes in either direction within the limit are signs of life: of those each takes four, every half minute."""
+"""Fewer bytes to the node within the limit are signs of life: of those each takes four, every half minute. What the
+node says does not count, since it may say anything for ever."""
 END_S = 10.0
 MAX_COMMAND_BYTES = 1 << 16
 LOST_CODE = 255
@@ -132,7 +133,7 @@ def join(asked: Asked, channel: Channel, owner: socket.socket, on_wire: Callable
     """
     for work, *arguments in (
         (_pump_to_node, asked.to_node, channel, on_wire, watch),
-        (_pump_from_node, channel, asked.from_node, owner, watch),
+        (_pump_from_node, channel, asked.from_node, owner),
     ):
         threading.Thread(target=work, args=arguments, daemon=True, name="rsync pump").start()
 
@@ -151,10 +152,9 @@ def _pump_to_node(source: int, channel: Channel, on_wire: Callable[[int], None],
         channel.stdin.close()
 
 
-def _pump_from_node(channel: Channel, target: int, owner: socket.socket, watch: Watch) -> None:
+def _pump_from_node(channel: Channel, target: int, owner: socket.socket) -> None:
     with suppress(OSError, ValueError):
         while data := channel.stdout.read(BLOCK_BYTES):
-            watch.moved(len(data))
             view = memoryview(data)
             while view:
                 view = view[os.write(target, view) :]

@@ -140,6 +140,20 @@ def test_a_file_that_changes_while_it_is_sent_is_sent_again(world: World) -> Non
     assert contents(world.there) == contents(world.here)
 
 
+def test_a_file_that_becomes_shorter_while_it_is_sent_is_sent_again(world: World) -> None:
+    big = world.here / "big.bin"
+    big.write_bytes(os.urandom(3_000_000))
+
+    class Shortening(Uplink):
+        def passed(self, count: int) -> None:
+            super().passed(count)
+            if self.sent_bytes > 100_000 and big.stat().st_size > 1000:
+                os.truncate(big, 1000)
+
+    world.push(uplink=Shortening(measured_bytes_per_s=1e9))
+    assert contents(world.there) == contents(world.here)
+
+
 def test_a_file_that_never_rests_is_named(world: World) -> None:
     big = world.here / "big.bin"
     big.write_bytes(b"1" * 1_000_000)

@@ -46,7 +46,7 @@ class Stalling:
 
     def read(self, count: int) -> bytes:
         if self.stalled.is_set():
-            return b"" if self.closed.wait(0.02) else SIGN_OF_LIFE
+            return b"" if self.closed.wait(0.02) else SIGN_OF_LIFE * 10_000
         return self.inner.stdout.read(count)
 
     def close(self) -> None:
