@@ -117,22 +117,24 @@ class Incoming:
             if left.is_dir(follow_symlinks=False):
                 is_useful |= self._take_over(os.fsencode(left.path), wanted)
                 shutil.rmtree(left.path, ignore_errors=True)
-            else:  # the part of a stream that was cut
-                os.unlink(left.path)
+            else:  # the part of a stream that was cut, or that still comes
+                with contextlib.suppress(FileNotFoundError):
+                    os.unlink(left.path)
         return is_useful
 
     def _take_over(self, older: bytes, wanted: set[bytes]) -> bool:
         """Move the wanted files, and parts of such, out of an older push's folder."""
         newer, took = os.fsencode(self.files), False
+        has_such_names = any(PARTIAL in path for path in wanted)  # it goes as a stream: no part is of use
         for folder, _, names in os.walk(older):
             inside = folder[len(older) + 1 :]
-            is_part = os.path.basename(inside) == PARTIAL
+            is_part = os.path.basename(inside) == PARTIAL and not has_such_names
             place, target = os.path.dirname(inside) if is_part else inside, os.path.join(newer, inside)
             for name in names:
                 source = os.path.join(folder, name)
                 if os.path.join(place, name) not in wanted or stat_entry(source).kind != FILE:
                     continue
-                with contextlib.suppress(FileNotFoundError):  # the older push may still be running
+                with contextlib.suppress(OSError):  # what cannot be moved is sent again
                     if is_part:
                         os.chmod(source, 0o600)  # rsync gives it the file's mode, and is to write in it again
                     os.makedirs(target, exist_ok=True)

@@ -369,14 +369,43 @@ def test_a_stream_removes_the_part_that_rsync_left(node: Node, here: Path) -> No
     assert not part.exists()
 
 
-@pytest.mark.parametrize("polite", [True, False])
-def test_an_rsync_that_still_writes_is_ended(
-    node: Node, here: Path, monkeypatch: pytest.MonkeyPatch, polite: bool
-) -> None:
+def test_a_file_with_the_name_of_rsyncs_folder(node: Node, here: Path) -> None:
+    make(here, {"a": "a" * 600}, 10**18)
+    with_part(node, plan(node, here)["push"], 400)
+    make(here, {"a": "a" * 600, ".gpuops-partial": "mine"}, 10**18)
+    receive(node, (answer := plan(node, here))["push"], stream_of(here, listed(here), answer["need"]))
+    commit(node, answer["push"])
+    assert contents(Path(node.tree("project"))) == contents(here)
+
+
+def by_rsync(node: Node, here: Path, push: str) -> None:  # noqa: ARG001
+    asked = ["--server", "-tIRe.LsfxCIvu", ".", "files"]
+    channel = InProcessClient(Path(node.dir)).bulk("rsync-receive", "--tree", "project", "--push", push, *asked)
+    channel.stdin.close()
+    channel.wait(60)
+    channel.close()
+
+
+def commit_unfinished(node: Node, here: Path, push: str) -> None:  # noqa: ARG001
+    with pytest.raises(Refusal, match="has not arrived"):
+        commit(node, push)
+
+
+ENDING: dict[str, Callable[[Node, Path, str], object]] = {
+    "plan": lambda node, here, _: plan(node, here),
+    "receive": lambda node, here, push: receive(node, push, stream_of(here, listed(here), [0])),
+    "rsync-receive": by_rsync,
+    "commit": commit_unfinished,
+}
+
+
+@pytest.mark.parametrize("who", [*ENDING, "one that is not polite"])
+def test_an_rsync_that_still_writes_is_ended(node: Node, here: Path, monkeypatch: pytest.MonkeyPatch, who: str) -> None:
+    polite = who in ENDING
     monkeypatch.setattr(rsync_receiver, "END_S", 60.0 if polite else 0.2)
     make(here, {"a": "a" * 600}, 10**18)
     answer = plan(node, here)
-    script = f"trap {'exit' if polite else ''!r} TERM; echo up; while :; do sleep 0.05; done"
+    script = f"trap {'exit 0' if polite else ''!r} TERM; echo up; while :; do sleep 0.05; done"
     with open(node.path("trees", "project.rsync"), "w") as lock:
         fcntl.flock(lock, fcntl.LOCK_EX)
         writer = subprocess.Popen(
@@ -385,11 +414,9 @@ def test_an_rsync_that_still_writes_is_ended(
         lock.write(str(writer.pid))
     assert writer.stdout
     writer.stdout.readline()
-    receive(node, answer["push"], stream_of(here, listed(here), [0]))
-    assert writer.wait() == (0 if polite else -signal.SIGKILL)
+    ENDING.get(who, ENDING["receive"])(node, here, answer["push"])
+    assert writer.wait(60) == (0 if polite else -signal.SIGKILL)
     writer.stdout.close()
-    commit(node, answer["push"])
-    assert contents(Path(node.tree("project"))) == contents(here)
 
 
 def test_edits_are_told_with_what_was_pushed(node: Node, here: Path) -> None:

@@ -61,9 +61,9 @@ def test_everything_arrives_byte_for_byte(world: World) -> None:
     assert report.bytes_sent == world.scan().size
 
 
-def test_a_program_does_not_run_as_its_owner_there(world: World) -> None:
+def test_a_program_does_not_run_as_its_owner_there(world: World, way: str) -> None:
     (world.here / "run.sh").chmod(0o6755)
-    world.push()
+    assert way in world.push().way
     assert stat.S_IMODE((world.there / "run.sh").stat().st_mode) == 0o755
     assert world.push().files_sent == 0
 

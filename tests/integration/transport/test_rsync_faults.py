@@ -87,7 +87,8 @@ def test_a_transfer_that_is_held_back_from_here_is_not_silent() -> None:
         assert not watch.silent
         until = threading.Event()
         for _ in range(100):  # signs of life
-            watch.moved(4)
+            with watch.holding():
+                watch.moved(4)
             if until.wait(0.05) or watch.silent:
                 break
         assert watch.silent
