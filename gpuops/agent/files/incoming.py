@@ -111,7 +111,7 @@ class Incoming:
         for folder in (self.files, os.path.join(self.folder, "links")):
             os.makedirs(folder, exist_ok=True)
         wanted, is_useful = {path_bytes(path) for path, entry in files.items() if entry.link is None}, False
-        for left in os.scandir(self.folder):
+        for left in list(os.scandir(self.folder)):
             if left.name in ("links", "plan.json", os.path.basename(self.files)):
                 continue
             if left.is_dir(follow_symlinks=False):
