@@ -108,9 +108,10 @@ def parse_version(program: str, text: str) -> Rsync | None:
 
 @cache
 def local_rsync() -> Rsync | None:
-    """The rsync of this computer; None where there is none to use."""
+    """The rsync of this computer; None where there is none to use, or one that a node could harm it through."""
     program = None if HERE.windows else shutil.which("rsync")
-    return ask_version(program) if program else None
+    found = ask_version(program) if program else None
+    return found if found and not found.is_flawed else None
 
 
 def ask_version(program: str) -> Rsync | None:

@@ -58,7 +58,7 @@ def _check_rsync(program: str | None) -> Iterator[Finding]:
     elif found.is_flawed:
         yield warning(
             "rsync-flaw",
-            f"a node to which rsync {found.version} sends can overwrite its memory here (CVE-2024-12084)",
+            f"rsync {found.version} is not used: a node could overwrite its memory here (CVE-2024-12084)",
             "install your system's updates, or rsync 3.4.0 or later",
         )
 

@@ -195,3 +195,18 @@ def test_both_ends_are_taken_and_no_child_inherits_them() -> None:
 def hand_over(sender: socket.socket, ends: Sequence[int]) -> None:
     ancillary = [(socket.SOL_SOCKET, socket.SCM_RIGHTS, array.array("i", ends))] if ends else []
     sender.sendmsg([b"rsync\0--server\0raw\xff"], ancillary)
+
+
+@pytest.mark.parametrize(("protocol", "used"), [(31, False), (32, True)])
+def test_an_rsync_that_a_node_could_harm_this_computer_through_is_not_used(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, protocol: int, used: bool
+) -> None:
+    program = tmp_path / "rsync"
+    program.write_text(f"#!/bin/sh\necho 'rsync  version 3.2.7  protocol version {protocol}'\n")
+    program.chmod(0o755)
+    monkeypatch.setenv("PATH", str(tmp_path), prepend=os.pathsep)
+    rsync.local_rsync.cache_clear()
+    try:
+        assert (rsync.local_rsync() is not None) is used
+    finally:
+        rsync.local_rsync.cache_clear()
