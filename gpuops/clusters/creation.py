@@ -238,7 +238,7 @@ def _create_and_wait(
     terms: Terms,
 ) -> ClusterSession:
     """The cluster of a new row, once every node answers and has its lease. Whatever is raised, some of it may exist."""
-    ctx.ensure_guard(row)
+    ctx.ensure_guard(row, waits=is_rented(provisioner))  # what bills is not made before a guard works
     if is_rented(provisioner):
         record_rented(ctx.home, request.provider)
     warn_of_clock(ctx, provisioner)
@@ -261,6 +261,7 @@ def _create_and_wait(
     with ctx.progress.during(f"waiting for {row.name}", request.timeout_min * 60, whose=Whose.PROVIDER):
         session = wait_ready(ctx, provisioner, row, request, check_price)
     try:
+        ctx.ensure_guard(row)
         _start_lease(ctx, session, terms, provisioner, offer)
     except BaseException:
         session.close()

@@ -119,6 +119,9 @@ class _Readiness:
         self._row = row
         self._nodes = nodes
         self._check = check
+        self._trusts_creation = not is_rented(provisioner)
+        """Whether machines that run as they were created need no description: a node of one's own is there, or its
+        connection fails and it is described."""
         self._known_ids: set[str] = set()
         """Machines that their provider has known."""
         self._refused_until = math.inf
@@ -128,7 +131,11 @@ class _Readiness:
         """The session, or why there is none yet. `is_settled`: the provider lists all that it created by now."""
         ctx, provisioner, row = self._ctx, self._provisioner, self._row
         machines, is_unnumbered = _find_machines(ctx, provisioner, row, self._nodes, self.machines)
-        self.machines = on_each(partial(_describe_machine, provisioner), machines)
+        if self._trusts_creation and all(machine.state == ResourceState.RUNNING for machine in machines):
+            self.machines = machines
+        else:
+            self.machines = on_each(partial(_describe_machine, provisioner), machines)
+        self._trusts_creation = False
         self._known_ids |= {machine.id for machine in self.machines if machine.state != ResourceState.ENDED}
         self._check(self.machines)
         why = _why_not_ready(provisioner, self.machines, self._known_ids, settled=is_settled)
