@@ -19,6 +19,7 @@ sockets            TCP connections of the machine
 processes          processes: who lives, whose they are, ending all of them
 lease_clock        until when the node may live
 machine_resources  its boot, cores and memory
+http_connection    connections to web servers and object stores
 wire_format        what client and node must agree on byte for byte
 node               the node's folder, its files, and refusals
 compiled_code      this program, compiled once on a node

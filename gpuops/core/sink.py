@@ -7,43 +7,31 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass
-from enum import Enum, StrEnum
-from typing import Any
+from enum import StrEnum
+from typing import Any, ClassVar
 
-
-class DotenvPolicy(Enum):
-    """Whether the keys for a bucket are those of the project's `.env`. The values are those of the JSON form."""
-
-    REQUIRED = True
-    IGNORED = False
-    UNDECIDED = None
-    """Not checked yet, or checked by a version that preferred `.env` to AWS's own files."""
+from gpuops.core.bucket import Bucket, DotenvPolicy
 
 
 @dataclass(frozen=True)
-class BucketSink:
+class BucketSink(Bucket):
     """Objects under a prefix of a bucket, one archive per node."""
 
-    bucket: str
-    prefix: str = ""
-    """Without a slash at its end; empty: the whole bucket."""
-    profile: str = ""
-    """Name in ~/.aws; empty: keys of the environment, or the default profile."""
-    dotenv: DotenvPolicy = DotenvPolicy.UNDECIDED
-    region: str = ""
-    """Empty until the bucket has been checked."""
     end: bool = False
     """Whether the nodes end once everything is kept."""
     place: str = ""
     """`s3://BUCKET/KEY` of one launch, under which its nodes write; not stored."""
 
-    def key(self, name: str) -> str:
-        """The key of an object under the prefix."""
-        return f"{self.prefix}/{name}" if self.prefix else name
+    flag: ClassVar[str] = "--sink"
 
-    def url(self, name: str) -> str:
-        """`s3://BUCKET/PREFIX/NAME`."""
-        return f"s3://{self.bucket}/{self.key(name)}"
+    @property
+    def grants(self) -> str:
+        actions = "s3:PutObject, s3:GetObject, s3:AbortMultipartUpload, s3:ListMultipartUploadParts"
+        return f"{actions} on arn:*:s3:::{self.bucket}/{self.key('*')}"
+
+    @property
+    def absent_hint(self) -> str:
+        return f"make it (aws s3 mb s3://{self.bucket}), or name another"
 
     def key_of(self, url: str) -> str:
         """The key in an `s3://` URL of this bucket."""

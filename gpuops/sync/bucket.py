@@ -16,24 +16,23 @@ from dataclasses import dataclass, field
 from itertools import islice
 from typing import Any
 
+from gpuops.core.bucket import DotenvPolicy
 from gpuops.core.context import Context
-from gpuops.core.errors import GpuopsError, Unknown, UsageError
+from gpuops.core.errors import GpuopsError, Unknown
 from gpuops.core.format import clock_time
 from gpuops.core.polling import Poller
-from gpuops.core.sink import BucketSink, DotenvPolicy, find_bucket
+from gpuops.core.sink import BucketSink, find_bucket
 from gpuops.core.timings import Whose
 from gpuops.ledger.rows import MultipartUpload
 from gpuops.ledger.store import RunRow
 from gpuops.sync.object_store import (
-    EXPIRED_CODES,
-    WRONG_KEY_CODES,
     Absent,
     Denied,
+    bucket_region,
     call_s3,
     create_client,
     select_profile,
     session_end,
-    translate_error,
     uses_dotenv_keys,
 )
 
@@ -96,7 +95,7 @@ def check_bucket(ctx: Context, sink: BucketSink) -> BucketSink:
     sink = dataclasses.replace(sink, profile=select_profile(ctx.env, sink.profile), dotenv=DotenvPolicy.IGNORED)
     sink = dataclasses.replace(sink, dotenv=DotenvPolicy(uses_dotenv_keys(ctx, sink)))
     with ctx.progress.during(f"asking for the bucket {sink.bucket}", whose=Whose.NETWORK):
-        checked = dataclasses.replace(sink, region=_bucket_region(ctx, sink))
+        checked = dataclasses.replace(sink, region=bucket_region(create_client(ctx, sink), sink))
         s3 = create_client(ctx, checked)
         probe_key = checked.key(PROBE_OBJECT)
         call_s3(checked, "s3:PutObject", s3.put_object, Key=probe_key, Body=b"")
@@ -286,23 +285,3 @@ def _object_size(s3: Any, sink: BucketSink, key: str) -> int | None:
         return int(call_s3(sink, "s3:GetObject", s3.head_object, Key=key)["ContentLength"])
     except (Absent, Denied):
         return None
-
-
-def _bucket_region(ctx: Context, sink: BucketSink) -> str:
-    """The bucket's region: S3 returns it even when access is denied. Raises UsageError, ProviderError."""
-    from botocore.exceptions import BotoCoreError, ClientError
-
-    s3 = create_client(ctx, sink)
-    try:
-        answer = s3.head_bucket(Bucket=sink.bucket)
-    except ClientError as error:
-        answer = error.response
-        if str(answer.get("Error", {}).get("Code")) in ("404", "NoSuchBucket"):
-            hint = f"make it (aws s3 mb s3://{sink.bucket}), or name another"
-            raise UsageError(f"there is no bucket {sink.bucket}", hint) from error
-        if str(answer.get("Error", {}).get("Code")) in (*WRONG_KEY_CODES, *EXPIRED_CODES):
-            raise translate_error(error, sink, "s3:ListBucket") from error
-    except BotoCoreError as error:
-        raise translate_error(error, sink, "s3:ListBucket") from error
-    headers = answer.get("ResponseMetadata", {}).get("HTTPHeaders", {})
-    return str(headers.get("x-amz-bucket-region") or s3.meta.region_name)

@@ -14,16 +14,15 @@ from datetime import datetime
 from typing import Any
 from urllib.parse import urlsplit
 
+from gpuops.core.bucket import Bucket, DotenvPolicy
 from gpuops.core.context import Context
 from gpuops.core.errors import AuthFailed, GpuopsError, NotSetUp, Unknown, UsageError
 from gpuops.core.models import DOTENV
 from gpuops.core.provider import Credential, credential
 from gpuops.core.settings import with_keys
-from gpuops.core.sink import BucketSink, DotenvPolicy
 
 EXPIRATION_VARIABLE = "AWS_CREDENTIAL_EXPIRATION"
 KEY_ID, SECRET, TOKEN = "AWS_ACCESS_KEY_ID", "AWS_SECRET_ACCESS_KEY", "AWS_SESSION_TOKEN"
-NEEDED_ACTIONS = ("s3:PutObject", "s3:GetObject", "s3:AbortMultipartUpload", "s3:ListMultipartUploadParts")
 NEEDED_KMS_ACTIONS = ("kms:GenerateDataKey", "kms:Decrypt")
 KMS_DENIAL = re.compile(r"kms:[A-Za-z]+(?: on (?:the )?resource:? (arn:[\w:/-]+))?")
 """Matches an answer of S3 that denies the encryption key of a bucket with SSE-KMS; group 1: the key, where named."""
@@ -58,21 +57,29 @@ def select_profile(env: Mapping[str, str], given: str = "") -> str:
     return "" if env.get("AWS_ACCESS_KEY_ID") else env.get("AWS_PROFILE", "").strip() or given
 
 
-def _session(ctx: Context, sink: BucketSink) -> tuple[Any, str]:
+def _boto3(place: Bucket) -> Any:
+    """The package. Raises NotSetUp."""
+    try:
+        import boto3
+    except ImportError as error:
+        raise NotSetUp(f"{place.flag} s3://… needs the package boto3", "pip install 'gpuops[aws]'") from error
+    return boto3
+
+
+def _session(ctx: Context, place: Bucket) -> tuple[Any, str]:
     """A boto3 session and the source of its credentials (`core.provider.credential`): what AWS's own tools find, but
-    never this computer's own role. The profile or `.env` that the sink was first used with goes before the environment,
-    which may be another command's; a profile that no longer exists is ignored where the environment names another.
+    never this computer's own role. The profile or `.env` that the bucket was first used with goes before the
+    environment, which may be another command's; a profile that no longer exists is ignored where the environment names
+    another.
 
     Raises NotSetUp, UsageError, AuthFailed.
     """
-    try:
-        import boto3
-        from botocore.exceptions import BotoCoreError, ProfileNotFound
-    except ImportError as error:
-        raise NotSetUp("--sink s3://… needs the package boto3", "pip install 'gpuops[aws]'") from error
-    env, profile = ctx.env, sink.profile
-    if sink.dotenv is not DotenvPolicy.IGNORED:
-        env = with_keys(ctx.env, ctx.dotenv, (KEY_ID, SECRET, TOKEN), insist=sink.dotenv is DotenvPolicy.REQUIRED)
+    boto3 = _boto3(place)
+    from botocore.exceptions import BotoCoreError, ProfileNotFound
+
+    env, profile = ctx.env, place.profile
+    if place.dotenv is not DotenvPolicy.IGNORED:
+        env = with_keys(ctx.env, ctx.dotenv, (KEY_ID, SECRET, TOKEN), insist=place.dotenv is DotenvPolicy.REQUIRED)
 
     session: Any = None
 
@@ -94,35 +101,35 @@ def _session(ctx: Context, sink: BucketSink) -> tuple[Any, str]:
         has_keys = keys is not None and session.get_credentials() is not None
     except ProfileNotFound as error:
         if profile and (env.get("AWS_ACCESS_KEY_ID") or select_profile(env) not in ("", profile)):
-            return _session(ctx, dataclasses.replace(sink, profile=""))
+            return _session(ctx, dataclasses.replace(place, profile=""))
         raise UsageError(str(error), "`aws configure list-profiles` shows what there is") from error
     except BotoCoreError as error:
-        raise _credentials_error(error, sink) from error
+        raise _credentials_error(error, place) from error
     if keys is None or not has_keys:
         raise NotSetUp(
-            "no AWS credentials are known, and --sink s3://… needs some",
+            f"no AWS credentials are known, and {place.flag} s3://… needs some",
             "export AWS_ACCESS_KEY_ID and AWS_SECRET_ACCESS_KEY, or name a profile with AWS_PROFILE",
         )
     return session, keys.source
 
 
-def uses_dotenv_keys(ctx: Context, sink: BucketSink) -> bool:
+def uses_dotenv_keys(ctx: Context, place: Bucket) -> bool:
     """Whether the keys come from the project's `.env`. Raises NotSetUp, UsageError, AuthFailed."""
-    return _session(ctx, sink)[1] == DOTENV
+    return _session(ctx, place)[1] == DOTENV
 
 
-def session_end(ctx: Context, sink: BucketSink) -> float | None:
+def session_end(ctx: Context, place: Bucket) -> float | None:
     """When temporary credentials expire (UTC seconds); 0.0 where that is unknown, None for permanent ones.
 
     Raises NotSetUp, UsageError, AuthFailed.
     """
-    credentials = _session(ctx, sink)[0].get_credentials()
+    credentials = _session(ctx, place)[0].get_credentials()
     from botocore.exceptions import BotoCoreError
 
     try:
         token = credentials.get_frozen_credentials().token  # some know their end only once they have been used
     except BotoCoreError as error:
-        raise _credentials_error(error, sink) from error
+        raise _credentials_error(error, place) from error
     expiry = getattr(credentials, "_expiry_time", None)
     if expiry is not None:
         return float(expiry.timestamp())
@@ -132,19 +139,23 @@ def session_end(ctx: Context, sink: BucketSink) -> float | None:
     return 0.0 if token else None
 
 
-def create_client(ctx: Context, sink: BucketSink) -> Any:
-    """An S3 client for the bucket's region. Raises NotSetUp, UsageError, AuthFailed."""
-    session, _ = _session(ctx, sink)
+def create_client(ctx: Context, place: Bucket, *, anonymous: bool = False) -> Any:
+    """An S3 client for the bucket's region; `anonymous`: without keys, for a bucket that everybody may read.
+
+    Raises NotSetUp, UsageError, AuthFailed.
+    """
+    session = _boto3(place).Session() if anonymous else _session(ctx, place)[0]
+    from botocore import UNSIGNED
     from botocore.config import Config
     from botocore.exceptions import BotoCoreError
 
     # Nodes that use a presigned URL send no checksums.
     checksums = {"request_checksum_calculation": "when_required", "response_checksum_validation": "when_required"}
     endpoint = ctx.env.get("AWS_ENDPOINT_URL") or None
-    region = sink.region or session.region_name or "us-east-1"
+    region = place.region or session.region_name or "us-east-1"
 
     def client(**options: Any) -> Any:
-        options |= {"signature_version": "s3v4", "connect_timeout": 10, "read_timeout": 60}
+        options |= {"signature_version": UNSIGNED if anonymous else "s3v4", "connect_timeout": 10, "read_timeout": 60}
         options |= {"retries": {"mode": "standard", "max_attempts": 4}}
         try:
             config = Config(**options, **checksums)
@@ -160,23 +171,42 @@ def create_client(ctx: Context, sink: BucketSink) -> Any:
         raise UsageError(f"S3 cannot be asked: {error}", "check AWS_ENDPOINT_URL, and what AWS_… says else") from error
 
 
-def call_s3(sink: BucketSink, action: str, call: Any, **parameters: Any) -> Any:
-    """Send one request about the sink's bucket; `action` names it in errors (`s3:GetObject`). Raises GpuopsError."""
+def call_s3(place: Bucket, action: str, call: Any, **parameters: Any) -> Any:
+    """Send one request about a bucket; `action` names it in errors (`s3:GetObject`). Raises GpuopsError."""
     from botocore.exceptions import BotoCoreError, ClientError
 
     try:
-        return call(Bucket=sink.bucket, **parameters)
+        return call(Bucket=place.bucket, **parameters)
     except (BotoCoreError, ClientError) as error:
-        raise translate_error(error, sink, action) from error
+        raise translate_error(error, place, action) from error
 
 
-def translate_error(error: Exception, sink: BucketSink, action: str) -> GpuopsError:
+def bucket_region(s3: Any, place: Bucket) -> str:
+    """The bucket's region: S3 returns it even when access is denied. Raises UsageError, ProviderError."""
+    from botocore.exceptions import BotoCoreError, ClientError
+
+    try:
+        answer = s3.head_bucket(Bucket=place.bucket)
+    except ClientError as error:
+        answer = error.response
+        code = str(answer.get("Error", {}).get("Code"))
+        if code in ("404", "NoSuchBucket"):
+            raise UsageError(f"there is no bucket {place.bucket}", place.absent_hint) from error
+        if code in (*WRONG_KEY_CODES, *EXPIRED_CODES):
+            raise translate_error(error, place, "s3:ListBucket") from error
+    except BotoCoreError as error:
+        raise translate_error(error, place, "s3:ListBucket") from error
+    headers = answer.get("ResponseMetadata", {}).get("HTTPHeaders", {})
+    return str(headers.get("x-amz-bucket-region") or s3.meta.region_name)
+
+
+def translate_error(error: Exception, place: Bucket, action: str) -> GpuopsError:
     """The gpuops error for an error of botocore."""
-    bucket = sink.bucket
+    bucket = place.bucket
     response = getattr(error, "response", None) or {}
     code = str(response.get("Error", {}).get("Code", ""))
     if code == "NoSuchBucket":
-        return UsageError(f"there is no bucket {bucket}", f"make it (aws s3 mb s3://{bucket}), or name another")
+        return UsageError(f"there is no bucket {bucket}", place.absent_hint)
     if code in ABSENT_CODES:
         return Absent(f"it is not in the bucket {bucket}")
     if code in DENIED_CODES:
@@ -186,29 +216,28 @@ def translate_error(error: Exception, sink: BucketSink, action: str) -> GpuopsEr
                 f"the bucket {bucket} is encrypted with a key that may not be used here ({key[0].split()[0]})",
                 f"whoever administers the key allows {actions} on {arn}",
             )
-        where = f"arn:*:s3:::{bucket}/{sink.key('*')}"
-        return Denied(f"the bucket {bucket} denies {action}", f"allow {', '.join(NEEDED_ACTIONS)} on {where}")
+        return Denied(f"the bucket {bucket} denies {action}", f"allow {place.grants}")
     if code in EXPIRED_CODES:
-        return AuthFailed("the session of these AWS credentials has ended", _login_hint(sink))
+        return AuthFailed("the session of these AWS credentials has ended", _login_hint(place))
     if code in WRONG_KEY_CODES:
         return AuthFailed(f"AWS does not accept these credentials ({code})", "check AWS_ACCESS_KEY_ID and its secret")
     if code:
         return Unknown(f"the bucket {bucket} answers {code}: {response['Error'].get('Message', '')}", "try again")
     if _class_names(error) & (EXPIRED_LOGIN_ERRORS | UNREADABLE_KEY_ERRORS):
-        return _credentials_error(error, sink)
+        return _credentials_error(error, place)
     return Unknown(f"the bucket {bucket} cannot be asked: {error}", "check the network, then try again")
 
 
-def _credentials_error(error: Exception, sink: BucketSink) -> AuthFailed:
+def _credentials_error(error: Exception, place: Bucket) -> AuthFailed:
     """The error for credentials that cannot sign a request."""
     if _class_names(error) & EXPIRED_LOGIN_ERRORS:
-        return AuthFailed(f"the login at AWS is over: {error}", _login_hint(sink))
+        return AuthFailed(f"the login at AWS is over: {error}", _login_hint(place))
     return AuthFailed(f"AWS's credentials cannot be read: {error}", "see ~/.aws, or `aws sts get-caller-identity`")
 
 
-def _login_hint(sink: BucketSink) -> str:
+def _login_hint(place: Bucket) -> str:
     """The hint with AWS's own login command."""
-    profile = ["--profile", sink.profile] if sink.profile else []
+    profile = ["--profile", place.profile] if place.profile else []
     return f"sign in again ({shlex.join(['aws', 'sso', 'login', *profile])})"
 
 

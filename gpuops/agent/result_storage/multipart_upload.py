@@ -16,6 +16,7 @@ import time
 from concurrent.futures import FIRST_COMPLETED, Future, ThreadPoolExecutor, wait
 from typing import Any, Callable, Iterator, Mapping, NamedTuple, Sequence
 
+from gpuops.agent import http_connection
 from gpuops.agent.result_storage import presigned_requests
 from gpuops.agent.result_storage.presigned_requests import DeadlineExceeded, RequestDenied
 from gpuops.agent.result_storage.presigned_urls import PresignedUrls
@@ -319,7 +320,7 @@ class Upload:
 
     def _silence_s(self) -> float:
         """Time limit of an answer: at most half of the remaining time, so that a retry is possible."""
-        return min(presigned_requests.SILENCE_LIMIT_S, max(MIN_SILENCE_LIMIT_S, (self._limit() - time.time()) / 2))
+        return min(http_connection.SILENCE_LIMIT_S, max(MIN_SILENCE_LIMIT_S, (self._limit() - time.time()) / 2))
 
     def _is_late(self) -> bool:
         return time.time() >= self._limit()

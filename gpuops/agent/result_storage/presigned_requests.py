@@ -7,26 +7,21 @@ from __future__ import annotations
 
 import errno
 import http.client
-import os
 import re
 import socket
 import ssl
 import time
-import urllib.request
 from typing import Callable, Iterable, Mapping, NamedTuple
 from urllib.parse import urlsplit
 
-SILENCE_LIMIT_S = 60.0
-"""Time without an answer after which a request fails."""
+from gpuops.agent.http_connection import SILENCE_LIMIT_S, error_code, make_connection
+
 MIN_RETRY_PAUSE_S, MAX_RETRY_PAUSE_S = 0.5, 30.0
 """The pause doubles with each retry."""
 RETRY_LIMIT_S = 1800.0
 """How long one request is retried while the store, or the network, is in trouble."""
-CA_BUNDLES = ("/etc/ssl/certs/ca-certificates.crt", "/etc/pki/tls/certs/ca-bundle.crt", "/etc/ssl/cert.pem")
-"""Certificate authorities of common systems, for a Python that was built to look elsewhere."""
 RETRYABLE = ("InternalError", "ServiceUnavailable", "SlowDown", "RequestTimeout", "OperationAborted", "Throttling")
 """Error codes of S3 that a retry may overcome."""
-CODE = re.compile(rb"<Code>([A-Za-z]{1,64})</Code>")
 MESSAGE = re.compile(rb"<Message>([^<]{1,300})</Message>")
 
 
@@ -37,8 +32,7 @@ class Response(NamedTuple):
 
     def code(self) -> str:
         """The store's error code; empty without one."""
-        match = CODE.search(self.body)
-        return match[1].decode() if match else ""
+        return error_code(self.body)
 
 
 class RequestDenied(OSError):
@@ -96,7 +90,7 @@ def send_request(
 ) -> Response:
     """Send one request, once. Raises OSError and http.client.HTTPException."""
     parts = urlsplit(url)
-    connection = _connect(parts.scheme, parts.hostname or "", parts.port, silence_s)
+    connection = make_connection(parts.scheme, parts.hostname or "", parts.port, silence_s)
     try:
         connection.putrequest(method, f"{parts.path or '/'}?{parts.query}", skip_accept_encoding=True)
         for name, value in (headers or {}).items():
@@ -124,30 +118,3 @@ def object_size(url: str, deadline: float, silence_s: float = SILENCE_LIMIT_S) -
             return None
         raise
     return int(answer.headers["content-length"])
-
-
-def _connect(scheme: str, host: str, port: int | None, silence_s: float) -> http.client.HTTPConnection:
-    """A connection to be opened by its first request, through the proxy of the environment if there is one."""
-    proxy = "" if urllib.request.proxy_bypass(host) else urllib.request.getproxies().get(scheme, "")
-    place, via = (host, port), urlsplit(proxy if "//" in proxy else f"//{proxy}")
-    if via.hostname:
-        place = (via.hostname, via.port)
-    if scheme == "https":
-        connection: http.client.HTTPConnection = http.client.HTTPSConnection(
-            *place, timeout=silence_s, context=_trust()
-        )
-    else:
-        connection = http.client.HTTPConnection(*place, timeout=silence_s)
-    if via.hostname:
-        connection.set_tunnel(host, port or (443 if scheme == "https" else 80))
-    return connection
-
-
-def _trust() -> ssl.SSLContext:
-    """The default context, with a system's certificate authorities where it has none."""
-    context = ssl.create_default_context()
-    if not context.cert_store_stats()["x509_ca"] and not context.get_ca_certs():
-        for bundle in filter(os.path.exists, CA_BUNDLES):
-            context.load_verify_locations(bundle)
-            break
-    return context

@@ -18,12 +18,13 @@ from typing import Any
 import pytest
 
 from gpuops.cli.terminal.output import Output
+from gpuops.core.bucket import DotenvPolicy
 from gpuops.core.context import Context
 from gpuops.core.models import Lease
 from gpuops.core.polling import Clock
 from gpuops.core.run_models import RunRequest
 from gpuops.core.signals import Signals
-from gpuops.core.sink import BucketSink, DotenvPolicy
+from gpuops.core.sink import BucketSink
 from gpuops.guard.services import SERVICES
 from gpuops.runs.results.url_renewal import UrlRenewal
 from gpuops.sync import bucket as home

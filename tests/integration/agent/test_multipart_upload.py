@@ -14,6 +14,7 @@ from typing import Any
 
 import pytest
 
+from gpuops.agent import http_connection
 from gpuops.agent.result_storage import multipart_upload, presigned_requests, streamed_archive
 from gpuops.agent.result_storage.multipart_upload import SentPart, Stored, Upload
 from gpuops.agent.result_storage.presigned_requests import DeadlineExceeded, RequestDenied, with_retries
@@ -346,12 +347,12 @@ def test_what_closes_it_is_asked_again_while_there_is_time(
         if how == method and name in address:
             asked.append(address)
             if len(asked) == 1:
-                monkeypatch.setattr(presigned_requests, "SILENCE_LIMIT_S", HANG_S)
+                monkeypatch.setattr(http_connection, "SILENCE_LIMIT_S", HANG_S)
                 let_go.wait(HANG_S)
 
     monkeypatch.setattr(fake, "before", first_hangs)
     fake.play("PUT", "partNumber=3&", "500", times=10_000)
-    soon: Callable[[], None] = lambda: monkeypatch.setattr(presigned_requests, "SILENCE_LIMIT_S", 1.0)  # noqa: E731
+    soon: Callable[[], None] = lambda: monkeypatch.setattr(http_connection, "SILENCE_LIMIT_S", 1.0)  # noqa: E731
     try:
         assert send_for_as_long_as_the_first_part_takes(archive, urls, multipart_upload.NEVER, soon).missing == 3
     finally:
@@ -362,7 +363,7 @@ def test_what_closes_it_is_asked_again_while_there_is_time(
 @pytest.mark.parametrize(
     ("left", "silence"),
     [
-        (multipart_upload.NEVER, presigned_requests.SILENCE_LIMIT_S),
+        (multipart_upload.NEVER, http_connection.SILENCE_LIMIT_S),
         (40.0, 20.0),
         (0.0, multipart_upload.MIN_SILENCE_LIMIT_S),
     ],

@@ -9,10 +9,11 @@ from pathlib import Path
 import pytest
 
 from gpuops.cli.terminal.output import Output
+from gpuops.core.bucket import DotenvPolicy
 from gpuops.core.context import Context
 from gpuops.core.errors import AuthFailed, UsageError
 from gpuops.core.signals import Signals
-from gpuops.core.sink import BucketSink, DotenvPolicy
+from gpuops.core.sink import BucketSink
 from gpuops.guard.services import SERVICES
 from gpuops.sync import bucket, object_store
 from tests.fakes.bucket import KEY, SECRET, FakeBucket

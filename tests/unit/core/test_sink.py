@@ -6,7 +6,8 @@ from typing import Any
 
 import pytest
 
-from gpuops.core.sink import BucketSink, DotenvPolicy, FolderSink, find_bucket, parse_document
+from gpuops.core.bucket import DotenvPolicy
+from gpuops.core.sink import BucketSink, FolderSink, find_bucket, parse_document
 
 
 def test_what_was_written_is_read() -> None:

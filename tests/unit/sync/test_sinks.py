@@ -8,10 +8,11 @@ from typing import Any
 
 import pytest
 
+from gpuops.core.bucket import DotenvPolicy
 from gpuops.core.errors import UsageError
 from gpuops.core.models import Option, Resource
 from gpuops.core.run_models import RunRequest
-from gpuops.core.sink import BucketSink, DotenvPolicy, FolderSink, SinkProgress, SinkStatus, parse_document
+from gpuops.core.sink import BucketSink, FolderSink, SinkProgress, SinkStatus, parse_document
 from gpuops.sync import sinks
 
 OPTIONS = (Option("size", "."), Option("volume", "."))
