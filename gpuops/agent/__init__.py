@@ -1,5 +1,5 @@
 """The program on a node: watchdog and agent. Standard library only, Python 3.8; the client imports `wire_format` alone
-(and `result_storage.presigned_requests`, to try a bucket).
+(`result_storage.presigned_requests` to try a bucket, `fetch.permitted` and `fetch.web` to judge and try an address).
 
 Each of these may import only what stands below it:
 
@@ -11,6 +11,7 @@ peers              the nodes of one run talk to each other
 network            addresses of this node, and whether others can be reached
 result_storage     results that must outlive the node, and how long the node lives for them
 python             the Pythons of this node
+fetch              data straight from a bucket or a web server (mode `fetch`)
 files              pushed trees, outputs, transfers
 run_files          the files of a run's folder
 run_documents      what they say: launch spec, records, reasons

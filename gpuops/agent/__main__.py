@@ -15,6 +15,7 @@ MODES = {
     "send": "files.transfer_modes",
     "restore": "files.transfer_modes",
     "left": "files.transfer_modes",
+    "fetch": "fetch.mode",
     "end": "daemon.end_command",
     "nodes": "daemon.end_command",
     "rank": "run.rank",

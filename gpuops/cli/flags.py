@@ -81,7 +81,15 @@ class LaunchFlags:
         Free.ASKED,
     ] = None
     cluster: Annotated[str | None, _option("Use this live cluster.", metavar="NAME", offers=completion.clusters)] = None
-    data: Annotated[str | None, _option("A file or folder the run reads.", metavar="PATH"), Free.INSIDE] = None
+    data: Annotated[
+        str | None,
+        _option(
+            "A file or folder the run reads: of this computer, or what the nodes fetch or have (s3://…, https://…, "
+            "node:/…).",
+            metavar="PATH|ADDRESS",
+        ),
+        Free.INSIDE,
+    ] = None
     out: Annotated[
         list[str] | None,
         _option("Files to bring home, such as 'checkpoints/**'; '!GLOB' leaves some. Repeatable.", metavar="GLOB"),

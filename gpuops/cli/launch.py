@@ -30,6 +30,7 @@ from gpuops.cli.request import (
     parse_provider_options,
 )
 from gpuops.core.context import Context
+from gpuops.core.data_address import WebData, parse_address, without_query
 from gpuops.core.errors import UsageError
 from gpuops.core.provider import is_rented
 from gpuops.core.run_models import RunRequest
@@ -188,6 +189,11 @@ def find_workload_script(workload: str, data: str | None) -> str:
         raise UsageError(
             f"the workload {workload} reads no --data, since it brings what it needs",
             f"leave out --data; these read some: {', '.join(readers)}",
+        )
+    if data and isinstance(parse_address(data), WebData):
+        raise UsageError(
+            f"--data {without_query(data)} is one file, and the workload {workload} reads a folder",
+            f"from a mirror it downloads by itself: -- --data {without_query(data)}",
         )
     return path
 

@@ -15,6 +15,7 @@ from gpuops.cli.errors import NEAR
 from gpuops.cli.flags import LaunchFlags, MachineFlags, fill_from_table, flag_types
 from gpuops.cli.host_files import machines_of
 from gpuops.core.context import Context
+from gpuops.core.data_address import parse_address
 from gpuops.core.errors import UsageError
 from gpuops.core.models import Option, Request
 from gpuops.core.names import did_you_mean
@@ -206,17 +207,14 @@ def find_key_like_values(values: Mapping[str, str]) -> dict[str, str]:
 
 
 def check_data(data: str | None, folder: Path, *, inside: bool = True) -> str | None:
-    """The data's path, absolute unless it lies in the project and the run works `inside` a copy of that.
+    """The data's address, or their path, absolute unless it lies in the project and the run works `inside` a copy.
 
-    Raises UsageError when nothing is there, or when it is the whole project.
+    Raises UsageError for an address that cannot be fetched, when nothing is there, or when it is the whole project.
     """
     if data is None:
         return None
-    if "://" in data:
-        raise UsageError(
-            f"--data {data} is an address, and gpuops sends what lies on this computer",
-            f"a workload downloads by itself; from a mirror it is: -- --data {data}",
-        )
+    if parse_address(data):
+        return data
     full = typed_path("--data", data, folder)
     if not full.exists():
         raise UsageError(f"--data {data}: there is no such file or folder", "check the path")

@@ -14,6 +14,7 @@ from gpuops.cli.flags import Free, Json, LaunchFlags, MachineFlags, flag_freedom
 from gpuops.cli.help import example_help
 from gpuops.core import config_trust
 from gpuops.core.context import Context
+from gpuops.core.data_address import is_address
 from gpuops.core.errors import UsageError
 from gpuops.core.settings import Toml, read_toml
 from gpuops.core.typed_paths import typed_path
@@ -98,7 +99,7 @@ def reaches(toml: Toml, *, asked: bool = True) -> list[Reach]:
 
 def _is_free(mark: Free | None, value: Any, folder: Path, asked: bool) -> bool:
     if mark is Free.INSIDE:
-        return is_in_project(folder, str(value))
+        return not is_address(str(value)) and is_in_project(folder, str(value))
     return mark is Free.ALWAYS or (mark is Free.ASKED and asked)
 
 

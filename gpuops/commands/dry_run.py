@@ -10,7 +10,6 @@ import re
 import shlex
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
-from pathlib import Path
 
 from gpuops.clusters import available_offers
 from gpuops.commands.plan import Plan, Size
@@ -26,6 +25,7 @@ from gpuops.offers import offer_table
 from gpuops.runs.launch_spec import node_specs
 from gpuops.runs.prepare import choose_tree, describe_secrets
 from gpuops.sync import upload, workloads_and_data
+from gpuops.sync.data_sources import Source, describe_source
 
 TOKEN = re.compile(r"\{(python|agent|run)\}")
 PLAIN = re.compile(r"[\w@%+=:,./-]*<[a-z0-9]+>[\w/-]*")
@@ -71,6 +71,10 @@ class UploadPreview:
     """None without data, and where the nodes read the original on this computer."""
     data_origin: str
     """Where the data come from, as the end of a sentence."""
+    source: Source | None
+    """What nodes would fetch by themselves."""
+    source_line: str
+    """The end of a sentence on it."""
     secrets: Mapping[str, str]
     """Where each secret is from, by its name."""
     secrets_line: str
@@ -85,6 +89,9 @@ class UploadPreview:
         document: dict[str, object] = {"send": send}
         if self.data is not None:
             document["data"] = {"path": self.data_path, "files": len(self.data.files), "bytes": self.data.size}
+        if self.source is not None:
+            files, size = len(self.source.files), self.source.size
+            document["fetch"] = {"address": self.source.address, "files": files, "bytes": size}
         if self.secrets:
             document["secrets"] = [{"name": name, "from": origin} for name, origin in self.secrets.items()]
         return document
@@ -95,6 +102,8 @@ class UploadPreview:
         if self.data is not None:
             first, *more = upload.summary(self.data)
             yield from (f"would send: data, {first}{self.data_origin}", *more)
+        if self.source is not None:
+            yield f"would fetch on the nodes: data, {self.source_line}"
         if self.secrets:
             yield f"would send: {self.secrets_line}"
 
@@ -155,14 +164,17 @@ def _preview_upload(ctx: Context, plan: Plan) -> UploadPreview:
     tree = workloads_and_data.scan_project(ctx, folder, allowed)
     shared = has_capability(ctx.provisioner(plan.provider), "shares_disk")
     if request.data and not request.workload:
-        tree = workloads_and_data.link_data(tree, ctx.folder, Path(request.data), shared=shared)
-    sent_data = request.data if request.data and not shared else None
+        tree = workloads_and_data.link_data(tree, ctx.folder, request.data, shared=shared)
+    sent_data = workloads_and_data.local_data(ctx, plan.provider, request)
+    source = workloads_and_data.find_data_source(ctx, request)
     return UploadPreview(
         name=name,
         tree=tree,
         data_path=sent_data,
         data=workloads_and_data.scan_data(ctx, sent_data, allowed) if sent_data else None,
         data_origin=workloads_and_data.describe_origin(ctx, sent_data, allowed) if sent_data else "",
+        source=source,
+        source_line=describe_source(source) if source else "",
         secrets=secret_origins(request.secrets, ctx.folder, ctx.env),
         secrets_line=describe_secrets(ctx, request),
     )

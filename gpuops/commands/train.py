@@ -247,9 +247,8 @@ def estimate_upload(ctx: Context, job: Job, offer: Offer) -> str:
     if not is_rented(ctx.provisioner(offer.provider)):
         return ""
     tree = workloads_and_data.scan_project(ctx, choose_tree(job.request, ctx.folder)[1], job.sending.send_anyway)
-    size = tree.size + (
-        workloads_and_data.scan_data(ctx, job.request.data, job.sending.send_anyway).size if job.request.data else 0
-    )
+    data = workloads_and_data.local_data(ctx, offer.provider, job.request)
+    size = tree.size + (workloads_and_data.scan_data(ctx, data, job.sending.send_anyway).size if data else 0)
     return uplink.describe_estimate(size, offer.nodes, offer.per_hour, uplink.read_upload_rate(ctx.home / "cache"))
 
 

@@ -11,6 +11,7 @@ from dataclasses import dataclass, field
 from enum import StrEnum
 from typing import Any, Literal
 
+from gpuops.core.data_address import without_query
 from gpuops.core.sink import Sink, parse_document
 
 
@@ -33,6 +34,7 @@ class RunRequest:
     all_nodes: bool = False
     """`run --all-nodes`: the command runs on every node, not on node0 alone."""
     data: str | None = None
+    """A path on this computer, relative where it lies in the project, or an address (`core.data_address`)."""
     outs: Sequence[str] = ()
     env: Mapping[str, str] = field(default_factory=dict)
     secrets: Sequence[str] = ()
@@ -54,8 +56,9 @@ class RunRequest:
     """Where else its results are kept."""
 
     def document(self) -> dict[str, Any]:
-        """The JSON form, as the ledger keeps it."""
-        return {**dataclasses.asdict(self), "sink": self.sink.document() if self.sink else None}
+        """The JSON form, as the ledger keeps it. What stands in an address behind `?` may be a token, and is not."""
+        data = None if self.data is None else without_query(self.data)
+        return {**dataclasses.asdict(self), "data": data, "sink": self.sink.document() if self.sink else None}
 
     @classmethod
     def parse(cls, document: Mapping[str, Any]) -> RunRequest:

@@ -119,6 +119,7 @@ def check_request(ctx: Context, request: RunRequest, sending: Sending) -> None:
     if sending.bwlimit:
         uplink.parse_rate(sending.bwlimit)
     refuse_tracked(ctx.folder, [name for name in request.secrets if not ctx.env.get(name)])
+    workloads_and_data.find_data_source(ctx, request)
     _, folder = choose_tree(request, ctx.folder)
     allow = _send_anyway(request, sending)
     check_script(request, workloads_and_data.scan_project(ctx, folder, allow), allow, sending.run_flags)
@@ -230,7 +231,7 @@ def _prepare_nodes(
         took_s = ctx.clock.monotonic() - started
         uplink.record_upload_rate(ctx.home / "cache", line.sent_bytes, took_s)
     _report_kept_edits(ctx, reports)
-    places = workloads_and_data.push_data(
+    places = workloads_and_data.provide_data(
         ctx, session, request, allow=sending.send_anyway, overwrite=sending.overwrite, line=line
     )
     if request.resume:
@@ -267,7 +268,7 @@ def _scan_tree(ctx: Context, request: RunRequest, sending: Sending, folder: Path
         ctx.out.say(sentence)
     check_script(request, tree, sending.send_anyway, sending.run_flags)
     if request.data and not request.workload:
-        tree = workloads_and_data.link_data(tree, ctx.folder, Path(request.data), shared=shared)
+        tree = workloads_and_data.link_data(tree, ctx.folder, request.data, shared=shared)
     return tree
 
 

@@ -1,8 +1,9 @@
 """What a run is given: the reference workloads that come with gpuops, and the data that `--data` names.
 
 The workloads lie in `train/` beside the package in a checkout, and in `gpuops/train/` in an installed wheel (a
-top-level `train` would shadow users' own). The folder is pushed whole; nothing in it is imported. Data are pushed once
-per machine, each path into a tree of its own, to which the other nodes of the machine have a link.
+top-level `train` would shadow users' own). The folder is pushed whole; nothing in it is imported. Data are pushed, or
+fetched by the node, once per machine, each path or address into a tree of its own, to which the other nodes of the
+machine have a link.
 """
 
 from __future__ import annotations
@@ -10,20 +11,25 @@ from __future__ import annotations
 import dataclasses
 import hashlib
 import os
+import posixpath
+import shlex
 from collections.abc import Sequence
 from pathlib import Path
 from typing import NamedTuple
 
 from gpuops.core.context import Context
-from gpuops.core.errors import UsageError
+from gpuops.core.data_address import BucketData, NodeData, WebData, is_address, parse_address
+from gpuops.core.errors import ConnectionLost, UsageError
 from gpuops.core.models import DATA
 from gpuops.core.names import did_you_mean
+from gpuops.core.parallel import on_each
 from gpuops.core.provider import has_capability
 from gpuops.core.run_models import RunRequest
 from gpuops.core.timings import Whose
 from gpuops.nodes.python import group_by_machine
 from gpuops.nodes.session import ClusterSession
-from gpuops.sync import upload
+from gpuops.sync import fetch_data, upload
+from gpuops.sync.data_sources import Source, find_source
 from gpuops.sync.project_files import FileEntry, printable_path
 from gpuops.sync.uplink import Uplink
 from gpuops.transport.rpc import AgentClient
@@ -75,32 +81,98 @@ def workload_script(name: str) -> str:
     return f"{name}.py"
 
 
+LOOK_TIMEOUT_S = 60.0
+"""How long a node may take to say whether it has a path."""
 HEX_TO_LETTERS = str.maketrans("0123456789abcdef", "abcdefghijklmnop")
 """A tree's name has letters alone."""
 
 
-def push_data(
+def provide_data(
     ctx: Context, session: ClusterSession, request: RunRequest, *, allow: Sequence[str], overwrite: bool, line: Uplink
 ) -> dict[int, str]:
-    """Push what `--data` names to the nodes of a run, and print where they keep what a workload downloads.
+    """Bring what `--data` names to the nodes of a run, and print where they keep what a workload downloads.
 
-    Returns node to path of the data, for an absolute `--data`; a relative one is a link in the project. Raises as
-    `upload.push_many`.
+    Returns node to path of the data; empty where they lie in the project, to which nodes have a link. Raises as
+    `upload.push_many` and `fetch_data.fetch_to`.
     """
     if sentence := describe_downloads(ctx, session, request):
         ctx.out.say(sentence)
-    if not request.data or has_capability(ctx.provisioner(session.row.provider), "shares_disk"):
-        return {}
+    match parse_address(request.data or ""):
+        case NodeData(path):
+            return _find_on_nodes(session, request.nodes, path)
+        case BucketData() | WebData() as address:
+            return _fetch_data(ctx, session, request, address, overwrite=overwrite)
+    data = local_data(ctx, session.row.provider, request)
+    return _push_data(ctx, session, request.nodes, data, allow, overwrite=overwrite, line=line) if data else {}
+
+
+def local_data(ctx: Context, provider: str, request: RunRequest) -> str | None:
+    """The path in `--data` that is sent to the nodes; None where there is none, and where they read it here."""
+    if not request.data or is_address(request.data) or has_capability(ctx.provisioner(provider), "shares_disk"):
+        return None
+    return request.data
+
+
+def find_data_source(ctx: Context, request: RunRequest) -> Source | None:
+    """What nodes would fetch; None where they fetch nothing. Raises UsageError, ProviderError."""
+    address = parse_address(request.data or "")
+    return None if address is None or isinstance(address, NodeData) else find_source(ctx, address)
+
+
+def _push_data(
+    ctx: Context, session: ClusterSession, nodes: int, data: str, allow: Sequence[str], *, overwrite: bool, line: Uplink
+) -> dict[int, str]:
     with ctx.progress.during("looking through the data"):
-        tree = scan_data(ctx, request.data, allow)
+        tree = scan_data(ctx, data, allow)
     first, *more = upload.summary(tree)
-    for sentence in (f"data: {first}{describe_origin(ctx, request.data, allow)}", *more):
+    for sentence in (f"data: {first}{describe_origin(ctx, data, allow)}", *more):
         ctx.out.say(sentence)
+    full = absolute_path(ctx.folder, data)
+    name, groups = tree_name(os.fsencode(full)), group_by_machine(session, range(nodes))
     with ctx.progress.during("comparing the data with what the nodes have", whose=Whose.NODE):
-        places = _push_to_machines(
-            ctx, session, request.nodes, absolute_path(ctx.folder, request.data), tree, overwrite, line
+        clients = [session.clients[first] for first, *_ in groups]
+        upload.push_many(clients, name, tree, overwrite=overwrite, progress=ctx.progress, uplink=line)
+        _link_others(ctx, session, groups, name, full.name, overwrite=overwrite)
+    return _places(session, nodes, name, full.name) if Path(data).is_absolute() else {}
+
+
+def _fetch_data(
+    ctx: Context, session: ClusterSession, request: RunRequest, address: BucketData | WebData, *, overwrite: bool
+) -> dict[int, str]:
+    name, groups = (
+        tree_name((request.data or "").partition("#")[0].encode()),
+        group_by_machine(session, range(request.nodes)),
+    )
+    with ctx.progress.during(f"fetching {printable_path(address.address)}", whose=Whose.NETWORK):
+        source, ends = fetch_data.fetch_to(
+            ctx, session, [first for first, *_ in groups], name, lambda: find_source(ctx, address), overwrite=overwrite
         )
-    return places if Path(request.data).is_absolute() else {}
+        _link_others(ctx, session, groups, name, source.name, overwrite=overwrite)
+    ctx.out.say(fetch_data.describe_end(source, ends, request.nodes))
+    return _places(session, request.nodes, name, source.name)
+
+
+def _find_on_nodes(session: ClusterSession, nodes: int, path: str) -> dict[int, str]:
+    """A path that every node must have. Raises UsageError for one that has it not, and ConnectionLost."""
+
+    shown = printable_path(path)
+
+    def look(index: int) -> bool:
+        channel = session.clients[index].connection.open(["test", "-e", path])
+        try:
+            return channel.wait(LOOK_TIMEOUT_S) == 0
+        except TimeoutError as error:
+            raise ConnectionLost(
+                f"node{index} does not say whether it has {printable_path(path)}", "try again"
+            ) from error
+        finally:
+            channel.close()
+
+    absent = [index for index, found in enumerate(on_each(look, range(nodes))) if not found]
+    if absent:
+        where = f"gpuops ssh {session.row.name} --node {absent[0]} -- ls {shlex.quote(posixpath.dirname(path))}"
+        raise UsageError(f"node{absent[0]} has no {shown}", f"look there: {where}")
+    return dict.fromkeys(range(nodes), path)
 
 
 def absolute_path(folder: Path, data: str) -> Path:
@@ -125,45 +197,37 @@ def describe_origin(ctx: Context, data: str, allow: Sequence[str]) -> str:
     return f", from {' and '.join(printable_path(str(place)) for place in places)}" if places else ""
 
 
-def tree_name(full: Path) -> str:
-    """The name of the tree for the data at this path."""
-    return "data" + hashlib.sha256(os.fsencode(full)).hexdigest()[:8].translate(HEX_TO_LETTERS)
+def tree_name(source: bytes) -> str:
+    """The name of the tree for the data at this path or address."""
+    return "data" + hashlib.sha256(source).hexdigest()[:8].translate(HEX_TO_LETTERS)
 
 
-def _push_to_machines(
-    ctx: Context,
-    session: ClusterSession,
-    nodes: int,
-    full: Path,
-    tree: upload.Tree,
-    overwrite: bool,
-    line: Uplink,
-) -> dict[int, str]:
-    name = tree_name(full)
-
-    def push_to(indices: Sequence[int], content: upload.Tree) -> None:
-        clients: list[AgentClient] = [session.clients[index] for index in indices]
-        upload.push_many(clients, name, content, overwrite=overwrite, progress=ctx.progress, uplink=line)
-
-    groups = group_by_machine(session, range(nodes))
-    push_to([first for first, *_ in groups], tree)
+def _link_others(
+    ctx: Context, session: ClusterSession, groups: Sequence[Sequence[int]], name: str, leaf: str, *, overwrite: bool
+) -> None:
+    """Give the other nodes of each machine a link to what its first node has."""
     for first, *others in groups:
         if others:
-            link = FileEntry(full.name, 0, 0, 0o777, f"../../n{first}/{name}/{full.name}")
-            push_to(others, dataclasses.replace(tree, files=[link]))
-    return {index: f"{session.hello(index).folder}/{name}/{full.name}" for index in range(nodes)}
+            link = FileEntry(leaf, 0, 0, 0o777, f"../../n{first}/{name}/{leaf}")
+            clients: list[AgentClient] = [session.clients[index] for index in others]
+            tree = upload.Tree(ctx.folder, [link])
+            upload.push_many(clients, name, tree, overwrite=overwrite, progress=ctx.progress)
 
 
-def link_data(tree: upload.Tree, folder: Path, data: Path, *, shared: bool) -> upload.Tree:
+def _places(session: ClusterSession, nodes: int, name: str, leaf: str) -> dict[int, str]:
+    return {index: f"{session.hello(index).folder}/{name}/{leaf}" for index in range(nodes)}
+
+
+def link_data(tree: upload.Tree, folder: Path, data: str, *, shared: bool) -> upload.Tree:
     """The project's tree with data that lie in the project replaced by a link: to the original on nodes on this
     computer (`shared`), else to the data's own tree on the node."""
     full = (folder / data).absolute()
-    if not full.is_relative_to(folder):
+    if is_address(data) or not full.is_relative_to(folder):
         return tree
     relative = full.relative_to(folder).as_posix()
     others = [entry for entry in tree.files if entry.path != relative and not entry.path.startswith(relative + "/")]
     up = "../" * (relative.count("/") + 1)
-    target = str(full) if shared else f"{up}{tree_name(full)}/{full.name}"
+    target = str(full) if shared else f"{up}{tree_name(os.fsencode(full))}/{full.name}"
     return dataclasses.replace(tree, files=[*others, FileEntry(relative, 0, 0, 0o777, target)])
 
 

@@ -45,14 +45,16 @@ class ChannelFailed(Exception):
 class TimedChannel:
     """A channel of which every read and write is timed; one that takes longer than `silence_s` ends the program.
 
-    Only waiting for the other side counts, not what is done here between two reads.
+    So does a transfer that has waited for MAX_SILENCES times as long, at fewer bytes per second than the least. Only
+    waiting for the other side counts, not what is done here between two reads.
     """
 
-    def __init__(self, channel: Channel, silence_s: float) -> None:
+    def __init__(self, channel: Channel, silence_s: float, least_bytes_per_s: float = MIN_BYTES_PER_S) -> None:
         self.silent = False
         """Whether the program was ended because it moved nothing, or hardly anything."""
         self._channel = channel
         self._silence_s = silence_s
+        self._least_bytes_per_s = least_bytes_per_s
         self._waiting_since: float | None = None
         self._waited_s = 0.0
         self._moved_bytes = 0
@@ -72,7 +74,8 @@ class TimedChannel:
     @property
     def is_too_slow(self) -> bool:
         """Whether bytes come so rarely that no network is the reason."""
-        return self._waited_s > MAX_SILENCES * self._silence_s and self._moved_bytes < MIN_BYTES_PER_S * self._waited_s
+        least = self._least_bytes_per_s * self._waited_s
+        return self._waited_s > MAX_SILENCES * self._silence_s and self._moved_bytes < least
 
     def count_bytes(self, count: int) -> None:
         self._moved_bytes += count
@@ -121,14 +124,16 @@ class _TimedStream:
 
 
 @contextmanager
-def transfer(channel: Channel, label: str, silence_s: float = SILENCE_S) -> Iterator[TimedChannel]:
+def transfer(
+    channel: Channel, label: str, silence_s: float = SILENCE_S, least_bytes_per_s: float = MIN_BYTES_PER_S
+) -> Iterator[TimedChannel]:
     """The timed channel of one transfer. At the end of the block the program's own end is waited for.
 
     Raises NodeRefused in the program's own words, ConnectionLost, also for an exit code other than 0, and
     MalformedAnswer for a stream that no agent sends. Errors of this computer's files are left to the caller, as
     OSError.
     """
-    timed = TimedChannel(channel, silence_s)
+    timed = TimedChannel(channel, silence_s, least_bytes_per_s)
     try:
         yield timed
         _wait_for_end(timed, label)

@@ -1,6 +1,7 @@
 """The shape of what the agent's programs print and note in files, beside the verbs' answers (`transport.schemas`).
 
-`ModeAnswer`, `UnmatchedListing` and `RefusalLine` are printed; `ArchiveListing` and `JournalEvent` are files of a node.
+`ModeAnswer`, `UnmatchedListing`, `FetchLine` and `RefusalLine` are printed; `ArchiveListing` and `JournalEvent` are
+files of a node.
 """
 
 from __future__ import annotations
@@ -22,6 +23,9 @@ from gpuops.transport.schemas import (
     prepare_shapes,
 )
 
+MAX_ADDRESSES = 1000
+"""So many a node may ask for in one line."""
+
 
 class UnmatchedListing(Struct, frozen=True):
     """Mode `left`: path, size, time of the last change, and whether the file was pushed and edited."""
@@ -33,6 +37,23 @@ class ModeAnswer(Struct, frozen=True):
     """Modes `init`, `nodes` and `end`. `nodes` is None for the modes that list none."""
 
     nodes: list[dict[str, Any]] | None = None
+
+
+class FetchEnd(Struct, frozen=True):
+    """Everything that mode `fetch` was to bring is in its place: how many files came anew, and their bytes."""
+
+    fetched: Count
+    bytes: Count
+
+
+class FetchLine(Struct, frozen=True):
+    """A line of mode `fetch`: how far it is, which addresses it wants, or its end."""
+
+    at: Count = 0
+    total: Count = 0
+    waits: Sentence = Sentence()
+    need: Annotated[list[Count], msgspec.Meta(max_length=MAX_ADDRESSES)] | None = None
+    done: FetchEnd | None = None
 
 
 class ArchiveListing(Struct, frozen=True):

@@ -204,3 +204,10 @@ def free_bytes(path: str) -> int | None:
     except OSError:
         return None
     return disk.f_bavail * disk.f_frsize
+
+
+def check_room(folder: str, size: int, what: str, hint: str) -> None:
+    """Raises Refusal(`disk`) where the disk has less room than `size` bytes. `what`: what needs it."""
+    free = free_bytes(folder)
+    if free is not None and size > free:
+        raise Refusal("disk", f"{what} needs {size / 1e6:.0f} MB and the disk has {free / 1e6:.0f} MB left", hint)

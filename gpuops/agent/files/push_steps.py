@@ -17,7 +17,7 @@ import secrets
 from typing import Any, BinaryIO
 
 from gpuops.agent import wire_format
-from gpuops.agent.files.folder import TreeFolder, apply_stat, free_bytes, path_bytes
+from gpuops.agent.files.folder import TreeFolder, apply_stat, check_room, path_bytes
 from gpuops.agent.files.incoming import Incoming, Plan, superseded, tree_lock
 from gpuops.agent.files.push_comparison import (
     Record,
@@ -72,8 +72,8 @@ def plan(node: Node, args: dict[str, Any], emit: Emit) -> dict[str, Any]:  # noq
     need = [path for path in to_write(state) if files[path].link is None]
     if has_contents:
         need = [path for path in need if not incoming.has(path, files[path])]
-    _check_room(incoming.folder, sum(incoming.missing_bytes(path, files[path]) if has_contents else files[path].size
-                                     for path in need))  # fmt: skip
+    size = sum(incoming.missing_bytes(path, files[path]) if has_contents else files[path].size for path in need)
+    check_room(incoming.folder, size, "the push", "free some space there, or send less with .gpuopsignore")
     return {
         "push": push_plan.push,
         "need": [index[path] for path in need],
@@ -83,17 +83,6 @@ def plan(node: Node, args: dict[str, Any], emit: Emit) -> dict[str, Any]:  # noq
         "conflicts": state.having(CONFLICT),
         "rsync": find_version() if need and args.get("rsync") else "",
     }
-
-
-def _check_room(folder: str, size: int) -> None:
-    """Raises Refusal(`disk`)."""
-    free = free_bytes(folder)
-    if free is not None and size > free:
-        raise Refusal(
-            "disk",
-            f"the push needs {size / 1e6:.0f} MB and the disk has {free / 1e6:.0f} MB left",
-            "free some space there, or send less with .gpuopsignore",
-        )
 
 
 def commit(node: Node, args: dict[str, Any], emit: Emit) -> dict[str, Any]:  # noqa: ARG001

@@ -1,0 +1,156 @@
+"""Mode `fetch`: what the client says on stdin and is told on stdout, a JSON document on each line.
+
+<- {"tree": "data…", "overwrite": false, "files": [[path, size or null, etag, sha256]…]}
+-> {"at": bytes, "total": bytes, "waits": "why"}      every second; it is also the sign of life
+-> {"need": [index…]}                                 addresses are wanted
+<- {"urls": [[index, url, {header: value}]…]}         they may be used until the next question for the same
+-> {"done": {"fetched": files, "bytes": bytes}}       everything is in its place
+
+The end of stdin is the end of the client: the program ends at once. What has arrived is where the next one goes on.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import queue
+import threading
+import time
+from typing import Any, BinaryIO, Sequence
+
+from gpuops.agent.fetch.addresses import Addresses
+from gpuops.agent.fetch.download import Download, Flow
+from gpuops.agent.fetch.store import Known, Store, Wanted
+from gpuops.agent.fetch.web import Address
+from gpuops.agent.files.folder import check_room, checked_path
+from gpuops.agent.files.transfer_modes import run
+from gpuops.agent.node import Node, Refusal
+from gpuops.agent.wire_format import Whole
+
+AT_ONCE = 8
+"""How many files come at the same time."""
+REPORT_INTERVAL_S = 1.0
+
+
+def main(mode: str, arguments: Sequence[str]) -> int:  # noqa: ARG001
+    return run(fetch, arguments)
+
+
+class Conversation:
+    """The client's lines and ours; several threads may write."""
+
+    def __init__(self, stdin: BinaryIO, stdout: BinaryIO) -> None:
+        self._stdin = stdin
+        self._stdout = Whole(stdout)
+        self._lock = threading.Lock()
+        self._is_over = False
+
+    def read(self) -> dict[str, Any]:
+        """The next line. Raises Refusal(`torn`) at the end."""
+        line = self._stdin.readline()
+        if not line.endswith(b"\n"):
+            raise Refusal("torn", "the client has left", "run it again")
+        document: dict[str, Any] = json.loads(line)
+        return document
+
+    def write(self, document: dict[str, Any]) -> None:
+        line = json.dumps(document).encode() + b"\n"
+        with self._lock:
+            self._stdout.write(line)
+            self._stdout.stream.flush()
+
+    def hear(self, addresses: Addresses, files: Sequence[Wanted]) -> None:
+        """Take in addresses until the client leaves, which ends this program before its time: nobody waits for it."""
+        try:
+            while True:
+                for index, url, headers in self.read()["urls"]:
+                    addresses.put(index, Address(url, headers, bool(files[index].sha256)))
+        except Exception:
+            if not self._is_over:
+                os._exit(1)
+
+    def report(self, flow: Flow) -> None:
+        """Tell how far it is, again and again."""
+        try:
+            while True:
+                time.sleep(REPORT_INTERVAL_S)
+                done, total = sum(list(flow.done.values())), sum(list(flow.sizes.values()))
+                self.write({"at": done, "total": max(done, total), "waits": flow.trouble})
+        finally:
+            os._exit(1)
+
+    def end(self, fetched: int, size: int) -> None:
+        """Say that everything is in its place."""
+        self._is_over = True
+        self.write({"done": {"fetched": fetched, "bytes": size}})
+
+
+def fetch(node: Node, arguments: list[str], stdin: BinaryIO, stdout: BinaryIO) -> int:  # noqa: ARG001
+    """Bring the files of one source in. Raises Refusal, OSError."""
+    conversation = Conversation(stdin, stdout)
+    document = conversation.read()
+    files = [Wanted(checked_path(path), size, etag, sha256) for path, size, etag, sha256 in document["files"]]
+    store, flow = Store(node, document["tree"], bool(document.get("overwrite"))), Flow()
+    threading.Thread(target=conversation.report, args=(flow,), daemon=True).start()
+    with store.opened():
+        store.remove_stale({wanted.path for wanted in files})
+        known = [store.find(wanted.path) for wanted in files]
+        pending = [index for index, wanted in enumerate(files) if not _is_settled(wanted, known[index])]
+        _survey(store, flow, [files[index] for index in pending])
+        addresses = Addresses(lambda indices: conversation.write({"need": list(indices)}), pending)
+        threading.Thread(target=conversation.hear, args=(addresses, files), daemon=True).start()
+        fetched = _fetch_all(
+            [(Download(store, addresses, flow, index, files[index]), known[index]) for index in pending]
+        )
+        store.close()
+    conversation.end(fetched, sum(flow.done.values()))
+    return 0
+
+
+def _is_settled(wanted: Wanted, known: Known | None) -> bool:
+    """Whether a file that is here is the one that is wanted, and no server need be asked."""
+    if known is None:
+        return False
+    if wanted.sha256:
+        return known.sha256 == wanted.sha256
+    return bool(wanted.etag) and (known.version.etag, known.size) == (wanted.etag, wanted.size)
+
+
+def _survey(store: Store, flow: Flow, files: Sequence[Wanted]) -> None:
+    """What is to come, and whether it has room. Raises Refusal(`disk`)."""
+    for wanted in files:
+        partial = store.partial(wanted.path)
+        if wanted.size is not None:
+            flow.sizes[wanted.path] = wanted.size
+        if partial and (wanted.size is None or partial.size <= wanted.size):
+            flow.done[wanted.path] = partial.size
+    missing = sum(flow.sizes.values()) - sum(flow.done.get(path, 0) for path in flow.sizes)
+    check_room(store.incoming, missing, "what is to be fetched", "take a node with a larger disk, or name less data")
+
+
+def _fetch_all(downloads: Sequence[tuple[Download, Known | None]]) -> int:
+    """Fetch several files at once. How many came; raises the first failure, without waiting for the others."""
+    waiting: queue.Queue[tuple[Download, Known | None]] = queue.Queue()
+    results: queue.Queue[BaseException | bool] = queue.Queue()
+    for item in downloads:
+        waiting.put(item)
+
+    def work() -> None:
+        try:
+            while True:
+                download, known = waiting.get_nowait()
+                results.put(download.fetch(known))
+        except queue.Empty:
+            pass
+        except BaseException as error:
+            results.put(error)
+
+    for _ in range(min(AT_ONCE, len(downloads))):
+        threading.Thread(target=work, daemon=True).start()
+    fetched = 0
+    for _ in downloads:
+        result = results.get()
+        if isinstance(result, BaseException):
+            raise result
+        fetched += result
+    return fetched

@@ -1,0 +1,199 @@
+"""Data go from their source straight to the nodes (mode `fetch` of the agent), and never through this computer.
+
+A program on one node of each machine fetches; this side hands out the addresses, shows all nodes' progress as one, and
+ends every program with the first failure or with Ctrl-C. What has arrived is never fetched again.
+"""
+
+from __future__ import annotations
+
+import json
+import threading
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import suppress
+from functools import partial
+
+from gpuops.agent.wire_format import Whole
+from gpuops.core.context import Context
+from gpuops.core.errors import ConnectionLost, MalformedAnswer, NodeRefused
+from gpuops.core.format import plural
+from gpuops.core.parallel import on_each
+from gpuops.core.reporting import Progress
+from gpuops.core.timings import Whose
+from gpuops.nodes.session import ClusterSession
+from gpuops.sync.data_sources import Source
+from gpuops.sync.project_files import printable_path
+from gpuops.transport import validation
+from gpuops.transport.bulk_transfer import ChannelFailed, TimedChannel, transfer
+from gpuops.transport.connection import Channel
+from gpuops.transport.program_schemas import FetchEnd, FetchLine
+from gpuops.transport.rpc import AgentClient
+
+MAX_STARTS = 4
+"""A fetch begins again when its source changes meanwhile; one that changes each time is an error."""
+MAX_RECONNECTS = 5
+"""How often in a row a node whose connection was cut is connected anew, with nothing fetched in between."""
+RECONNECT_PAUSE_S = 5.0
+MAX_LINE_BYTES = 1 << 16
+LIFE_S = 120.0
+"""A node tells every second how far it is; after so long without a word its connection is given up."""
+
+
+def fetch_to(
+    ctx: Context,
+    session: ClusterSession,
+    nodes: Sequence[int],
+    tree: str,
+    find: Callable[[], Source],
+    *,
+    overwrite: bool,
+) -> tuple[Source, Sequence[FetchEnd]]:
+    """Fetch a source into a tree of each of these nodes. `find`: asks the source what it has, anew where it changes.
+
+    Returns it, and what each node fetched. Raises NodeRefused, ConnectionLost, UsageError, ProviderError.
+    """
+    for start in range(MAX_STARTS):
+        source = find()
+        fetch = Fetch(ctx, session, tree, source, overwrite, len(nodes))
+        try:
+            return source, fetch.run(nodes)
+        except NodeRefused as refusal:
+            if refusal.kind != "changed" or start == MAX_STARTS - 1:
+                raise
+            ctx.out.say(f"{refusal.message}: fetched again")
+    raise AssertionError("the last start returns or raises")
+
+
+class Fetch:
+    """One fetch to several nodes. Its programs end together."""
+
+    def __init__(
+        self, ctx: Context, session: ClusterSession, tree: str, source: Source, overwrite: bool, nodes: int
+    ) -> None:
+        self._ctx = ctx
+        self._session = session
+        self._source = source
+        files = [[file.path, file.size, file.etag, file.sha256] for file in source.files]
+        self._document = json.dumps({"tree": tree, "overwrite": overwrite, "files": files}).encode() + b"\n"
+        label = self._session.clients[0].label if nodes == 1 else f"{nodes} nodes"
+        self._progress = SharedProgress(ctx.progress, label)
+        self._lock = threading.Lock()
+        self._channels: list[Channel] = []
+        self._failure: BaseException | None = None
+
+    def run(self, nodes: Sequence[int]) -> Sequence[FetchEnd]:
+        """Raises the first failure of any node, whose message says most; the others are ended by it."""
+        self._ctx.progress.phase(f"fetching {printable_path(self._source.address)}", Whose.NETWORK)
+        try:
+            return on_each(self._fetch_to_node, nodes)
+        except BaseException as error:
+            self._end(error)
+            raise self._failure or error from None
+
+    def _end(self, failure: BaseException) -> None:
+        """End every program; the first failure is kept."""
+        with self._lock:
+            self._failure = self._failure or failure
+            channels, self._channels = self._channels, []
+        for channel in channels:
+            channel.close()
+
+    def _fetch_to_node(self, index: int) -> FetchEnd:
+        cuts, furthest = 0, 0
+        while True:
+            client = self._session.clients[index]
+            try:
+                return self._converse(client)
+            except ConnectionLost as error:
+                done = self._progress.done(client.label)
+                cuts = 1 if done > furthest else cuts + 1
+                furthest = max(furthest, done)
+                if self._failure or cuts > MAX_RECONNECTS:
+                    self._end(error)
+                    raise
+                self._progress.waits("its connection was cut; trying again", client.label)
+                self._ctx.clock.sleep(RECONNECT_PAUSE_S)
+                with suppress(ConnectionLost):
+                    self._session.reconnect(index)
+            except NodeRefused as refusal:
+                failure = _older_agent(client.label) if refusal.kind == "usage" else refusal
+                self._end(failure)
+                raise failure from None
+            except BaseException as error:
+                self._end(error)
+                raise
+
+    def _converse(self, client: AgentClient) -> FetchEnd:
+        """One program on one node, to its end. Raises NodeRefused, ConnectionLost, MalformedAnswer, ProviderError."""
+        channel = client.bulk("fetch")
+        with self._lock:
+            if self._failure:
+                channel.close()
+                raise ConnectionLost("another node failed")
+            self._channels.append(channel)
+        with transfer(channel, client.label, LIFE_S, least_bytes_per_s=0) as timed:
+            Whole(timed.stdin).write(self._document)
+            for line in _lines(timed, client.label):
+                if line.done:
+                    self._progress.advance(client.label, line.done.bytes, line.done.bytes)
+                    return line.done
+                if line.need is not None:
+                    Whole(timed.stdin).write(self._addresses(client.label, line.need))
+                else:
+                    self._progress.advance(client.label, line.at, line.total)
+                    self._progress.waits(line.waits, client.label)
+            raise ChannelFailed("it ended early")
+
+    def _addresses(self, label: str, need: Sequence[int]) -> bytes:
+        """The answer to a node that wants addresses. Raises GpuopsError."""
+        files = self._source.files
+        if max(need, default=0) >= len(files):
+            raise MalformedAnswer(label, "to 'fetch': it wants files that are not on the list")
+        return json.dumps({"urls": [[index, *self._source.url(files[index])] for index in need]}).encode() + b"\n"
+
+
+def _older_agent(label: str) -> NodeRefused:
+    return NodeRefused(
+        f"{label} was made by an older gpuops, whose nodes fetch no data", "end it, and bring up another: gpuops down"
+    )
+
+
+def _lines(channel: TimedChannel, label: str) -> Iterator[FetchLine]:
+    rest = b""
+    while chunk := channel.stdout.read(MAX_LINE_BYTES):
+        *lines, rest = (rest + chunk).split(b"\n")
+        if len(rest) > MAX_LINE_BYTES:
+            raise MalformedAnswer(label, "to 'fetch': a line without end")
+        yield from map(partial(validation.parse_document, label, "to 'fetch'", shape=FetchLine), lines)
+
+
+class SharedProgress:
+    """How far several nodes are, shown as one progress."""
+
+    def __init__(self, progress: Progress, label: str) -> None:
+        self._progress = progress
+        self._label = label
+        self._shares: dict[str, tuple[int, int]] = {}
+        """Bytes that have arrived and that are to, by node."""
+        self._lock = threading.Lock()
+
+    def done(self, node: str) -> int:
+        return self._shares.get(node, (0, 0))[0]
+
+    def advance(self, node: str, done: int, total: int) -> None:
+        with self._lock:
+            self._shares[node] = (min(done, total), total)
+            arrived, wanted = (sum(numbers) for numbers in zip(*self._shares.values(), strict=True))
+            if arrived:
+                self._progress.advance(arrived, wanted, self._label)
+
+    def waits(self, why: str, node: str) -> None:
+        self._progress.waits(why, node)
+
+
+def describe_end(source: Source, ends: Sequence[FetchEnd], nodes: int) -> str:
+    """The last sentence of a fetch."""
+    name = printable_path(source.name)
+    files = plural(len(source.files), "file")
+    if not any(end.fetched for end in ends):
+        return f"data: {name} ({files}) is on the nodes as it is at {printable_path(source.address)}: nothing fetched"
+    return f"data: {name} ({files}) is on {plural(nodes, 'node')}"
