@@ -86,10 +86,10 @@ class Fetch:
         try:
             return on_each(self._fetch_to_node, nodes)
         except BaseException as error:
-            self._end(error)
+            self.end(error)
             raise self._failure or error from None
 
-    def _end(self, failure: BaseException) -> None:
+    def end(self, failure: BaseException) -> None:
         """End every program; the first failure is kept."""
         with self._lock:
             self._failure = self._failure or failure
@@ -108,7 +108,7 @@ class Fetch:
                 cuts = 1 if done > furthest else cuts + 1
                 furthest = max(furthest, done)
                 if self._failure or cuts > MAX_RECONNECTS:
-                    self._end(error)
+                    self.end(error)
                     raise
                 self._progress.waits("its connection was cut; trying again", client.label)
                 self._ctx.clock.sleep(RECONNECT_PAUSE_S)
@@ -116,10 +116,10 @@ class Fetch:
                     self._session.reconnect(index)
             except NodeRefused as refusal:
                 failure = _older_agent(client.label) if refusal.kind == "usage" else refusal
-                self._end(failure)
+                self.end(failure)
                 raise failure from None
             except BaseException as error:
-                self._end(error)
+                self.end(error)
                 raise
 
     def _converse(self, client: AgentClient) -> FetchEnd:

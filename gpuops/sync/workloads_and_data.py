@@ -128,19 +128,26 @@ def _push_data(
     for sentence in (f"data: {first}{describe_origin(ctx, data, allow)}", *more):
         ctx.out.say(sentence)
     full = absolute_path(ctx.folder, data)
-    name, groups = tree_name(os.fsencode(full)), group_by_machine(session, range(nodes))
     with ctx.progress.during("comparing the data with what the nodes have", whose=Whose.NODE):
-        clients = [session.clients[first] for first, *_ in groups]
-        upload.push_many(clients, name, tree, overwrite=overwrite, progress=ctx.progress, uplink=line)
-        _link_others(ctx, session, groups, name, full.name, overwrite=overwrite)
-    return _places(session, nodes, name, full.name) if Path(data).is_absolute() else {}
+        places = _push_to_machines(ctx, session, nodes, full, tree, overwrite=overwrite, line=line)
+    return places if Path(data).is_absolute() else {}
+
+
+def _push_to_machines(
+    ctx: Context, session: ClusterSession, nodes: int, full: Path, tree: upload.Tree, *, overwrite: bool, line: Uplink
+) -> dict[int, str]:
+    name, groups = tree_name(full), group_by_machine(session, range(nodes))
+    clients: list[AgentClient] = [session.clients[first] for first, *_ in groups]
+    upload.push_many(clients, name, tree, overwrite=overwrite, progress=ctx.progress, uplink=line)
+    _link_others(ctx, session, groups, name, full.name, overwrite=overwrite)
+    return _places(session, nodes, name, full.name)
 
 
 def _fetch_data(
     ctx: Context, session: ClusterSession, request: RunRequest, address: BucketData | WebData, *, overwrite: bool
 ) -> dict[int, str]:
     name, groups = (
-        tree_name((request.data or "").partition("#")[0].encode()),
+        tree_name((request.data or "").partition("#")[0]),
         group_by_machine(session, range(request.nodes)),
     )
     with ctx.progress.during(f"fetching {printable_path(address.address)}", whose=Whose.NETWORK):
@@ -197,9 +204,9 @@ def describe_origin(ctx: Context, data: str, allow: Sequence[str]) -> str:
     return f", from {' and '.join(printable_path(str(place)) for place in places)}" if places else ""
 
 
-def tree_name(source: bytes) -> str:
+def tree_name(source: Path | str) -> str:
     """The name of the tree for the data at this path or address."""
-    return "data" + hashlib.sha256(source).hexdigest()[:8].translate(HEX_TO_LETTERS)
+    return "data" + hashlib.sha256(os.fsencode(source)).hexdigest()[:8].translate(HEX_TO_LETTERS)
 
 
 def _link_others(
@@ -210,7 +217,7 @@ def _link_others(
         if others:
             link = FileEntry(leaf, 0, 0, 0o777, f"../../n{first}/{name}/{leaf}")
             clients: list[AgentClient] = [session.clients[index] for index in others]
-            tree = upload.Tree(ctx.folder, [link])
+            tree = upload.Tree(Path(), [link])  # of a link, nothing is read here
             upload.push_many(clients, name, tree, overwrite=overwrite, progress=ctx.progress)
 
 
@@ -227,7 +234,7 @@ def link_data(tree: upload.Tree, folder: Path, data: str, *, shared: bool) -> up
     relative = full.relative_to(folder).as_posix()
     others = [entry for entry in tree.files if entry.path != relative and not entry.path.startswith(relative + "/")]
     up = "../" * (relative.count("/") + 1)
-    target = str(full) if shared else f"{up}{tree_name(os.fsencode(full))}/{full.name}"
+    target = str(full) if shared else f"{up}{tree_name(full)}/{full.name}"
     return dataclasses.replace(tree, files=[*others, FileEntry(relative, 0, 0, 0o777, target)])
 
 

@@ -61,6 +61,8 @@ class FakeBucket:
     name: str = "results"
     denied: set[str] = field(default_factory=set)
     """`s3:PutObject`, …; of a bucket with SSE-KMS `kms:GenerateDataKey` and `kms:Decrypt`."""
+    public: bool = False
+    """Whether everybody may list and read it."""
     expired: bool = False
     asked: list[Asked] = field(default_factory=list)
     faults: list[Fault] = field(default_factory=list)
@@ -231,10 +233,12 @@ class _Door(BaseHTTPRequestHandler):
             began = timegm(time.strptime(query["X-Amz-Date"], "%Y%m%dT%H%M%SZ"))
             if time.time() > began + int(query["X-Amz-Expires"]) or fake.expired:
                 return 403, "AccessDenied"
-            if signature(self.command, path, query, self.headers["Host"]) != query["X-Amz-Signature"]:
+            if signature(self.command, path, query, dict(self.headers.items())) != query["X-Amz-Signature"]:
                 return 403, "SignatureDoesNotMatch"
         elif fake.expired:
             return 400, "ExpiredToken"
+        elif fake.public and "Authorization" not in self.headers:
+            return None if self.command in ("GET", "HEAD") else (403, "AccessDenied")
         elif f"Credential={KEY}/" not in self.headers.get("Authorization", ""):
             return 403, "InvalidAccessKeyId"
         is_object = self._inside(path).strip("/").count("/") > 0
@@ -286,11 +290,13 @@ class _Door(BaseHTTPRequestHandler):
         pass
 
 
-def signature(method: str, path: str, query: dict[str, str], host: str) -> str:
+def signature(method: str, path: str, query: dict[str, str], headers: dict[str, str]) -> str:
     """AWS's version 4, of an address (as its documentation describes it)."""
+    sent = {name.lower(): value for name, value in headers.items()}
+    covered = [f"{name}:{sent.get(name, '')}" for name in query["X-Amz-SignedHeaders"].split(";")]
     rest = sorted((quote(name, safe="-_.~"), quote(value, safe="-_.~")) for name, value in query.items()
                   if name != "X-Amz-Signature")  # fmt: skip
-    canonical = "\n".join([method, path, "&".join(f"{name}={value}" for name, value in rest), f"host:{host}", "",
+    canonical = "\n".join([method, path, "&".join(f"{name}={value}" for name, value in rest), *covered, "",
                            query["X-Amz-SignedHeaders"], "UNSIGNED-PAYLOAD"])  # fmt: skip
     _, date, region, service, last = query["X-Amz-Credential"].split("/")
     key = f"AWS4{SECRET}".encode()

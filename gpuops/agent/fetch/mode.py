@@ -16,6 +16,7 @@ import os
 import queue
 import threading
 import time
+from io import FileIO
 from typing import Any, BinaryIO, Sequence
 
 from gpuops.agent.fetch.addresses import Addresses
@@ -30,6 +31,7 @@ from gpuops.agent.wire_format import Whole
 AT_ONCE = 8
 """How many files come at the same time."""
 REPORT_INTERVAL_S = 1.0
+READ_BYTES = 1 << 18
 
 
 def main(mode: str, arguments: Sequence[str]) -> int:  # noqa: ARG001
@@ -37,19 +39,26 @@ def main(mode: str, arguments: Sequence[str]) -> int:  # noqa: ARG001
 
 
 class Conversation:
-    """The client's lines and ours; several threads may write."""
+    """The client's lines and ours; several threads may write.
+
+    Without Python's buffers: a thread that holds the lock of one while the program ends brings it down.
+    """
 
     def __init__(self, stdin: BinaryIO, stdout: BinaryIO) -> None:
-        self._stdin = stdin
-        self._stdout = Whole(stdout)
+        self._stdin = FileIO(stdin.fileno(), closefd=False)
+        self._stdout = Whole(FileIO(stdout.fileno(), "w", closefd=False))
+        self._read = b""
         self._lock = threading.Lock()
         self._is_over = False
 
     def read(self) -> dict[str, Any]:
         """The next line. Raises Refusal(`torn`) at the end."""
-        line = self._stdin.readline()
-        if not line.endswith(b"\n"):
-            raise Refusal("torn", "the client has left", "run it again")
+        blocks = [self._read]
+        while b"\n" not in blocks[-1]:
+            blocks.append(self._stdin.read(READ_BYTES))
+            if not blocks[-1]:
+                raise Refusal("torn", "the client has left", "run it again")
+        line, _, self._read = b"".join(blocks).partition(b"\n")
         document: dict[str, Any] = json.loads(line)
         return document
 
@@ -57,7 +66,6 @@ class Conversation:
         line = json.dumps(document).encode() + b"\n"
         with self._lock:
             self._stdout.write(line)
-            self._stdout.stream.flush()
 
     def hear(self, addresses: Addresses, files: Sequence[Wanted]) -> None:
         """Take in addresses until the client leaves, which ends this program before its time: nobody waits for it."""

@@ -138,10 +138,12 @@ def away(folder: Path) -> None:
 @pytest.mark.parametrize(
     "data",
     ["../private", "link", "link/x", "hop/../../private", ".git", "dots", "~/x", "/", "runs", "a/../..",
-     "link/../private"],
+     "link/../private", "s3://hers/set", "https://hers/set", "node:/etc"],
 )  # fmt: skip
 def test_data_that_only_seem_to_be_inside(shell: Shell, data: str) -> None:
     away(shell.folder)
+    for folder in ("s3:/hers", "https:/hers", "node:"):
+        (shell.folder / folder).mkdir(parents=True)
     file = Toml(shell.folder / "gpuops.toml", {"run": {"data": data}}, "x")
     inside = data == "link/../private"  # which is read as `private`
     assert [one.option for one in reaches(file)] == ([] if inside else ["data"])

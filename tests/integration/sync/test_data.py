@@ -25,12 +25,11 @@ def test_inside_the_project_it_is_a_link(tmp_path: Path) -> None:
     tree = upload.scan(tmp_path, tmp_path / "home" / "cache")
     links = {
         shared: {
-            file.path: file.link
-            for file in workloads_and_data.link_data(tree, tmp_path, Path("a/data"), shared=shared).files
+            file.path: file.link for file in workloads_and_data.link_data(tree, tmp_path, "a/data", shared=shared).files
         }
         for shared in (True, False)
     }
     name = workloads_and_data.tree_name(tmp_path / "a" / "data")
     assert links[True] == {"a/b.py": None, "a/data": str(tmp_path / "a" / "data")}
     assert links[False] == {"a/b.py": None, "a/data": f"../../{name}/data"}, "from its place in the tree beside"
-    assert workloads_and_data.link_data(tree, tmp_path, tmp_path.parent / "far", shared=False) is tree
+    assert workloads_and_data.link_data(tree, tmp_path, str(tmp_path.parent / "far"), shared=False) is tree
