@@ -11,7 +11,6 @@ from dataclasses import dataclass, field
 from enum import StrEnum
 from typing import Any, Literal
 
-from gpuops.core.data_address import without_query
 from gpuops.core.sink import Sink, parse_document
 
 
@@ -56,9 +55,8 @@ class RunRequest:
     """Where else its results are kept."""
 
     def document(self) -> dict[str, Any]:
-        """The JSON form, as the ledger keeps it. What stands in an address behind `?` may be a token, and is not."""
-        data = None if self.data is None else without_query(self.data)
-        return {**dataclasses.asdict(self), "data": data, "sink": self.sink.document() if self.sink else None}
+        """The JSON form, as the ledger keeps it."""
+        return {**dataclasses.asdict(self), "sink": self.sink.document() if self.sink else None}
 
     @classmethod
     def parse(cls, document: Mapping[str, Any]) -> RunRequest:

@@ -16,6 +16,7 @@ from typing import TYPE_CHECKING
 from gpuops import __version__
 from gpuops.clusters.virtual_nodes import add_virtual_nodes
 from gpuops.core.context import Context
+from gpuops.core.data_address import without_query
 from gpuops.core.errors import BUG, ConnectionLost, GpuopsError, Interrupted, NodeError, UsageError
 from gpuops.core.format import first_few, plural
 from gpuops.core.names import did_you_mean
@@ -150,7 +151,7 @@ def prepare(
         cluster=session.row.id,
         folder=ctx.folder,
         tree=choose_tree(request, ctx.folder)[0],
-        request=request.document(),
+        request=_recorded(request).document(),
         facts={
             "gpuops": __version__,
             "provider": session.row.provider,
@@ -173,6 +174,11 @@ def prepare(
     except BaseException as error:
         record_not_started(ctx, row, error)
         raise
+
+
+def _recorded(request: RunRequest) -> RunRequest:
+    """The request as it is written down: what stands in an address behind `?` may be a token."""
+    return dataclasses.replace(request, data=request.data and without_query(request.data))
 
 
 def _name_hosts(session: ClusterSession) -> list[str]:

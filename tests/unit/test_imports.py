@@ -16,6 +16,7 @@ GROUND = {
     f"gpuops.core.{name}"
     for name in (
         "account_variables",
+        "bucket",
         "models",
         "quota",
         "run_models",
