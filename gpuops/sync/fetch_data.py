@@ -53,9 +53,9 @@ def fetch_to(
     """
     for start in range(MAX_STARTS):
         source = find()
-        fetch = Fetch(ctx, session, tree, source, overwrite, len(nodes))
+        fetch = Fetch(ctx, session, nodes, tree, source, overwrite=overwrite)
         try:
-            return source, fetch.run(nodes)
+            return source, fetch.run()
         except NodeRefused as refusal:
             if refusal.kind != "changed" or start == MAX_STARTS - 1:
                 raise
@@ -67,33 +67,37 @@ class Fetch:
     """One fetch to several nodes. Its programs end together."""
 
     def __init__(
-        self, ctx: Context, session: ClusterSession, tree: str, source: Source, overwrite: bool, nodes: int
+        self, ctx: Context, session: ClusterSession, nodes: Sequence[int], tree: str, source: Source, *, overwrite: bool
     ) -> None:
         self._ctx = ctx
         self._session = session
+        self._nodes = nodes
         self._source = source
         files = [[file.path, file.size, file.etag, file.sha256] for file in source.files]
         self._document = json.dumps({"tree": tree, "overwrite": overwrite, "files": files}).encode() + b"\n"
-        label = self._session.clients[0].label if nodes == 1 else f"{nodes} nodes"
+        label = session.clients[nodes[0]].label if len(nodes) == 1 else f"{len(nodes)} nodes"
         self._progress = SharedProgress(ctx.progress, label)
-        self._lock = threading.Lock()
+        self._changed = threading.Condition()
         self._channels: list[Channel] = []
+        self._done: set[int] = set()
+        """Nodes on which everything is in its place."""
         self._failure: BaseException | None = None
 
-    def run(self, nodes: Sequence[int]) -> Sequence[FetchEnd]:
-        """Raises the first failure of any node, whose message says most; the others are ended by it."""
+    def run(self) -> Sequence[FetchEnd]:
+        """What each node fetched. Raises the first failure of any node; the others are ended by it."""
         self._ctx.progress.phase(f"fetching {printable_path(self._source.address)}", Whose.NETWORK)
         try:
-            return on_each(self._fetch_to_node, nodes)
+            return on_each(self._fetch_to_node, self._nodes)
         except BaseException as error:
             self.end(error)
             raise self._failure or error from None
 
     def end(self, failure: BaseException) -> None:
         """End every program; the first failure is kept."""
-        with self._lock:
+        with self._changed:
             self._failure = self._failure or failure
             channels, self._channels = self._channels, []
+            self._changed.notify_all()
         for channel in channels:
             channel.close()
 
@@ -102,7 +106,7 @@ class Fetch:
         while True:
             client = self._session.clients[index]
             try:
-                return self._converse(client)
+                return self._converse(index, client)
             except ConnectionLost as error:
                 done = self._progress.done(client.label)
                 cuts = 1 if done > furthest else cuts + 1
@@ -122,10 +126,10 @@ class Fetch:
                 self.end(error)
                 raise
 
-    def _converse(self, client: AgentClient) -> FetchEnd:
+    def _converse(self, index: int, client: AgentClient) -> FetchEnd:
         """One program on one node, to its end. Raises NodeRefused, ConnectionLost, MalformedAnswer, ProviderError."""
         channel = client.bulk("fetch")
-        with self._lock:
+        with self._changed:
             if self._failure:
                 channel.close()
                 raise ConnectionLost("another node failed")
@@ -135,6 +139,7 @@ class Fetch:
             for line in _lines(timed, client.label):
                 if line.done:
                     self._progress.advance(client.label, line.done.bytes, line.done.bytes)
+                    self._wait_for_others(index)
                     return line.done
                 if line.need is not None:
                     Whole(timed.stdin).write(self._addresses(client.label, line.need))
@@ -142,6 +147,13 @@ class Fetch:
                     self._progress.advance(client.label, line.at, line.total)
                     self._progress.waits(line.waits, client.label)
             raise ChannelFailed("it ended early")
+
+    def _wait_for_others(self, index: int) -> None:
+        """Keep this node's program, and so the node in use: its idle end must not strike while others fetch."""
+        with self._changed:
+            self._done.add(index)
+            self._changed.notify_all()
+            self._changed.wait_for(lambda: self._failure or len(self._done) == len(self._nodes))
 
     def _addresses(self, label: str, need: Sequence[int]) -> bytes:
         """The answer to a node that wants addresses. Raises GpuopsError."""

@@ -6,7 +6,8 @@
 <- {"urls": [[index, url, {header: value}]…]}         they may be used until the next question for the same
 -> {"done": {"fetched": files, "bytes": bytes}}       everything is in its place
 
-The end of stdin is the end of the client: the program ends at once. What has arrived is where the next one goes on.
+The end of stdin is the end of the client: the program ends at once. What has arrived is where the next one goes on. A
+program that is done waits for it: other nodes may still fetch, and this one is in use for as long.
 """
 
 from __future__ import annotations
@@ -80,11 +81,11 @@ class Conversation:
     def report(self, flow: Flow) -> None:
         """Tell how far it is, again and again."""
         try:
-            while True:
+            while not self._is_over:
                 time.sleep(REPORT_INTERVAL_S)
                 done, total = sum(list(flow.done.values())), sum(list(flow.sizes.values()))
                 self.write({"at": done, "total": max(done, total), "waits": flow.trouble})
-        finally:
+        except OSError:
             os._exit(1)
 
     def end(self, fetched: int, size: int) -> None:
@@ -106,12 +107,14 @@ def fetch(node: Node, arguments: list[str], stdin: BinaryIO, stdout: BinaryIO) -
         pending = [index for index, wanted in enumerate(files) if not _is_settled(wanted, known[index])]
         _survey(store, flow, [files[index] for index in pending])
         addresses = Addresses(lambda indices: conversation.write({"need": list(indices)}), pending)
-        threading.Thread(target=conversation.hear, args=(addresses, files), daemon=True).start()
+        hearing = threading.Thread(target=conversation.hear, args=(addresses, files), daemon=True)
+        hearing.start()
         fetched = _fetch_all(
             [(Download(store, addresses, flow, index, files[index]), known[index]) for index in pending]
         )
         store.close()
     conversation.end(fetched, sum(flow.done.values()))
+    hearing.join()
     return 0
 
 

@@ -31,7 +31,7 @@ from gpuops.transport.rpc import NodePaths, Programs
 from tests.certificate import certificate_in
 from tests.conftest import until
 from tests.fakes.data_server import DataServer, Play, tag_of
-from tests.integration.agent.conftest import PYTHON
+from tests.integration.agent.conftest import PYTHON, carrying
 
 BIG = bytes(range(256)) * 20_000
 """5 MB: enough to be gone on with."""
@@ -315,12 +315,12 @@ def test_only_a_trusted_certificate_serves(
 def test_the_end_of_the_client_ends_the_program(place: Place, server: DataServer) -> None:
     """Also where Ctrl-C meets a download that waits for its server."""
     server.plays.append(Play(cut=3_000_000, holds=threading.Event()))
-    fetch = fetch_data.Fetch(place.ctx, place.session, TREE, web(server), False, 1)
+    fetch = fetch_data.Fetch(place.ctx, place.session, [0], TREE, web(server), overwrite=False)
     failures: list[BaseException] = []
 
     def run() -> None:
         try:
-            fetch.run([0])
+            fetch.run()
         except BaseException as error:
             failures.append(error)
 
@@ -397,3 +397,20 @@ def test_the_first_failure_ends_all_and_is_the_one_that_is_told(place: Place, se
     with pytest.raises(GpuopsError, match="node1: the disk is full") as caught:
         fetch_data.fetch_to(place.ctx, session, [0, 1], TREE, lambda: web(server), overwrite=False)
     assert not isinstance(caught.value, ConnectionLost)
+
+
+def test_a_node_that_is_done_is_in_use_until_all_are(place: Place, server: DataServer, tmp_path: Path) -> None:
+    """Its idle end must not strike while others fetch."""
+    other = Place(tmp_path / "other")
+    held = threading.Event()
+    session: Any = SimpleNamespace(clients=[place.programs, other.programs])
+    server.plays += [Play(), Play(cut=3_000_000, holds=held)]
+    fetch = fetch_data.Fetch(place.ctx, session, [0, 1], TREE, web(server), overwrite=False)
+    thread = threading.Thread(target=fetch.run)
+    thread.start()
+    done = until(lambda: next((one for one in (place, other) if (one.tree / "big.bin").exists()), None), "one is done")
+    until(lambda: len(fetch._done) == 1, "it has said so")
+    assert [pid for pid in carrying(done.node.dir) if b"fetch" in Path(f"/proc/{pid}/cmdline").read_bytes()]
+    held.set()
+    thread.join()
+    assert {(one.tree / "big.bin").read_bytes() for one in (place, other)} == {BIG}
