@@ -18,8 +18,8 @@
     <tree>/                        what was pushed, the working directory of runs: `project` (the user's) or `train`
                                    (ours); `data…`: folders of `--data`, or a link to them on a local disk
     trees/<tree>.json              what we wrote there, to tell our files from edited ones; `.restored.json`: what we
-                                   put back of earlier runs
-    incoming/                      a push that is being received
+                                   put back of earlier runs; `.fetched`: what came by mode `fetch`
+    incoming/                      a push that is being received, data that are being fetched
     runs/<run>/                    spec.json inventory.json events.jsonl result.json home.json sink.json stop
                                    snapshot launcher.out launcher.err ranks/<rank>.out .err .json
 """
@@ -99,6 +99,11 @@ class Node:
         if not (name.isalpha() and name.islower() and name.isascii()):
             raise Refusal("bad-tree", f"'{name}' is not a tree's name")
         return os.path.join(self.large_trees() if name.startswith("data") else self.dir, name)
+
+    def show_tree(self, name: str) -> None:
+        """Link to a tree that lies on a local disk from where clients expect it."""
+        if not os.path.lexists(self.path(name)):
+            os.symlink(self.tree(name), self.path(name))
 
     def scratch(self) -> str | None:
         """Our folder on the machine's local disk; None where none is used."""

@@ -4,6 +4,7 @@ models        requests, offers, resources and leases as values
 run_models    a run's request, the facts about its nodes and its outcome as values
 quota         an account's quotas as values
 bucket        a prefix of a bucket, and whose keys open it, as values
+data_address  what `--data` may name beside a path here, as values
 sink          where results are kept besides this computer, as values
 errors        every error that gpuops raises, with its exit code
 provider      the contract that a provisioner fulfils

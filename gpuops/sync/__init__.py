@@ -3,6 +3,8 @@
 project_files          which files a project sends, by the rules of git and of .gpuopsignore
 secret_scan            which of them hold keys and stay here
 workloads_and_data     the workloads that come with gpuops, and the data that `--data` names
+data_sources           what an address in `--data` leads to: files, and the URL of each
+fetch_data             nodes fetch them by themselves; their addresses, and their progress as one
 upload                 compares a tree with what nodes have, and sends the difference
 push_transports        rsync and the stream, which bring files to one node
 uplink                 this computer's line: its measured rate, its limit, what an upload will take

@@ -20,6 +20,7 @@ import os
 import shutil
 import threading
 import time
+from functools import partial
 from typing import Any, Iterator, NamedTuple
 
 from gpuops.agent.fetch.web import Version
@@ -72,6 +73,7 @@ class Store:
         """`overwrite`: files that were changed here are fetched again, instead of refused."""
         self.tree = TreeFolder(node.tree(tree))
         self.incoming = os.path.join(os.path.dirname(node.tree(tree)), "incoming", tree)
+        self._show = partial(node.show_tree, tree)
         self._journal = node.path("trees", tree + ".fetched")
         self._lock_file = node.path("trees", tree + ".lock")
         self._overwrite = overwrite
@@ -173,6 +175,7 @@ class Store:
             file.flush()
             os.fsync(file.fileno())
         os.replace(temporary, self._journal)
+        self._show()
         shutil.rmtree(self.incoming, ignore_errors=True)
 
     def _at(self, path: str, kind: str) -> str:

@@ -97,8 +97,7 @@ def commit(node: Node, args: dict[str, Any], emit: Emit) -> dict[str, Any]:  # n
         state = survey(folder, record, push_plan.files, push_plan.overwrite, push_plan.sums)
         _refuse_edited(state)
         os.makedirs(folder.folder, exist_ok=True)  # also for a project without files: runs need a working directory
-        if not os.path.lexists(node.path(name)):
-            os.symlink(folder.folder, node.path(name))  # the tree is on a local disk; clients expect it here
+        node.show_tree(name)
         pending = {path: _stage(incoming, path, push_plan.files[path]) for path in to_write(state)}
         store_record(node, name, Record(state.settled, pending, state.stale + state.gone))
         for path in state.stale:

@@ -13,7 +13,7 @@ from typing import Any, cast
 
 import pytest
 
-from gpuops.agent.node import Node
+from gpuops.agent.node import Node, write_json
 from gpuops.cli.terminal.output import Output
 from gpuops.core.context import Context
 from gpuops.core.data_address import WebData
@@ -269,6 +269,13 @@ def test_no_path_leaves_the_folder(place: Place, server: DataServer, path: str) 
     source = Source("x", "s3://b/x", [SourceFile(path, 1, '"t"')], lambda _: (server.url + "/x", {}))
     assert place.refused(source).kind == "bad-path"
     assert not server.heard
+
+
+def test_a_local_disk_takes_the_data(place: Place, server: DataServer, tmp_path: Path) -> None:
+    write_json(place.node.path("node.json"), {"scratch": str(tmp_path / "nvme")})
+    place.fetch(web(server))
+    assert (tmp_path / "nvme/lab/n0" / TREE / "big.bin").read_bytes() == BIG
+    assert Path(place.node.path(TREE), "big.bin").read_bytes() == BIG, "clients expect it here"
 
 
 def test_no_link_is_written_through(place: Place, server: DataServer, tmp_path: Path) -> None:
