@@ -15,7 +15,7 @@ from functools import partial
 from gpuops.agent.wire_format import Whole
 from gpuops.core.context import Context
 from gpuops.core.errors import ConnectionLost, MalformedAnswer, NodeRefused
-from gpuops.core.format import plural
+from gpuops.core.format import amount, plural
 from gpuops.core.parallel import on_each
 from gpuops.core.reporting import Progress
 from gpuops.core.timings import Whose
@@ -208,4 +208,5 @@ def describe_end(source: Source, ends: Sequence[FetchEnd], nodes: int) -> str:
     files = plural(len(source.files), "file")
     if not any(end.fetched for end in ends):
         return f"data: {name} ({files}) is on the nodes as it is at {printable_path(source.address)}: nothing fetched"
-    return f"data: {name} ({files}) is on {plural(nodes, 'node')}"
+    size = sum(end.bytes for end in ends)
+    return f"data: {name} ({files}) is on {plural(nodes, 'node')}, {amount(size)} fetched"

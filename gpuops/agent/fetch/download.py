@@ -12,7 +12,6 @@ import contextlib
 import errno
 import hashlib
 import os
-import threading
 import time
 from typing import Any
 
@@ -43,7 +42,14 @@ class Flow:
         """Whether any server has."""
         self.trouble = ""
         """Why the latest attempt failed; empty while bytes come."""
-        self.lock = threading.Lock()
+        self.had = 0
+        """Bytes that an earlier fetch has left."""
+
+    @property
+    def progress(self) -> tuple[int, int]:
+        """Bytes that have come and bytes that were to come, as far as sizes are known, without what was here."""
+        done, total = sum(list(self.done.values())), sum(list(self.sizes.values()))
+        return max(0, done - self.had), max(0, max(done, total) - self.had)
 
     def moved(self, path: str, done: int) -> None:
         self.done[path] = done
@@ -75,6 +81,8 @@ class Download:
 
         Raises Refusal, and OSError for this node's disk.
         """
+        if self._wanted.etag or self._wanted.sha256:
+            known = None  # it is another than the listing's, or than the user's
         self._resume()
         pause, deadline = MIN_PAUSE_S, time.monotonic() + PATIENCE_S
         asked = time.monotonic()
@@ -129,7 +137,7 @@ class Download:
         headers = {}
         if self._position and self._version and self._version.validator:
             headers = {"Range": f"bytes={self._position}-", "If-Range": self._version.validator}
-        elif known and known.version.is_telling and not self._wanted.etag:
+        elif known and known.version.is_telling:
             headers = {"If-None-Match": known.version.etag} if known.version.etag else {
                 "If-Modified-Since": known.version.modified}  # fmt: skip
         with contextlib.closing(web.ask(handed.address, headers)) as answer:
@@ -192,7 +200,11 @@ class Download:
     def _continue(self, answer: Answer) -> None:
         """The server sends the rest. Raises Refusal(`changed`), Cut."""
         assert self._version is not None
-        start, _ = answer.content_range()
+        try:
+            start, _ = answer.content_range()
+        except Cut:
+            self._position = 0
+            raise
         if answer.version.size != self._version.size or answer.version.etag not in ("", self._version.etag):
             raise changed(self._wanted.path)
         if start != self._position:

@@ -83,8 +83,8 @@ class Conversation:
         try:
             while not self._is_over:
                 time.sleep(REPORT_INTERVAL_S)
-                done, total = sum(list(flow.done.values())), sum(list(flow.sizes.values()))
-                self.write({"at": done, "total": max(done, total), "waits": flow.trouble})
+                done, total = flow.progress
+                self.write({"at": done, "total": total, "waits": flow.trouble})
         except OSError:
             os._exit(1)
 
@@ -113,7 +113,7 @@ def fetch(node: Node, arguments: list[str], stdin: BinaryIO, stdout: BinaryIO) -
             [(Download(store, addresses, flow, index, files[index]), known[index]) for index in pending]
         )
         store.close()
-    conversation.end(fetched, sum(flow.done.values()))
+    conversation.end(fetched, flow.progress[0])
     hearing.join()
     return 0
 
@@ -135,6 +135,7 @@ def _survey(store: Store, flow: Flow, files: Sequence[Wanted]) -> None:
             flow.sizes[wanted.path] = wanted.size
         if partial and (wanted.size is None or partial.size <= wanted.size):
             flow.done[wanted.path] = partial.size
+    flow.had = sum(flow.done.values())
     missing = sum(flow.sizes.values()) - sum(flow.done.get(path, 0) for path in flow.sizes)
     check_room(store.incoming, missing, "what is to be fetched", "take a node with a larger disk, or name less data")
 

@@ -28,7 +28,7 @@ def test_nodes_fetch_a_file_once(shell: Shell, server: DataServer) -> None:
     assert shell.run("up", "local", "--nodes", "2", "--name", "lab").returncode == 0
     done = shell.run("run", "--all-nodes", "--data", address, "--", *SHOWS)
     assert (done.returncode, sorted(done.stdout.splitlines())) == (0, ["[n0] one", "[n1] one"]), done.stderr
-    assert "data: one.txt (1 file) is on 2 nodes" in done.stderr
+    assert "data: one.txt (1 file) is on 2 nodes, 4 B fetched" in done.stderr
     again = shell.run("run", "--data", address, "--", *SHOWS)
     assert again.stdout == "one\n", again.stderr
     assert "nothing fetched" in again.stderr

@@ -125,7 +125,7 @@ def test_what_another_command_began_is_gone_on_with(place: Place, server: DataSe
     server.plays += [Play(cut=3_000_000), Play(status=404)]
     assert "answers 404 for 'big.bin'" in place.refused(web(server)).message
     assert not (place.tree / "big.bin").exists()
-    place.fetch(web(server))
+    assert place.fetch(web(server)) == FetchEnd(1, len(BIG) - 3_000_000)
     assert (place.tree / "big.bin").read_bytes() == BIG
     assert server.ranges()[-1] == "bytes=3000000-"
 
@@ -191,6 +191,22 @@ def test_wrong_bytes_are_never_in_place(place: Place, server: DataServer) -> Non
     assert refusal.kind == "wrong-bytes"
     assert not (place.tree / "big.bin").exists()
     assert not list(place.incoming.glob("*.part"))
+
+
+def test_a_checksum_is_not_spared_since_the_server_says_nothing_is_new(place: Place, server: DataServer) -> None:
+    place.fetch(web(server))
+    assert place.refused(web(server, sha256="0" * 64)).kind == "wrong-bytes"
+    assert place.fetch(web(server, sha256=hashlib.sha256(BIG).hexdigest())).fetched == 1
+
+
+def test_what_a_listing_names_anew_is_never_what_was_there(place: Place, server: DataServer) -> None:
+    """A server that still sends the old version has not what the listing names."""
+    server.files = {"/a": b"old"}
+    place.fetch(listed(server, "a"))
+    server.files = {"/a": b"new"}
+    source = listed(server, "a")
+    server.files = {"/a": b"old"}
+    assert place.refused(source).kind == "changed"
 
 
 def test_the_checksum_that_a_bucket_tells_counts(place: Place, server: DataServer) -> None:
