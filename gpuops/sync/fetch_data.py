@@ -90,7 +90,7 @@ class Fetch:
             return on_each(self._fetch_to_node, self._nodes)
         except BaseException as error:
             self.end(error)
-            raise self._failure or error from None
+            raise (self._failure or error) if isinstance(error, Exception) else error from None
 
     def end(self, failure: BaseException) -> None:
         """End every program; the first failure is kept."""
@@ -102,29 +102,31 @@ class Fetch:
             channel.close()
 
     def _fetch_to_node(self, index: int) -> FetchEnd:
+        try:
+            return self._fetch_over_cuts(index)
+        except BaseException as error:
+            self.end(error)
+            raise
+
+    def _fetch_over_cuts(self, index: int) -> FetchEnd:
+        """Go on where the conversation with the node was cut. Raises as `_converse` does."""
         cuts, furthest = 0, 0
         while True:
             client = self._session.clients[index]
             try:
                 return self._converse(index, client)
-            except ConnectionLost as error:
+            except NodeRefused as refusal:
+                raise (_older_agent(client.label) if refusal.kind == "usage" else refusal) from None
+            except ConnectionLost:
                 done = self._progress.done(client.label)
                 cuts = 1 if done > furthest else cuts + 1
                 furthest = max(furthest, done)
                 if self._failure or cuts > MAX_RECONNECTS:
-                    self.end(error)
                     raise
-                self._progress.waits("its connection was cut; trying again", client.label)
-                self._ctx.clock.sleep(RECONNECT_PAUSE_S)
-                with suppress(ConnectionLost):
-                    self._session.reconnect(index)
-            except NodeRefused as refusal:
-                failure = _older_agent(client.label) if refusal.kind == "usage" else refusal
-                self.end(failure)
-                raise failure from None
-            except BaseException as error:
-                self.end(error)
-                raise
+            self._progress.waits("its connection was cut; trying again", client.label)
+            self._ctx.clock.sleep(RECONNECT_PAUSE_S)
+            with suppress(ConnectionLost):
+                self._session.reconnect(index)
 
     def _converse(self, index: int, client: AgentClient) -> FetchEnd:
         """One program on one node, to its end. Raises NodeRefused, ConnectionLost, MalformedAnswer, ProviderError."""
@@ -139,6 +141,7 @@ class Fetch:
             for line in _lines(timed, client.label):
                 if line.done:
                     self._progress.advance(client.label, line.done.bytes, line.done.bytes)
+                    self._progress.waits("", client.label)
                     self._wait_for_others(index)
                     return line.done
                 if line.need is not None:

@@ -46,6 +46,8 @@ class DataServer:
     plays: list[Play] = field(default_factory=list)
     heard: list[Heard] = field(default_factory=list)
     has_ranges: bool = True
+    heeds_if_range: bool = True
+    """Whether a rest is sent only of the version that was begun."""
     has_tags: bool = True
     has_length: bool = True
     more: dict[str, str] = field(default_factory=dict)
@@ -77,6 +79,9 @@ class DataServer:
         self._server.shutdown()
         self._server.server_close()
 
+    def sends_rest(self, tag: str | None, data: bytes) -> bool:
+        return self.has_ranges and (not self.heeds_if_range or tag == tag_of(data))
+
     def ranges(self) -> list[str]:
         """Of each request that was answered with data, from which byte it asked."""
         return [one.headers.get("range", "") for one in self.heard if one.status in (200, 206)]
@@ -104,7 +109,7 @@ class _Handler(BaseHTTPRequestHandler):
         if status == 200:
             if server.has_tags and heard.headers.get("if-none-match") == tag_of(data):
                 status, data = 304, b""
-            elif "range" in heard.headers and server.has_ranges and heard.headers.get("if-range") == tag_of(data):
+            elif "range" in heard.headers and server.sends_rest(heard.headers.get("if-range"), data):
                 start = int(heard.headers["range"].removeprefix("bytes=").removesuffix("-"))
                 status = 206 if start < len(data) else 416
                 headers["Content-Range"] = f"bytes {start}-{len(data) - 1}/{len(data)}"

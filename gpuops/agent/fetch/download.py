@@ -113,12 +113,9 @@ class Download:
         wanted = self._wanted
         if partial is None or (wanted.etag and (wanted.etag, wanted.size) != partial.version[::2]):
             return
-        size = partial.size
-        if (
-            partial.version.size is not None
-        ):  # all of it has arrived: one byte is asked for again, which checks the rest
-            size = max(0, min(size, partial.version.size - 1))
-        self._version, self._position = partial.version, size
+        # Where all of it has arrived, the last byte is asked for again: the answer tells whether it is still the same.
+        last = partial.size if partial.version.size is None else max(0, partial.version.size - 1)
+        self._version, self._position = partial.version, min(partial.size, last)
         self._sha256 = self._sha256 or partial.sha256
         self._start_hash()
 
@@ -206,6 +203,7 @@ class Download:
             self._position = 0
             raise
         if answer.version.size != self._version.size or answer.version.etag not in ("", self._version.etag):
+            self._store.drop(self._wanted.path)
             raise changed(self._wanted.path)
         if start != self._position:
             self._position = 0

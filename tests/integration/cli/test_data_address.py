@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import hashlib
 import json
 from collections.abc import Iterator
 
@@ -11,8 +12,10 @@ from tests.conftest import Shell
 from tests.fakes.bucket import SECRET, FakeBucket
 from tests.fakes.data_server import DataServer, Play
 from tests.files import written_in
+from tests.sshd import Sshd
 
 SHOWS = ("sh", "-c", "cat $GPUOPS_DATA")
+BIG = bytes(range(256)) * 20_000
 TOKEN = "hushhushtoken"
 
 
@@ -70,6 +73,23 @@ def test_nodes_use_what_they_have(shell: Shell) -> None:
     done = shell.run("run", "--data", f"node:{file}.not", "--", *SHOWS)
     assert done.returncode == 2
     assert f"error: node0 has no {file}.not" in done.stderr
+
+
+def test_a_host_of_ones_own_fetches_over_cuts(shell: Shell, server: DataServer, host: Sshd) -> None:
+    """The conversation goes over SSH. Two nodes on the host have one copy."""
+    server.files["/big.bin"] = BIG
+    server.plays += [Play(cut=3_000_000), Play(cut=1_000_000)]
+    where = f"{host.user}@127.0.0.1:{host.port}"
+    up = shell.run("up", "ssh", "--name", "lab", "--host", where, "--identity", str(host.identity), "--accept-new")
+    assert up.returncode == 0, up.stderr
+    two = ("run", "--nodes", "2", "--all-nodes", "--data", f"{server.url}/big.bin", "--")
+    done = shell.run(*two, "sh", "-c", "sha256sum < $GPUOPS_DATA")
+    digest = hashlib.sha256(BIG).hexdigest()
+    assert sorted(done.stdout.split()) == sorted([*["[n0]", "[n1]"], *[digest, "-"] * 2]), done.stderr
+    assert server.ranges() == ["", "bytes=3000000-", "bytes=4000000-"]
+    assert shell.run("down").returncode == 0
+    assert not list(host.home.glob(".gpuops-*"))
+    shell.expect_clean()
 
 
 def test_a_prefix_of_a_bucket_comes_without_keys(camp: Shell, store: FakeBucket) -> None:

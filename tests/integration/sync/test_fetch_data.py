@@ -148,6 +148,15 @@ def test_a_file_that_changes_meanwhile_is_fetched_again(place: Place, server: Da
     assert place.said == ["node0: 'big.bin' changed at its source while it was fetched: fetched again"]
 
 
+def test_no_file_is_made_of_two_versions(place: Place, server: DataServer) -> None:
+    """Also by a server that sends the rest of another version than it was asked for."""
+    server.heeds_if_range = False
+    other = BIG[::-1]
+    server.plays += [Play(cut=3_000_000), Play(first=lambda: server.files.update({"/set/big.bin": other}))]
+    place.fetch(web(server))
+    assert (place.tree / "big.bin").read_bytes() == other
+
+
 def test_a_file_that_changes_each_time_is_an_error(place: Place, server: DataServer) -> None:
     count = iter(range(100))
     for _ in range(20):
