@@ -353,9 +353,9 @@ def test_the_part_of_a_file_that_is_there_needs_no_room(
 ) -> None:
     make(here, {"a": "a" * 600, "b": "b" * 600}, 10**18)
     with_part(node, plan(node, here)["push"], 400)
-    monkeypatch.setattr(push_steps, "free_bytes", lambda _: 800)
+    monkeypatch.setattr("gpuops.agent.files.folder.free_bytes", lambda _: 800)
     answer = plan(node, here)
-    monkeypatch.setattr(push_steps, "free_bytes", lambda _: 799)
+    monkeypatch.setattr("gpuops.agent.files.folder.free_bytes", lambda _: 799)
     with pytest.raises(Refusal, match="the disk has"):
         plan(node, here)
     assert answer["need"] == [0, 1]

@@ -12,7 +12,6 @@ from typing import Any
 
 import pytest
 
-from gpuops.agent.files import push_steps
 from gpuops.cli.terminal.progress import PlainProgress
 from gpuops.core.errors import ConnectionLost, UsageError
 from gpuops.core.reporting import Silent
@@ -97,7 +96,7 @@ def test_a_push_that_was_cut_goes_on_within_a_file(world: World, part: float, mo
 def test_a_part_that_is_there_needs_no_room(world: World, monkeypatch: pytest.MonkeyPatch) -> None:
     (world.here / "big.bin").write_bytes(os.urandom(20_000_000))
     cut_after(world, 15_000_000, monkeypatch)
-    monkeypatch.setattr(push_steps, "free_bytes", lambda _: 10_000_000)
+    monkeypatch.setattr("gpuops.agent.files.folder.free_bytes", lambda _: 10_000_000)
     world.push()
     assert contents(world.there) == contents(world.here)
 
