@@ -63,7 +63,11 @@ class Desk:
     @property
     def hosts(self) -> list[str]:
         """The options of `up ssh` that name them."""
-        named = [word for one in self.places for word in ("--host", f"{one.login}:{one.port}")]
+        return self.named(None)
+
+    def named(self, count: int | None) -> list[str]:
+        """The options of `up ssh` for the first `count` of them; None: for all."""
+        named = [word for one in self.places[:count] for word in ("--host", f"{one.login}:{one.port}")]
         return [*named, "--identity", str(self.identity), "--accept-new"]
 
     def ssh(self, index: int) -> list[str]:

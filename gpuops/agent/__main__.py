@@ -12,6 +12,7 @@ MODES = {
     "connect": "rpc.connect",
     "receive": "files.transfer_modes",
     "rsync-receive": "files.transfer_modes",
+    "relay": "peers.push_relay",
     "send": "files.transfer_modes",
     "restore": "files.transfer_modes",
     "left": "files.transfer_modes",

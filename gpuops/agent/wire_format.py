@@ -1,12 +1,16 @@
 """What the client and a node must agree on byte for byte: both ends of a conversation import this module.
 
 The version and the greeting of the protocol, a stream whose writes are complete, and the format of a bulk transfer:
-for each file a line of JSON `[name, size]` followed by its bytes, and at the end the line `[]`.
+for each file a line of JSON `[name, size]` followed by its bytes, and at the end the line `[]`. A relay (`relay`) is
+sent frames: pieces of such a stream, and between them messages.
 """
 
 from __future__ import annotations
 
+import hashlib
 import json
+import struct
+import zlib
 from typing import Any, BinaryIO, Iterator
 
 from gpuops.agent.node import Refusal
@@ -20,6 +24,12 @@ HEADER_LINE_BYTES = 1 << 17
 """Longest header line: a path of 4,096 bytes takes six characters for each in JSON."""
 END = b"[]\n"
 """Closes a transfer. One that ends without it was cut."""
+FRAME = struct.Struct(">BI")
+"""Kind and length, before the content of a frame."""
+MESSAGE, DATA, DEFLATED = 0, 1, 2
+MAX_FRAME_BYTES = 64 << 20
+SUM_INTERVAL_BYTES = 4 << 20
+"""A stream that is passed on is vouched for at every multiple of this, and at its end."""
 
 
 class Whole:
@@ -78,3 +88,48 @@ def _content(stream: BinaryIO, size: int) -> Iterator[bytes]:
             raise torn()
         size -= len(block)
         yield block
+
+
+def frame(kind: int, content: bytes) -> bytes:
+    return FRAME.pack(kind, len(content)) + content
+
+
+def frames(stream: BinaryIO) -> Iterator[tuple[int, bytes]]:
+    """Kind and content, inflated, of each frame until the stream ends. Raises Refusal `torn` for what is no frame."""
+    while True:
+        head_bytes = stream.read(FRAME.size)
+        if not head_bytes:
+            return
+        kind, length = FRAME.unpack(head_bytes) if len(head_bytes) == FRAME.size else (-1, 0)
+        content = stream.read(length) if 0 <= length <= MAX_FRAME_BYTES else b""
+        if kind not in (MESSAGE, DATA, DEFLATED) or len(content) != length:
+            raise torn()
+        if kind == DEFLATED:
+            kind, content = DATA, zlib.decompress(content)
+        yield kind, content
+
+
+class RunningSum:
+    """The SHA-256 of a stream from its beginning, at each multiple of SUM_INTERVAL_BYTES and at its end: one that is
+    right vouches for everything before it."""
+
+    def __init__(self) -> None:
+        self.offset = 0
+        """Bytes so far."""
+        self._digest = hashlib.sha256()
+
+    def add(self, data: bytes) -> list[tuple[int, str]]:
+        """Count bytes. Returns the sums of the multiples that they reach, with their offsets."""
+        found = []
+        view = memoryview(data)
+        while view:
+            part = view[: SUM_INTERVAL_BYTES - self.offset % SUM_INTERVAL_BYTES]
+            view = view[len(part) :]
+            self._digest.update(part)
+            self.offset += len(part)
+            if self.offset % SUM_INTERVAL_BYTES == 0:
+                found.append(self.here())
+        return found
+
+    def here(self) -> tuple[int, str]:
+        return self.offset, self._digest.hexdigest()

@@ -6,6 +6,8 @@ workloads_and_data     the workloads that come with gpuops, and the data that `-
 data_sources           what an address in `--data` leads to: files, and the URL of each
 fetch_data             nodes fetch them by themselves; their addresses, and their progress as one
 upload                 compares a tree with what nodes have, and sends the difference
+push_rounds            which node gets a push from here, and which through another
+push_chain             nodes of which each passes the push on to the next, fed once from here
 push_transports        rsync and the stream, which bring files to one node
 uplink                 this computer's line: its measured rate, its limit, what an upload will take
 push_record            what this computer has pushed to each node

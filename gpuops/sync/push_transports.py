@@ -8,7 +8,7 @@ small push goes as a stream, which needs one trip where rsync needs several.
 from __future__ import annotations
 
 import os
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
@@ -36,6 +36,10 @@ class Delivery:
     folder: Path
     files: Sequence[tuple[int, FileEntry]]
     """With their numbers in the list that the node was given."""
+    rsync: str = ""
+    """What the node's rsync says of its version; empty without one."""
+    may_chain: bool = False
+    """Whether the node may get them from another node, and pass them on."""
 
     @property
     def size(self) -> int:
@@ -101,20 +105,20 @@ def may_use_rsync(size: int) -> bool:
     return size >= MIN_RSYNC_BYTES and rsync.local_rsync() is not None
 
 
-def choose_transport(delivery: Delivery, version: str, uplink: Uplink) -> Transport:
-    """How a push goes to one node. `version`: what the node's rsync says of itself."""
+def choose_transport(delivery: Delivery, uplink: Uplink) -> Transport:
+    """How a push goes from here to one node."""
     hidden = any(rsync.PARTIAL in file.path for _, file in delivery.files)  # rsync leaves such a path out
     here = rsync.local_rsync() if not hidden and may_use_rsync(delivery.size) else None
-    there = rsync.parse_version("rsync", version)
+    there = rsync.parse_version("rsync", delivery.rsync)
     if not (here and there):
         return Stream(uplink)
-    is_fast = (uplink.measured_bytes_per_s or 0.0) > MAX_COMPRESSED_BYTES_PER_S
+    is_fast = uplink.expected_bytes_per_s > MAX_COMPRESSED_BYTES_PER_S
     return ByRsync(here, here.has_zstd and there.has_zstd and not is_fast, uplink)
 
 
-def find_changed(delivery: Delivery) -> list[str]:
+def find_changed(folder: Path, files: Iterable[FileEntry]) -> list[str]:
     """The files that are not any more what was scanned: changed or gone while they were sent."""
-    return [file.path for _, file in delivery.files if not _is_same(f"{delivery.folder}/{file.path}", file)]
+    return [file.path for file in files if not _is_same(f"{folder}/{file.path}", file)]
 
 
 def _is_same(path: str, file: FileEntry) -> bool:

@@ -37,6 +37,12 @@ class Uplink:
         self._free_at = 0.0
         """When what was sent has had its time (monotonic)."""
 
+    @property
+    def expected_bytes_per_s(self) -> float:
+        """What it will carry, as far as is known."""
+        rate = self.measured_bytes_per_s or DEFAULT_RATE_BYTES_PER_S
+        return min(rate, self._limit) if self._limit else rate
+
     def passed(self, count: int) -> None:
         """Count what was sent, and return once more may be sent."""
         with self._lock:
@@ -87,15 +93,19 @@ def read_upload_rate(cache: Path) -> float | None:
 
 
 def describe_estimate(size: int, nodes: int, per_hour: float, rate: float | None) -> str:
-    """`upload: about 4 min, $0.35: 1.2 GB to each of 2 nodes at 10 MB/s, as before`; empty for a small upload.
+    """`upload: about 2 min, $0.17: 1.2 GB at 10 MB/s, as before`; empty for a small upload.
 
+    Of several nodes the first passes it on; how long it takes where they do not reach each other is told, too.
     `per_hour`: $/h of all machines, which wait for the upload.
     """
     if size * nodes < MIN_ESTIMATED_BYTES:
         return ""
     bytes_per_s = rate or DEFAULT_RATE_BYTES_PER_S
-    seconds = size * nodes / bytes_per_s
-    targets = f" to each of {nodes} nodes" if nodes > 1 else ""
+
+    def told(copies: int) -> str:
+        seconds = size * copies / bytes_per_s
+        return span(seconds) + (f", {money(per_hour * seconds / 3600)}" if per_hour else "")
+
+    apart = f" ({told(nodes)} where the {nodes} nodes do not reach each other)" if nodes > 1 else ""
     origin = "as before" if rate else "a guess"
-    cost = f", {money(per_hour * seconds / 3600)}" if per_hour else ""
-    return f"upload: about {span(seconds)}{cost}: {amount(size)}{targets} at {amount(bytes_per_s)}/s ({origin})"
+    return f"upload: about {told(1)}{apart}: {amount(size)} at {amount(bytes_per_s)}/s ({origin})"

@@ -10,19 +10,18 @@ import hashlib
 import os
 import re
 import threading
-from collections.abc import Collection, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass
 from fnmatch import fnmatchcase
 from functools import cached_property, partial
 from pathlib import Path
-from typing import TYPE_CHECKING, NamedTuple
+from typing import TYPE_CHECKING
 
 from gpuops.core.errors import MalformedAnswer, NodeRefused, UsageError
 from gpuops.core.format import amount, plural
 from gpuops.core.git import commit_of, lies_here
 from gpuops.core.parallel import on_each
 from gpuops.core.reporting import Progress
-from gpuops.core.timings import Whose
 from gpuops.sync.project_files import (
     IGNORE_FILE,
     FileEntry,
@@ -35,19 +34,11 @@ from gpuops.sync.project_files import (
     refuse_escaping_links,
 )
 from gpuops.sync.push_record import PushRecord
-from gpuops.sync.push_transports import (
-    ByRsync,
-    Delivery,
-    Stream,
-    Transport,
-    choose_transport,
-    find_changed,
-    may_use_rsync,
-)
+from gpuops.sync.push_rounds import deliver
+from gpuops.sync.push_transports import Delivery, Stream, find_changed, may_use_rsync
 from gpuops.sync.secret_scan import MAX_WHOLE_BYTES, find_keys
 from gpuops.sync.uplink import Uplink
 from gpuops.transport.rpc import AgentClient
-from gpuops.transport.rsync import RsyncFailed
 
 if TYPE_CHECKING:
     from gpuops.transport import schemas
@@ -235,12 +226,14 @@ def push_many(
     """
     line = uplink or Uplink()
     for _ in range(MAX_PUSH_ATTEMPTS):
-        plans = on_each(partial(_plan_node, tree_name, tree, overwrite, line), clients)
+        push = _Push(tree_name, tree, overwrite, line)
+        plans = on_each(partial(_plan_node, push), clients)
         _refuse_conflicts(plans)
-        sent = _send_files(plans, progress)
-        changed = sorted({path for one in sent for path in one.changed})
+        ways = deliver([plan.delivery for plan in plans if plan.need], len(plans), line, progress)
+        sent = dict(item for plan in plans for item in plan.need)
+        changed = find_changed(tree.folder, sent.values())
         if not changed:
-            return on_each(partial(_commit_push, record, progress), list(zip(plans, sent, strict=True)))
+            return on_each(partial(_commit_push, record, progress, ways), plans)
         tree = _rescan(tree, changed)
     raise _never_rests(changed[0])
 
@@ -250,42 +243,55 @@ def _never_rests(path: str) -> UsageError:
                       f"stop what writes it, or list it in {IGNORE_FILE}")  # fmt: skip
 
 
+class _Push:
+    """What every node is to have."""
+
+    def __init__(self, tree_name: str, tree: Tree, overwrite: bool, uplink: Uplink) -> None:
+        self.tree_name, self.tree, self.overwrite, self.uplink = tree_name, tree, overwrite, uplink
+        self._sums: dict[int, str] = {}
+        self._lock = threading.Lock()
+
+    def sum_of(self, index: int) -> str:
+        """A file's SHA-256, computed once for all nodes that ask for it."""
+        with self._lock:
+            if index not in self._sums:
+                self._sums[index] = _hash_file(self.tree.folder / self.tree.files[index].path)
+            return self._sums[index]
+
+
 @dataclass(frozen=True)
 class _NodePlan:
     """One node's answer to the list of files: what it needs."""
 
     client: AgentClient
-    tree_name: str
-    tree: Tree
-    overwrite: bool
+    push: _Push
     answer: schemas.UploadPlan
-    uplink: Uplink
 
     @cached_property
     def need(self) -> list[tuple[int, FileEntry]]:
-        return [(index, self.tree.files[index]) for index in self.answer.need]
+        return [(index, self.push.tree.files[index]) for index in self.answer.need]
 
     @property
     def delivery(self) -> Delivery:
-        return Delivery(self.client, self.tree_name, self.answer.push, self.tree.folder, self.need)
-
-    @cached_property
-    def transport(self) -> Transport:
-        return choose_transport(self.delivery, self.answer.rsync, self.uplink)
+        push, answer = self.push, self.answer
+        # where rsync spares most of it, another node has nothing to add
+        may_chain = answer.replaces is not None and not (answer.rsync and 2 * answer.replaces > self.size)
+        return Delivery(self.client, push.tree_name, answer.push, push.tree.folder, self.need, answer.rsync, may_chain)
 
     @property
     def size(self) -> int:
         return sum(file.size for _, file in self.need)
 
 
-def _plan_node(tree_name: str, tree: Tree, overwrite: bool, uplink: Uplink, client: AgentClient) -> _NodePlan:
-    request = partial(_request_plan, client, len(tree.files), tree=tree_name,
-                      files=[file.wire for file in tree.files], overwrite=overwrite,
-                      rsync=may_use_rsync(tree.size))  # fmt: skip
+def _plan_node(push: _Push, client: AgentClient) -> _NodePlan:
+    files = push.tree.files
+    request = partial(_request_plan, client, len(files), tree=push.tree_name,
+                      files=[file.wire for file in files], overwrite=push.overwrite,
+                      rsync=may_use_rsync(push.tree.size))  # fmt: skip
     answer = request()
     if answer.ask:
-        answer = request(sums={str(index): _hash_file(tree.folder / tree.files[index].path) for index in answer.ask})
-    return _NodePlan(client, tree_name, tree, overwrite, answer, uplink)
+        answer = request(sums={str(index): push.sum_of(index) for index in answer.ask})
+    return _NodePlan(client, push, answer)
 
 
 def _request_plan(client: AgentClient, count: int, **arguments: object) -> schemas.UploadPlan:
@@ -318,80 +324,22 @@ def _refuse_conflicts(plans: Sequence[_NodePlan]) -> None:
                      "`gpuops pull --edits` brings it home, beside yours; `--overwrite` sends yours")  # fmt: skip
 
 
-class _Sent(NamedTuple):
-    """What became of one node's transfer."""
-
-    changed: list[str]
-    """Paths that changed during it."""
-    carrier: Transport | None
-    """What brought the files; None where none was needed."""
-
-
-def _send_files(plans: Sequence[_NodePlan], progress: Progress) -> list[_Sent]:
-    """Send what each node needs, in the plans' order."""
-    total = sum(plan.size for plan in plans)
-    if not any(plan.need for plan in plans):
-        return [_Sent([], None) for _ in plans]
-    count = max(len(plan.need) for plan in plans)
-    label = plans[0].client.label if len(plans) == 1 else f"{len(plans)} nodes"
-    ways = dict.fromkeys(plan.transport.describe() for plan in plans if plan.need)
-    progress.phase(f"sending {plural(count, 'file')} to {label}, {amount(total)}, {' and '.join(ways)}", Whose.NETWORK)
-    return on_each(partial(_send_to_node, _SharedProgress(progress, total, label)), plans)
-
-
-class _SharedProgress:
-    """The bytes that several senders have sent, shown as one progress."""
-
-    def __init__(self, progress: Progress, total: int, label: str) -> None:
-        self.progress, self.total, self.label = progress, total, label
-        self.done = 0
-        self._lock = threading.Lock()
-
-    def add(self, count: int) -> None:
-        with self._lock:
-            self.done += count
-            self.progress.advance(min(self.done, self.total), self.total, self.label)
-
-
-def _send_to_node(shared: _SharedProgress, plan: _NodePlan) -> _Sent:
-    if not plan.need:
-        return _Sent([], None)
-    delivery, carrier, passed = plan.delivery, plan.transport, 0
-
-    def add(count: int) -> None:
-        nonlocal passed
-        passed += count
-        shared.add(count)
-
-    try:
-        carrier.send(delivery, add)
-    except RsyncFailed as error:
-        if changed := find_changed(delivery):
-            return _Sent(changed, carrier)
-        shared.add(-passed)
-        shared.progress.say(f"{plan.client.label}: {error}; sending as a stream")
-        carrier = Stream(plan.uplink)
-        carrier.send(delivery, shared.add)
-    return _Sent(find_changed(delivery), carrier)
-
-
 def _rescan(tree: Tree, changed: Sequence[str]) -> Tree:
     """The tree with `changed` files read again."""
     files = [read_entry(tree.folder, file.path) if file.path in changed else file for file in tree.files]
     return dataclasses.replace(tree, files=[file for file in files if file])
 
 
-def _commit_push(record: PushRecord | None, progress: Progress, pair: tuple[_NodePlan, _Sent]) -> PushReport:
-    plan, sent = pair
+def _commit_push(record: PushRecord | None, progress: Progress, ways: Mapping[str, str], plan: _NodePlan) -> PushReport:
     label = plan.client.label
-    key = record.begin_push(label, plan.tree.files) if record else ""
-    way = sent.carrier.describe() if sent.carrier else ""
+    key = record.begin_push(label, plan.push.tree.files) if record else ""
+    way = ways.get(label, "")
     try:
         removed = _commit(plan)
     except NodeRefused as refusal:
-        if refusal.kind != "incomplete" or not isinstance(sent.carrier, ByRsync):
+        if refusal.kind != "incomplete" or not way:
             raise
-        progress.say(f"{label}: rsync has left something out; sending it as a stream")
+        progress.say(f"{label}: the transfer has left something out; sending it as a stream")
         removed = _commit(_resend(plan))
         way += " and as a stream"
     if record:
@@ -404,17 +352,17 @@ def _commit(plan: _NodePlan) -> int:
     if not plan.answer.push:
         return 0  # everything is there as it should be
     answer: schemas.UploadCommit = plan.client.call(
-        "commit", timeout=TREE_TIMEOUT_S, tree=plan.tree_name, push=plan.answer.push
+        "commit", timeout=TREE_TIMEOUT_S, tree=plan.push.tree_name, push=plan.answer.push
     )
     return answer.removed
 
 
 def _resend(plan: _NodePlan) -> _NodePlan:
     """Send as a stream what the node still needs."""
-    again = _plan_node(plan.tree_name, plan.tree, plan.overwrite, plan.uplink, plan.client)
+    again = _plan_node(plan.push, plan.client)
     _refuse_conflicts([again])
     if again.need:
-        Stream(again.uplink).send(again.delivery, lambda _: None)
-    if changed := find_changed(again.delivery):
+        Stream(plan.push.uplink).send(again.delivery, lambda _: None)
+    if changed := find_changed(plan.push.tree.folder, [file for _, file in again.need]):
         raise _never_rests(changed[0])
     return again

@@ -6,6 +6,7 @@ rpc              requests to an agent, as JSON lines; which programs can be star
 schemas          the shape of every answer to a request, and of a run's files on a node
 program_schemas  the shape of what the agent's programs print, and of a node's other files
 validation       converts what a node says to those shapes, or rejects it
+relay            the program on a node that passes a push on; `link_certificate`: for two such nodes
 bulk_transfer    one bulk transfer, which ends within a limit whichever side stops
 rsync            sends files to a node by this computer's rsync
 rsync_joint      joins its ends to a program on the node, and notices silence

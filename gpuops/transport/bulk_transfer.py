@@ -225,10 +225,17 @@ class PaddedFile:
         return data + bytes(count - len(data))
 
 
+class Target(Protocol):
+    """What a stream of files is written to."""
+
+    @property
+    def stdin(self) -> BinaryIO: ...
+
+
 class Sending:
     """A stream of files to a program (`agent.wire_format`); small files travel together."""
 
-    def __init__(self, channel: Channel) -> None:
+    def __init__(self, channel: Target) -> None:
         self._stream = Whole(channel.stdin)
         self._gathered: list[bytes] = []
         self._size = 0
@@ -259,7 +266,7 @@ class Sending:
 
 
 def write_files(
-    channel: Channel, folder: Path, files: Sequence[tuple[int, FileToSend]], on_bytes: Callable[[int], None]
+    channel: Target, folder: Path, files: Sequence[tuple[int, FileToSend]], on_bytes: Callable[[int], None]
 ) -> None:
     """Send each file under its number as name; one that is gone is left out. Raises UsageError for a file that cannot
     be read."""

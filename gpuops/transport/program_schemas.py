@@ -9,13 +9,15 @@ from __future__ import annotations
 from typing import Annotated, Any
 
 import msgspec
-from msgspec import Struct
+from msgspec import Meta, Struct
 
 from gpuops.transport.schemas import (
+    Address,
     Count,
     FileCount,
     Name,
     Nanoseconds,
+    Port,
     Sentence,
     Sha256,
     SmallInteger,
@@ -94,6 +96,37 @@ class RefusalLine(Struct, frozen=True):
     """The last line that a refusing program of the agent writes to stderr."""
 
     error: AgentRefusal
+
+
+class RelayPlaces(Struct, frozen=True):
+    """Mode `relay`, first: where the node before this one may reach it, the best first."""
+
+    machine: Name
+    places: Annotated[list[tuple[Address, Port]], Meta(max_length=8)]
+    port: Annotated[int, Meta(ge=0, le=65535)]
+    """The port of all places; 0 for the first node, which listens nowhere."""
+
+
+class RelayReached(Struct, frozen=True):
+    """Mode `relay`, second: whether the node after this one was reached, and why not."""
+
+    reached: bool
+    why: Sentence = Sentence()
+
+
+class RelayNews(Struct, frozen=True):
+    """Mode `relay`, from then on: one of these at a time."""
+
+    at: Count | None = None
+    """Bytes of the stream so far."""
+    lost: Sentence | None = None
+    """Why the node after this one gets no more."""
+    whole: bool | None = None
+    """At the end: whether all of the stream came, as the client sent it."""
+    last: Count | None = None
+    """At the end: the last file that is staged."""
+    refusal: AgentRefusal | None = None
+    """At the end: why this node could stage no more."""
 
 
 prepare_shapes([*globals().values()])

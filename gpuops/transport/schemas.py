@@ -212,6 +212,9 @@ class UploadPlan(Struct, frozen=True):
     """Files that were edited on the node and differ here as well."""
     rsync: Name = ""
     """What the node's rsync says of its version; empty without one, and where nobody asked."""
+    replaces: Count | None = None
+    """Bytes of the needed files that an older version or a part on the node may spare; None: an agent without
+    `relay`."""
 
 
 class UploadCommit(Struct, frozen=True):

@@ -65,7 +65,7 @@ def parse_document(label: str, subject: str, text: bytes, shape: Any) -> Any:
 def parse_refusal(label: str, error: Any) -> NodeRefused:
     """Convert the `error` object of an agent. Raises ValueError where it has another shape."""
     refusal: AgentRefusal = convert(error, AgentRefusal)
-    return _refused_by_node(label, refusal)
+    return to_error(label, refusal)
 
 
 def parse_refusal_line(label: str, line: str) -> NodeRefused | None:
@@ -74,10 +74,11 @@ def parse_refusal_line(label: str, line: str) -> NodeRefused | None:
         complaint: RefusalLine = convert(parse_json(line.encode(errors="replace")), RefusalLine)
     except ValueError:
         return None
-    return _refused_by_node(label, complaint.error)
+    return to_error(label, complaint.error)
 
 
-def _refused_by_node(label: str, refusal: AgentRefusal) -> NodeRefused:
+def to_error(label: str, refusal: AgentRefusal) -> NodeRefused:
+    """The error for a refusal of an agent."""
     say = f"{label}: {refusal.say or 'refused'}"
     return NodeRefused(say, refusal.hint, refusal.kind or "refused", refusal.data)
 

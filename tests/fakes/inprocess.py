@@ -23,11 +23,11 @@ AGENT_PYTHON = os.environ.get("GPUOPS_TEST_AGENT_PYTHON", sys.executable)
 PROGRAM = f"""
 import sys
 sys.path.insert(0, {SOURCE!r})
-from gpuops.agent.files import transfer_modes
-from gpuops.agent.__main__ import refuse
+import importlib
+from gpuops.agent.__main__ import MODES, refuse
 from gpuops.agent.node import Refusal
 try:
-    sys.exit(transfer_modes.main(sys.argv[1], sys.argv[2:]))
+    sys.exit(importlib.import_module("gpuops.agent." + MODES[sys.argv[1]]).main(sys.argv[1], sys.argv[2:]))
 except Refusal as refusal:
     sys.exit(refuse(refusal.kind, refusal.say, refusal.hint, 1))
 """

@@ -206,6 +206,10 @@ def free_bytes(path: str) -> int | None:
     return disk.f_bavail * disk.f_frsize
 
 
+def disk_full() -> Refusal:
+    return Refusal("disk", "the disk is full", "take a node with a larger disk, or send less")
+
+
 def check_room(folder: str, size: int, what: str, hint: str) -> None:
     """Raises Refusal(`disk`) where the disk has less room than `size` bytes. `what`: what needs it."""
     free = free_bytes(folder)

@@ -3,6 +3,7 @@
     plan.json      the push that is under way
     files-<push>/  each file's content under its path
     links/         where the commit makes the links, so that no content is written through one
+    relay-<any>/   files that another node has passed on, until the client vouches for them
 
 Each plan has a folder of its own, so that an older push which still writes cannot mix its bytes into a newer one. What
 an older push brought is moved to the new folder: files that came whole, and parts of files that rsync goes on from.
@@ -15,15 +16,19 @@ import fcntl
 import hashlib
 import os
 import shutil
+import tempfile
+from collections import deque
 from typing import Iterable, Iterator, Mapping, NamedTuple
 
-from gpuops.agent.files.folder import path_bytes, stat_entry
+from gpuops.agent.files.folder import FULL_DISK_ERRORS, disk_full, path_bytes, stat_entry
 from gpuops.agent.files.push_comparison import parse_files
 from gpuops.agent.files.push_decision import FILE, Entry
 from gpuops.agent.node import Node, Refusal, read_json, write_json
 
 PARTIAL = b".gpuops-partial"
 """Where rsync leaves the part of a file that it has (`--partial-dir`): a folder beside the file."""
+STAGED = "files-"
+"""Before the name of a push, the name of the folder of what it has brought."""
 ROUNDINGS_NS = 1_000, 1_000_000_000
 """An rsync whose system knows no finer times writes whole microseconds or seconds."""
 
@@ -46,7 +51,7 @@ class Incoming:
 
     def __init__(self, node: Node, tree: str, push: str = "") -> None:
         self.folder = os.path.join(os.path.dirname(node.tree(tree)), "incoming", tree)
-        self.files = os.path.join(self.folder, f"files-{push}")
+        self.files = os.path.join(self.folder, STAGED + push)
         self._push = push
 
     def at(self, path: str, entry: Entry) -> bytes:
@@ -85,22 +90,28 @@ class Incoming:
 
     def write(self, path: str, entry: Entry, blocks: Iterable[bytes]) -> None:
         """Stage a content. Raises FileNotFoundError where another push has begun, and OSError."""
-        part, staged = os.path.join(self.folder, f"part-{os.getpid()}"), self.at(path, entry)
+        part = os.path.join(self.folder, f"part-{self._push}-{os.getpid()}")  # one agent may copy for two pushes
+        self.write_part(part, path, entry, blocks)
+        self.take(part, path, entry)
+
+    def write_part(self, part: str, path: str, entry: Entry, blocks: Iterable[bytes]) -> None:
+        """Write a content with its mode and time, not yet where it is staged. Raises as `write`."""
         with contextlib.suppress(OSError):  # rsync has given up, and its part takes room
             os.unlink(self._partial(path))
-        try:
+        with _removed_on_error(part):
             with open(part, "wb") as file:
                 for block in blocks:
                     file.write(block)
                 os.fchmod(file.fileno(), entry.mode)
             os.utime(part, ns=(entry.mtime_ns, entry.mtime_ns))
+
+    def take(self, part: str, path: str, entry: Entry) -> None:
+        """Stage what `write_part` has written. Raises as `write`."""
+        staged = self.at(path, entry)
+        with _removed_on_error(part):
             if not os.path.isdir(os.path.dirname(staged)) and os.path.isdir(self.files):
                 os.makedirs(os.path.dirname(staged), exist_ok=True)
             os.replace(part, staged)
-        except BaseException:
-            with contextlib.suppress(OSError):
-                os.unlink(part)
-            raise
 
     def open(self, files: Mapping[str, Entry]) -> bool:
         """Make the folders, take over what older pushes left of `files`, and remove the rest.
@@ -115,7 +126,8 @@ class Incoming:
             if left.name in ("links", "plan.json", os.path.basename(self.files)):
                 continue
             if left.is_dir(follow_symlinks=False):
-                is_useful |= self._take_over(os.fsencode(left.path), wanted)
+                if left.name.startswith(STAGED):  # nobody has vouched for what a relay left
+                    is_useful |= self._take_over(os.fsencode(left.path), wanted)
                 shutil.rmtree(left.path, ignore_errors=True)
             else:  # the part of a stream that was cut, or that still comes
                 with contextlib.suppress(FileNotFoundError):
@@ -155,6 +167,86 @@ class Incoming:
 
     def close(self) -> None:
         shutil.rmtree(self.folder, ignore_errors=True)
+
+
+class _Unproven(NamedTuple):
+    """A file that has come from another node."""
+
+    end: int
+    """Where in the stream it ends."""
+    number: int
+    """In the plan's list."""
+    part: str
+    path: str
+    entry: Entry
+
+
+class Shelf:
+    """Files that another node passes on, in order: beside their places until the client vouches for them."""
+
+    def __init__(self, incoming: Incoming) -> None:
+        """Raises Refusal(`superseded`)."""
+        self.last: int | None = None
+        """The number of the last file that was staged."""
+        self.refusal: Refusal | None = None
+        """Why no more can be staged."""
+        try:
+            self.folder = tempfile.mkdtemp(prefix="relay-", dir=incoming.folder)
+        except FileNotFoundError as error:
+            raise superseded() from error
+        self._incoming = incoming
+        self._count = 0
+        self._waiting: deque[_Unproven] = deque()
+
+    def write(self, path: str, entry: Entry, blocks: Iterable[bytes]) -> str:
+        """Write a file beside its place. Returns where; empty where this node cannot, and what is left of it is read
+        all the same: those behind this node get it."""
+        part = os.path.join(self.folder, str(self._count))  # what comes may have one name twice
+        self._count += 1
+        if self.refusal is None:
+            try:
+                self._incoming.write_part(part, path, entry, blocks)
+                return part
+            except OSError as error:
+                self.refusal = _explain(error)
+        for _ in blocks:
+            pass
+        return ""
+
+    def put(self, end: int, number: int, part: str, path: str, entry: Entry) -> None:
+        """Let a file that was written wait for the proof of the stream up to `end`."""
+        self._waiting.append(_Unproven(end, number, part, path, entry))
+
+    def settle(self, proven: int) -> None:
+        """Stage the files that end before `proven`."""
+        while self._waiting and self._waiting[0].end <= proven and self.refusal is None:
+            file = self._waiting.popleft()
+            try:
+                self._incoming.take(file.part, file.path, file.entry)
+                self.last = file.number
+            except OSError as error:
+                self.refusal = _explain(error)
+
+    def close(self) -> None:
+        shutil.rmtree(self.folder, ignore_errors=True)
+
+
+def _explain(error: OSError) -> Refusal:
+    if isinstance(error, FileNotFoundError):
+        return superseded()
+    if error.errno in FULL_DISK_ERRORS:
+        return disk_full()
+    return Refusal("cannot-write", f"a file cannot be written: {error.strerror or error}", "check the node's disk")
+
+
+@contextlib.contextmanager
+def _removed_on_error(part: str) -> Iterator[None]:
+    try:
+        yield
+    except BaseException:
+        with contextlib.suppress(OSError):
+            os.unlink(part)
+        raise
 
 
 def superseded() -> Refusal:

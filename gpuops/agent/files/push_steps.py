@@ -63,7 +63,7 @@ def plan(node: Node, args: dict[str, Any], emit: Emit) -> dict[str, Any]:  # noq
         state = survey(folder, record, files, push_plan.overwrite, sums)
         if is_settled(record, state) and os.path.isdir(folder.folder):
             Incoming(node, name).close()  # invalidates an older push
-            return {"push": "", "need": [], "ask": [], "stale": [], "conflicts": [], "rsync": "",
+            return {"push": "", "need": [], "ask": [], "stale": [], "conflicts": [], "rsync": "", "replaces": 0,
                     "kept": state.having(KEPT) + state.edited}  # fmt: skip
         incoming = Incoming(node, name, push_plan.push)
         has_contents = incoming.open(files)
@@ -72,7 +72,8 @@ def plan(node: Node, args: dict[str, Any], emit: Emit) -> dict[str, Any]:  # noq
     need = [path for path in to_write(state) if files[path].link is None]
     if has_contents:
         need = [path for path in need if not incoming.has(path, files[path])]
-    size = sum(incoming.missing_bytes(path, files[path]) if has_contents else files[path].size for path in need)
+    missing = {path: incoming.missing_bytes(path, files[path]) if has_contents else files[path].size for path in need}
+    size = sum(missing.values())
     check_room(incoming.folder, size, "the push", "free some space there, or send less with .gpuopsignore")
     return {
         "push": push_plan.push,
@@ -82,6 +83,7 @@ def plan(node: Node, args: dict[str, Any], emit: Emit) -> dict[str, Any]:  # noq
         "kept": state.having(KEPT) + state.edited,
         "conflicts": state.having(CONFLICT),
         "rsync": find_version() if need and args.get("rsync") else "",
+        "replaces": sum(files[path].size - (0 if path in record.files else missing[path]) for path in need),
     }
 
 
@@ -167,16 +169,22 @@ def edits(node: Node, args: dict[str, Any], emit: Emit) -> dict[str, Any]:  # no
     return {"files": files}
 
 
-def receive(node: Node, arguments: list[str], stdin: BinaryIO, stdout: BinaryIO) -> int:  # noqa: ARG001
-    """Mode, `--tree T --push P`: a stream of files on stdin, named by their index in the plan.
-
-    Raises Refusal(`superseded`, `torn`), and OSError; `torn`: the stream ended early or does not fit the plan.
-    """
+def open_push(node: Node, arguments: list[str]) -> tuple[Incoming, list[tuple[str, Entry]]]:
+    """The push that a transfer (`--tree T --push P`) is for, and its files. Raises Refusal(`superseded`, `busy`)."""
     flags = parse_options(arguments)
     incoming = Incoming(node, flags["tree"], flags["push"])
     with tree_lock(node, flags["tree"]):
         files = list(incoming.load().files.items())
         end_rsync(node, flags["tree"])  # the client has given it up
+    return incoming, files
+
+
+def receive(node: Node, arguments: list[str], stdin: BinaryIO, stdout: BinaryIO) -> int:  # noqa: ARG001
+    """Mode, `--tree T --push P`: a stream of files on stdin, named by their index in the plan.
+
+    Raises Refusal(`superseded`, `torn`), and OSError; `torn`: the stream ended early or does not fit the plan.
+    """
+    incoming, files = open_push(node, arguments)
     try:
         for index, size, blocks in wire_format.members(stdin):
             path, entry = files[int(index)]

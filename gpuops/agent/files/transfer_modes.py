@@ -10,7 +10,7 @@ import time
 from typing import BinaryIO, Callable, List, Sequence
 
 from gpuops.agent.files.earlier_outputs import restore
-from gpuops.agent.files.folder import FULL_DISK_ERRORS
+from gpuops.agent.files.folder import FULL_DISK_ERRORS, disk_full
 from gpuops.agent.files.output_files import left
 from gpuops.agent.files.push_steps import receive
 from gpuops.agent.files.rsync_receiver import receive_by_rsync
@@ -39,7 +39,7 @@ def run(work: Work, arguments: Sequence[str], *, touches: bool = False) -> int:
         return work(node, rest, sys.stdin.buffer, sys.stdout.buffer)
     except OSError as error:
         if error.errno in FULL_DISK_ERRORS:
-            raise Refusal("disk", "the disk is full", "take a node with a larger disk, or send less") from error
+            raise disk_full() from error
         raise
 
 

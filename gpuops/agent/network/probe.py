@@ -83,7 +83,7 @@ class Listeners:
 
     def open(self, port: int) -> int:
         """Listen on a port (0: of the kernel's choice). Returns the port. Raises OSError."""
-        listener = _bind_all_addresses(port)
+        listener = bind_all_addresses(port)
         self._sockets.append(listener)
         listener.setblocking(False)  # a caller that has vanished must not block `accept`
         listener.listen(MAX_WAITING_CONNECTIONS)
@@ -156,7 +156,7 @@ class Listeners:
             opened.close()
 
 
-def _bind_all_addresses(port: int) -> socket.socket:
+def bind_all_addresses(port: int) -> socket.socket:
     """A socket on all addresses of both families, or of IPv4 alone where there is no IPv6. Raises OSError."""
     try:
         both = socket.socket(socket.AF_INET6, socket.SOCK_STREAM)

@@ -23,6 +23,7 @@ from typing import Any
 import pytest
 
 from gpuops.agent.files import push_steps, rsync_receiver, tar_streams
+from gpuops.agent.files.incoming import Shelf
 from gpuops.agent.files.tar_streams import Padded
 from gpuops.agent.node import Node, Refusal
 from gpuops.agent.wire_format import END, head
@@ -341,6 +342,33 @@ def test_what_streams_that_were_cut_left_is_removed(node: Node, here: Path) -> N
     assert sorted(os.listdir(incoming)) == [f"files-{answer['push']}", "links", "plan.json"]
 
 
+def test_what_another_node_passed_on_counts_for_nothing_until_the_client_vouches_for_it(node: Node, here: Path) -> None:
+    """Not for the next push, either, whatever a file is called there."""
+    make(here, {"0": "a" * 600}, 10**18)
+    incoming, files = push_steps.open_push(node, ["--tree", "project", "--push", plan(node, here)["push"]])
+    shelf = Shelf(incoming)
+    shelf.put(600, 0, shelf.write(*files[0], [b"x" * 600]), *files[0])
+    shelf.settle(599)
+    assert (Path(shelf.folder) / "0").exists()
+    assert plan(node, here)["need"] == [0]
+    assert not os.path.exists(shelf.folder)
+    shelf.settle(600)
+    assert shelf.last is None
+    assert shelf.refusal
+    assert shelf.refusal.kind == "superseded"
+
+
+def test_a_file_that_another_node_sends_twice_does_not_take_the_proof_of_the_first(node: Node, here: Path) -> None:
+    make(here, {"a": "a" * 600}, 10**18)
+    incoming, files = push_steps.open_push(node, ["--tree", "project", "--push", (push := plan(node, here)["push"])])
+    shelf = Shelf(incoming)
+    shelf.put(600, 0, shelf.write(*files[0], [b"a" * 600]), *files[0])
+    shelf.put(1200, 0, shelf.write(*files[0], [b"x" * 600]), *files[0])
+    shelf.settle(600)
+    commit(node, push)
+    assert contents(Path(node.tree("project"))) == contents(here)
+
+
 def with_part(node: Node, push: str, size: int) -> Path:
     part = staging(node, push) / ".gpuops-partial" / "a"
     part.parent.mkdir()
@@ -355,6 +383,7 @@ def test_the_part_of_a_file_that_is_there_needs_no_room(
     with_part(node, plan(node, here)["push"], 400)
     monkeypatch.setattr("gpuops.agent.files.folder.free_bytes", lambda _: 800)
     answer = plan(node, here)
+    assert answer["replaces"] == 400, "rsync goes on from it"
     monkeypatch.setattr("gpuops.agent.files.folder.free_bytes", lambda _: 799)
     with pytest.raises(Refusal, match="the disk has"):
         plan(node, here)

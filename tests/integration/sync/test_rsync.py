@@ -8,7 +8,7 @@ import threading
 from collections.abc import Sequence
 from pathlib import Path
 from types import SimpleNamespace
-from typing import Any
+from typing import Any, NamedTuple
 
 import pytest
 
@@ -155,7 +155,7 @@ def test_what_rsync_leaves_out_is_sent_as_a_stream(world: World, monkeypatch: py
     (report,) = push_many([world.node], "project", world.scan(), progress=progress)  # type: ignore[list-item]
     assert contents(world.there) == contents(world.here)
     assert report.way.endswith(" and as a stream")
-    assert "node0: rsync has left something out; sending it as a stream" in said
+    assert "node0: the transfer has left something out; sending it as a stream" in said
 
 
 def test_what_compresses_is_compressed_on_a_slow_line(world: World) -> None:
@@ -224,11 +224,13 @@ def test_a_node_without_rsync_or_with_an_old_one_gets_a_stream(world: World) -> 
     here = rsync.local_rsync()
     assert here is not None
 
-    class Wish:
-        size, files = 2_000_000, ()
+    class Wish(NamedTuple):
+        rsync: str
+        size: int = 2_000_000
+        files: tuple[()] = ()
 
     def chosen(version: str) -> str:
-        return choose_transport(Wish(), version, Uplink()).describe()  # type: ignore[arg-type]
+        return choose_transport(Wish(version), Uplink()).describe()  # type: ignore[arg-type]
 
     assert chosen("rsync  version 3.2.7  protocol version 31\n") == f"by rsync {here.version}"
     for text in ("", "rsync  version 3.1.2  protocol version 31", "openrsync: protocol version 29", "x" * 4096):
