@@ -4,6 +4,7 @@ push_steps       verbs `plan`, `commit`, `edits`, mode `receive`: a push, in ste
 incoming         what a push has brought so far
 rsync_receiver   mode `rsync-receive`: rsync brings it
 push_comparison  what a push would do to a tree as it is now
+contents_here    contents of a push that lie on the node already, under another name or in another tree
 push_decision    the decision for one path
 folder           one tree on disk, never outside it
 output_files     what a run made: patterns, sizes, checksums

@@ -14,9 +14,10 @@ from __future__ import annotations
 import contextlib
 import os
 import secrets
-from typing import Any, BinaryIO
+from typing import Any, BinaryIO, Mapping
 
 from gpuops.agent import wire_format
+from gpuops.agent.files.contents_here import Changed, ContentsHere, copied
 from gpuops.agent.files.folder import TreeFolder, apply_stat, check_room, path_bytes
 from gpuops.agent.files.incoming import Incoming, Plan, superseded, tree_lock
 from gpuops.agent.files.push_comparison import (
@@ -75,16 +76,33 @@ def plan(node: Node, args: dict[str, Any], emit: Emit) -> dict[str, Any]:  # noq
     missing = {path: incoming.missing_bytes(path, files[path]) if has_contents else files[path].size for path in need}
     size = sum(missing.values())
     check_room(incoming.folder, size, "the push", "free some space there, or send less with .gpuopsignore")
+    here = ContentsHere(node, [files[path] for path in need])
+    asked = [path for path in need if path not in sums and here.may_have(files[path], folder.at(path))]
+    copies = _stage_copies(incoming, here, {path: files[path] for path in need if path in sums}, sums)
+    need = [path for path in need if path not in copies]
     return {
         "push": push_plan.push,
         "need": [index[path] for path in need],
-        "ask": [index[path] for path in state.having(ASK)],
+        "ask": [index[path] for path in state.having(ASK) + asked],
         "stale": state.stale,
         "kept": state.having(KEPT) + state.edited,
         "conflicts": state.having(CONFLICT),
         "rsync": find_version() if need and args.get("rsync") else "",
         "replaces": sum(files[path].size - (0 if path in record.files else missing[path]) for path in need),
     }
+
+
+def _stage_copies(
+    incoming: Incoming, here: ContentsHere, wanted: dict[str, Entry], sums: Mapping[str, str]
+) -> set[str]:
+    """Stage what lies elsewhere on this node. Returns the paths."""
+    staged = set()
+    for digest, place in here.find({sums[path]: entry for path, entry in wanted.items()}):
+        for path in [path for path in wanted if sums[path] == digest]:
+            with contextlib.suppress(OSError, Changed):  # then it is sent
+                incoming.write(path, wanted[path], copied(place, digest))
+                staged.add(path)
+    return staged
 
 
 def commit(node: Node, args: dict[str, Any], emit: Emit) -> dict[str, Any]:  # noqa: ARG001

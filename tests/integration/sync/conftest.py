@@ -28,4 +28,4 @@ def project(tmp_path: Path) -> Path:
 
 @pytest.fixture
 def node(tmp_path: Path) -> InProcessClient:
-    return InProcessClient(tmp_path / "n0")
+    return InProcessClient(tmp_path / "root" / "cluster" / "n0")
