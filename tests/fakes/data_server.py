@@ -28,6 +28,8 @@ class Play:
     """Called before the answer."""
     holds: threading.Event | None = None
     """After the cut's bytes, nothing comes until this is set."""
+    excess: bytes = b""
+    """Sent behind the data, and counted in the answer's length."""
 
 
 @dataclass
@@ -49,7 +51,11 @@ class DataServer:
     heeds_if_range: bool = True
     """Whether a rest is sent only of the version that was begun."""
     has_tags: bool = True
+    modified: str = ""
+    """Of all files; told where there are no tags."""
     has_length: bool = True
+    is_chunked: bool = False
+    """Whether data come in chunks, of which nobody says how many bytes they are together."""
     more: dict[str, str] = field(default_factory=dict)
     """Further headers of each answer with data."""
     certificate: Path | None = None
@@ -80,7 +86,8 @@ class DataServer:
         self._server.server_close()
 
     def sends_rest(self, tag: str | None, data: bytes) -> bool:
-        return self.has_ranges and (not self.heeds_if_range or tag == tag_of(data))
+        version = tag_of(data) if self.has_tags else self.modified
+        return self.has_ranges and (not self.heeds_if_range or tag == version)
 
     def ranges(self) -> list[str]:
         """Of each request that was answered with data, from which byte it asked."""
@@ -105,7 +112,8 @@ class _Handler(BaseHTTPRequestHandler):
         data = server.files.get(self.path.partition("?")[0])
         status = play.status or (404 if data is None else 200)
         data = data or b""
-        headers, start = {"ETag": tag_of(data), **server.more} if server.has_tags else {}, 0
+        version = {"ETag": tag_of(data)} if server.has_tags else {"Last-Modified": server.modified}
+        headers, start = {name: value for name, value in {**version, **server.more}.items() if value}, 0
         if status == 200:
             if server.has_tags and heard.headers.get("if-none-match") == tag_of(data):
                 status, data = 304, b""
@@ -117,7 +125,7 @@ class _Handler(BaseHTTPRequestHandler):
             data, headers = b"no", {"Location": play.location} if play.location else {}
         heard.status = status
         with suppress(OSError):  # who asked is gone
-            self._send(status, headers, data[start:], play)
+            self._send(status, headers, data[start:] + play.excess, play)
 
     do_HEAD = do_GET
 
@@ -125,7 +133,10 @@ class _Handler(BaseHTTPRequestHandler):
         self.send_response(status)
         for name, value in headers.items():
             self.send_header(name, value)
-        if self.server_owner.has_length:
+        if self.server_owner.is_chunked and self.command == "GET" and status in (200, 206):
+            self.send_header("Transfer-Encoding", "chunked")
+            body = b"%x\r\n%b\r\n0\r\n\r\n" % (len(body), body)
+        elif self.server_owner.has_length:
             self.send_header("Content-Length", str(len(body)))
         else:
             self.send_header("Connection", "close")

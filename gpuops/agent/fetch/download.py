@@ -202,13 +202,14 @@ class Download:
         except Cut:
             self._position = 0
             raise
-        if answer.version.size != self._version.size or answer.version.etag not in ("", self._version.etag):
+        if not _may_be_rest(self._version, answer.version):
             self._store.drop(self._wanted.path)
             raise changed(self._wanted.path)
         if start != self._position:
             self._position = 0
             raise Cut(f"{answer.host} sends another part of the file than it was asked for")
         self._has_begun = True
+        self._version = self._version._replace(size=answer.version.size)
         if self._version.size is not None:
             self._flow.sizes[self._wanted.path] = self._version.size
             check_room(self._store.incoming, self._version.size - start, self._wanted.path,
@@ -224,6 +225,9 @@ class Download:
                 block = answer.read()
                 if not block:
                     break
+                if size is not None and self._position + len(block) > size:
+                    self._store.drop(self._wanted.path)
+                    raise changed(self._wanted.path)
                 _write(fd, block)
                 self._position += len(block)
                 if self._hash:
@@ -268,6 +272,13 @@ def _is_equal(one: Version, other: Version) -> bool:
     """Whether two versions are of one content: by the tag, or else by the time; and by the size where both tell it."""
     is_size_equal = one.size == other.size or None in (one.size, other.size)
     return is_size_equal and (one.etag == other.etag if one.etag and other.etag else one.modified == other.modified)
+
+
+def _may_be_rest(begun: Version, rest: Version) -> bool:
+    """Whether a rest can be one of the version that was begun; a server need not say again which one that is."""
+    if begun.size not in (None, rest.size):
+        return False
+    return rest.etag == begun.etag if rest.etag else rest.modified in ("", begun.modified)
 
 
 def _announced_sha256(answer: Answer) -> str:

@@ -157,6 +157,36 @@ def test_no_file_is_made_of_two_versions(place: Place, server: DataServer) -> No
     assert (place.tree / "big.bin").read_bytes() == other
 
 
+def test_no_file_is_made_of_two_versions_that_differ_in_time_alone(place: Place, server: DataServer) -> None:
+    server.heeds_if_range = server.has_tags = False
+    server.modified = "Thu, 01 Jan 2026 00:00:00 GMT"
+    other = BIG[::-1]
+
+    def change() -> None:
+        server.files["/set/big.bin"], server.modified = other, "Fri, 02 Jan 2026 00:00:00 GMT"
+
+    server.plays += [Play(cut=3_000_000), Play(first=change)]
+    place.fetch(web(server))
+    assert server.ranges()[:2] == ["", "bytes=3000000-"]
+    assert (place.tree / "big.bin").read_bytes() == other
+
+
+def test_a_rest_that_is_longer_than_the_file_is_not_taken(place: Place, server: DataServer) -> None:
+    server.plays += [Play(cut=3_000_000), Play(excess=b"and more")]
+    place.fetch(web(server))
+    assert (place.tree / "big.bin").read_bytes() == BIG
+
+
+def test_a_size_that_is_told_with_the_rest_alone_counts(place: Place, server: DataServer) -> None:
+    """As by a server that makes its answer while it sends it, in chunks."""
+    server.is_chunked = True
+    server.plays.append(Play(cut=len("4e2000\r\n") + 3_000_000))
+    place.fetch(web(server))
+    assert not place.said
+    assert server.ranges() == ["", "bytes=3000000-"]
+    assert (place.tree / "big.bin").read_bytes() == BIG
+
+
 def test_a_file_that_changes_each_time_is_an_error(place: Place, server: DataServer) -> None:
     count = iter(range(100))
     for _ in range(20):
