@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
+import base64
 import http.client
 import os
 import re
 import ssl
 import urllib.request
-from urllib.parse import urlsplit
+from urllib.parse import SplitResult, unquote, urlsplit
 
 SILENCE_LIMIT_S = 60.0
 """Time without a byte after which a request fails."""
@@ -23,11 +24,15 @@ def error_code(body: bytes) -> str:
 
 
 def make_connection(scheme: str, host: str, port: int | None, silence_s: float) -> http.client.HTTPConnection:
-    """A connection to be opened by its first request, through the proxy of the environment if there is one."""
+    """A connection to be opened by its first request, through the proxy of the environment if there is one.
+
+    Raises ValueError for a proxy whose address is none.
+    """
     proxy = "" if urllib.request.proxy_bypass(host) else urllib.request.getproxies().get(scheme, "")
+    port = port or (443 if scheme == "https" else 80)  # without one, http.client takes the end of an IPv6 address
     place, via = (host, port), urlsplit(proxy if "//" in proxy else f"//{proxy}")
     if via.hostname:
-        place = (via.hostname, via.port)
+        place = (via.hostname, via.port or port)
     if scheme == "https":
         connection: http.client.HTTPConnection = http.client.HTTPSConnection(
             *place, timeout=silence_s, context=_trust()
@@ -35,8 +40,15 @@ def make_connection(scheme: str, host: str, port: int | None, silence_s: float) 
     else:
         connection = http.client.HTTPConnection(*place, timeout=silence_s)
     if via.hostname:
-        connection.set_tunnel(host, port or (443 if scheme == "https" else 80))
+        connection.set_tunnel(host, port, _proxy_login(via))
     return connection
+
+
+def _proxy_login(proxy: SplitResult) -> dict[str, str]:
+    if proxy.username is None:
+        return {}
+    login = f"{unquote(proxy.username)}:{unquote(proxy.password or '')}"
+    return {"Proxy-Authorization": f"Basic {base64.b64encode(login.encode()).decode()}"}
 
 
 def _trust() -> ssl.SSLContext:

@@ -25,7 +25,8 @@ MAX_OBJECTS = 100_000
 SIGNATURE_S = 900
 """How long a presigned URL holds. A download that has begun goes on beyond it."""
 ANSWER_TIMEOUT_S = 20.0
-
+MAX_SIZE_DIGITS = 18
+"""Of bytes that a server tells of a file: a longer number is none that any disk holds."""
 
 NodeUrl = tuple[str, Mapping[str, str]]
 """A URL, which may be secret, and the headers that a node must send to it."""
@@ -192,4 +193,5 @@ def _web_size(source: Source) -> tuple[int | None, str]:
     if answer.status != 200:
         return None, f"{answer.host} answers {answer.status}"
     length = answer.header("Content-Length")
-    return (int(length), "") if length.isdecimal() else (None, f"{answer.host} does not tell it")
+    is_size = length.isdecimal() and len(length) <= MAX_SIZE_DIGITS
+    return (int(length), "") if is_size else (None, f"{answer.host} does not tell it")

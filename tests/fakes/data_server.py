@@ -113,7 +113,7 @@ class _Handler(BaseHTTPRequestHandler):
         status = play.status or (404 if data is None else 200)
         data = data or b""
         version = {"ETag": tag_of(data)} if server.has_tags else {"Last-Modified": server.modified}
-        headers, start = {name: value for name, value in {**version, **server.more}.items() if value}, 0
+        headers, start = {name: value for name, value in version.items() if value}, 0
         if status == 200:
             if server.has_tags and heard.headers.get("if-none-match") == tag_of(data):
                 status, data = 304, b""
@@ -121,6 +121,7 @@ class _Handler(BaseHTTPRequestHandler):
                 start = int(heard.headers["range"].removeprefix("bytes=").removesuffix("-"))
                 status = 206 if start < len(data) else 416
                 headers["Content-Range"] = f"bytes {start}-{len(data) - 1}/{len(data)}"
+            headers |= server.more
         else:
             data, headers = b"no", {"Location": play.location} if play.location else {}
         heard.status = status
@@ -128,6 +129,12 @@ class _Handler(BaseHTTPRequestHandler):
             self._send(status, headers, data[start:] + play.excess, play)
 
     do_HEAD = do_GET
+
+    def do_CONNECT(self) -> None:
+        """It is no proxy for this one."""
+        headers = {name.lower(): value for name, value in self.headers.items()}
+        self.server_owner.heard.append(Heard(self.command, self.path, headers, 407))
+        self.send_error(407)
 
     def _send(self, status: int, headers: dict[str, str], body: bytes, play: Play) -> None:
         self.send_response(status)

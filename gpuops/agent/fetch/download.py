@@ -29,6 +29,9 @@ FIRST_ANSWER_S = 30.0
 PATIENCE_S = 1800.0
 """How long attempts go on that bring no byte more than earlier ones."""
 
+COMPRESSED = (".gz", ".tgz", ".svgz", ".Z", ".bz2", ".xz", ".br", ".zst")
+"""How names of files end that are compressed."""
+
 
 class Flow:
     """What the downloads of one fetch tell of themselves, together."""
@@ -175,7 +178,7 @@ class Download:
         raise Refusal("denied", what, "check the address")
 
     def _begin(self, answer: Answer) -> None:
-        """The server sends all of it. Raises Refusal(`changed`, `disk`, `no-size`)."""
+        """The server sends all of it. Raises Refusal(`changed`, `disk`, `no-size`, `compressed`)."""
         version, wanted = answer.version, self._wanted
         is_other = self._has_begun and self._version is not None and not _is_equal(version, self._version)
         if is_other or (wanted.etag and (wanted.etag, wanted.size) != (version.etag, version.size)):
@@ -185,6 +188,12 @@ class Download:
                 "no-size",
                 f"{answer.host} does not tell the size of '{wanted.path}', so that a cut could not be noticed",
                 "add the checksum to the address: #sha256=HEX",
+            )
+        if not (wanted.etag or wanted.sha256) and _is_compressed(answer, wanted.path):
+            raise Refusal(
+                "compressed",
+                f"{answer.host} sends '{wanted.path}' compressed, though it was asked for it as it is",
+                "use an address of the compressed file, or add the checksum of what it sends: #sha256=HEX",
             )
         self._sha256 = wanted.sha256 or _announced_sha256(answer)
         self._store.begin(wanted.path, version, self._sha256)
@@ -279,6 +288,11 @@ def _may_be_rest(begun: Version, rest: Version) -> bool:
     if begun.size not in (None, rest.size):
         return False
     return rest.etag == begun.etag if rest.etag else rest.modified in ("", begun.modified)
+
+
+def _is_compressed(answer: Answer, path: str) -> bool:
+    """Whether a server packed the file for the way; some say so of any file that is compressed by itself."""
+    return answer.header("Content-Encoding").lower() not in ("", "identity") and not path.endswith(COMPRESSED)
 
 
 def _announced_sha256(answer: Answer) -> str:

@@ -6,10 +6,11 @@ No message names more of an address than its host: what follows may be a signatu
 from __future__ import annotations
 
 import http.client
+import re
 import socket
 import ssl
 from typing import Mapping, NamedTuple
-from urllib.parse import quote, urljoin, urlsplit
+from urllib.parse import SplitResult, quote, urljoin, urlsplit
 
 from gpuops.agent.fetch.permitted import may_redirect
 from gpuops.agent.http_connection import SILENCE_LIMIT_S, error_code, make_connection
@@ -19,6 +20,10 @@ MAX_REDIRECTS = 5
 MAX_ERROR_BYTES = 1 << 16
 """How much of an answer without data is read."""
 BLOCK_BYTES = 1 << 20
+MAX_FILE_BYTES = (1 << 63) - 1
+"""No disk has a larger file."""
+PROXY_DENIAL = re.compile(r"Tunnel connection failed: ([0-9]{3})")
+"""Matches the only error of `http.client` for a proxy that does not let through; group 1: its status."""
 URL_SAFE = "%/:@!$&'()*+,;=~?-._"
 ENDED_SIGNATURES = ("ExpiredToken", "RequestExpired")
 """Error codes of S3, with status 400, for an address that holds no longer."""
@@ -70,6 +75,8 @@ class Answer:
         self.status = response.status
         self.length = response.length
         """Bytes of data in this answer; None where the server does not tell."""
+        if (self.length or 0) > MAX_FILE_BYTES:
+            raise Cut(f"{host} tells a size that no file can have")
         self.is_chunked = bool(response.chunked)
 
     def header(self, name: str) -> str:
@@ -89,9 +96,10 @@ class Answer:
         try:
             unit, _, rest = self.header("Content-Range").partition(" ")
             span, _, total = rest.partition("/")
-            if unit != "bytes":
+            start, size = int(span.partition("-")[0]), int(total)
+            if unit != "bytes" or size > MAX_FILE_BYTES:
                 raise ValueError(unit)
-            return int(span.partition("-")[0]), int(total)
+            return start, size
         except ValueError:
             raise Cut(f"{self.host} does not say which part of the file it sends") from None
 
@@ -122,9 +130,7 @@ def ask(
     for _ in range(MAX_REDIRECTS + 1):
         parts = urlsplit(url)
         host = parts.hostname or ""
-        connection = make_connection(parts.scheme, host, parts.port, silence_s)
-        target = (parts.path or "/") + (f"?{parts.query}" if parts.query else "")
-        answer = _send(connection, method, target, {"Accept-Encoding": "identity", **address.headers, **headers}, host)
+        answer = _send(parts, method, {"Accept-Encoding": "identity", **address.headers, **headers}, silence_s)
         if answer.status not in (301, 302, 303, 307, 308):
             return answer
         try:
@@ -145,10 +151,11 @@ def ask(
     raise Refusal("redirect", f"{address.host} sends on and on", "use the address that it leads to")
 
 
-def _send(
-    connection: http.client.HTTPConnection, method: str, target: str, headers: Mapping[str, str], host: str
-) -> Answer:
+def _send(parts: SplitResult, method: str, headers: Mapping[str, str], silence_s: float) -> Answer:
+    host = parts.hostname or ""
+    target = (parts.path or "/") + (f"?{parts.query}" if parts.query else "")
     try:
+        connection = make_connection(parts.scheme, host, parts.port, silence_s)
         try:
             connection.request(method, target, headers=dict(headers))
             return Answer(connection, connection.getresponse(), host)
@@ -173,5 +180,7 @@ def describe(error: Exception, host: str) -> str:
         return f"{host} says nothing"
     if isinstance(error, http.client.HTTPException):
         return f"{host} sends no proper HTTP ({type(error).__name__})"
+    if denial := PROXY_DENIAL.match(str(error)):
+        return f"the proxy answers {denial[1]}, asked for {host}"
     why = error.strerror if isinstance(error, OSError) else ""
     return f"the connection to {host} failed: {why or type(error).__name__}"

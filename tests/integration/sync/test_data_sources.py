@@ -182,6 +182,8 @@ def test_what_would_be_fetched_is_described(fake: FakeBucket, tmp_path: Path) ->
         assert describe_source(source) == (
             f"1 file, of a size that is not known here (127.0.0.1 answers 405), from {server.url}/x.tar"
         )
+        server.has_length, server.more = False, {"Content-Length": "9" * 5000}
+        assert "of a size that is not known here (127.0.0.1 does not tell it)" in describe_source(source)
     assert "hush" not in repr(source)
 
 

@@ -349,6 +349,19 @@ def test_a_size_that_nobody_tells_needs_a_checksum(place: Place, server: DataSer
     assert (place.tree / "big.bin").read_bytes() == BIG
 
 
+def test_what_is_packed_for_the_way_is_not_taken_for_the_file(place: Place, server: DataServer) -> None:
+    """The server was asked not to. What its listing or the user knows it to be is right, and a packed file's name."""
+    server.more = {"Content-Encoding": "gzip"}
+    assert place.refused(web(server)).kind == "compressed"
+    assert not (place.tree / "big.bin").exists()
+    place.fetch(web(server, sha256=hashlib.sha256(BIG).hexdigest()))
+    server.files = {"/a": BIG}
+    place.fetch(listed(server, "a"))
+    packed = WebData(f"{server.url}/a", "big.tar.gz")
+    place.fetch(find_source(cast("Context", None), packed))
+    assert (place.tree / "big.tar.gz").read_bytes() == BIG
+
+
 def test_a_server_that_cannot_be_reached_is_given_up_soon(place: Place) -> None:
     with DataServer() as gone:
         source = web(gone)
