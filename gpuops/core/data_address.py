@@ -94,6 +94,8 @@ def parse_address(text: str) -> DataAddress | None:
     if not SCHEME.match(text):
         return None
     shown = calm(without_query(text))
+    if not _is_unicode(text):
+        raise UsageError(f"--data {shown} has bytes in it that are no text", "encode them as %XX, or name other data")
     scheme = text.partition("://")[0].lower()
     if scheme == "s3":
         return _parse_bucket(text, shown)
@@ -109,9 +111,9 @@ def without_query(text: str) -> str:
     if not SCHEME.match(text):
         return text
     scheme, _, rest = text.partition("://")
-    if scheme.lower() == "s3":
-        return text
-    host, slash, path = re.split(r"[?#]", rest, maxsplit=1)[0].partition("/")
+    if scheme.lower() != "s3":
+        rest = re.split(r"[?#]", rest, maxsplit=1)[0]
+    host, slash, path = rest.partition("/")
     return f"{scheme}://{host.rpartition('@')[2]}{slash}{path}"
 
 
@@ -120,6 +122,14 @@ def check_name(name: str, shown: str) -> str:
     if name in ("", ".", "..") or "/" in name or "\0" in name or len(name.encode(errors="replace")) > MAX_NAME_BYTES:
         raise UsageError(f"--data {shown} ends with no name that a file can have", "name one file, or a prefix")
     return name
+
+
+def _is_unicode(text: str) -> bool:
+    try:
+        text.encode()
+    except UnicodeEncodeError:
+        return False
+    return True
 
 
 def _parse_node_path(text: str) -> NodeData:
@@ -131,6 +141,10 @@ def _parse_node_path(text: str) -> NodeData:
 
 def _parse_bucket(text: str, shown: str) -> BucketData:
     bucket, _, key = text.partition("://")[2].partition("/")
+    if "@" in bucket:
+        raise UsageError(
+            f"--data {shown} was given with a login in it", "give the keys as AWS's own tools take them: AWS_PROFILE, …"
+        )
     if not BUCKET_NAME.fullmatch(bucket):
         raise UsageError(f"--data {shown} names no bucket", "write it like s3://bucket/prefix")
     prefix = key.removesuffix("/")

@@ -10,14 +10,15 @@ import dataclasses
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import partial
+from itertools import pairwise
 from typing import Any, NamedTuple
 
 from gpuops.core.context import Context
 from gpuops.core.data_address import MAX_NAME_BYTES, BucketData, WebData
-from gpuops.core.errors import NotSetUp, UsageError
+from gpuops.core.errors import AuthFailed, NotSetUp, UsageError
 from gpuops.core.format import amount, plural
 from gpuops.core.timings import Whose
-from gpuops.sync.object_store import bucket_region, call_s3, create_client, select_profile, translate_error
+from gpuops.sync.object_store import Denied, bucket_region, call_s3, create_client, select_profile, translate_error
 from gpuops.sync.project_files import printable_path
 
 MAX_OBJECTS = 100_000
@@ -75,7 +76,13 @@ def find_source(ctx: Context, data: BucketData | WebData) -> Source:
         return Source(data.name, data.address, [file], lambda _: (url, {}))
     with ctx.progress.during(f"listing {printable_path(data.address)}", whose=Whose.NETWORK):
         s3, data, is_public = _open_bucket(ctx, data)
-        return Source(data.name, data.address, _list_files(s3, data), partial(_presign, s3, data), is_public)
+        try:
+            files = _list_files(s3, data)
+        except Denied as denied:
+            if is_public:
+                raise _without_keys(data) from denied
+            raise
+        return Source(data.name, data.address, files, partial(_presign, s3, data), is_public)
 
 
 def describe_source(source: Source) -> str:
@@ -85,6 +92,13 @@ def describe_source(source: Source) -> str:
         return f"{count}, {amount(source.size)}, {origin}"
     size, why = _web_size(source)
     return f"{count}, {f'of a size that is not known here ({why})' if size is None else amount(size)}, {origin}"
+
+
+def _without_keys(data: BucketData) -> AuthFailed:
+    return AuthFailed(
+        f"no AWS credentials are known, and without any the bucket {data.bucket} may not be listed",
+        "export AWS_ACCESS_KEY_ID and AWS_SECRET_ACCESS_KEY, or name a profile with AWS_PROFILE",
+    )
 
 
 def _presign(s3: Any, data: BucketData, file: SourceFile) -> NodeUrl:
@@ -120,14 +134,14 @@ def _list_files(s3: Any, data: BucketData) -> list[SourceFile]:
             return [_source_file(found[0], data.name)]
     base = f"{data.prefix}/" if data.prefix else ""
     files: list[SourceFile] = []
-    for item in _objects(s3, data, base):
-        if item["Key"].endswith("/") and not item["Size"]:
-            continue  # what consoles make to show a folder
-        if len(files) == MAX_OBJECTS:
+    for count, item in enumerate(_objects(s3, data, base)):
+        if count == MAX_OBJECTS:
             raise UsageError(
                 f"--data {printable_path(data.address)} has more than {MAX_OBJECTS:,} objects",
                 "name a part of it, or pack them into a few larger files",
             )
+        if item["Key"].endswith("/") and not item["Size"]:
+            continue  # what consoles make to show a folder
         files.append(_source_file(item, f"{data.name}/{_inside(item['Key'], base)}"))
     if not files:
         raise UsageError(
@@ -165,17 +179,16 @@ def _inside(key: str, base: str) -> str:
 
 
 def _refuse_clashes(files: Sequence[SourceFile]) -> None:
-    """Raises UsageError where one object's name is another's folder."""
-    paths = {file.path for file in files}
-    for path in paths:
-        parent = path.rpartition("/")[0]
-        while parent:
-            if parent in paths:
-                raise UsageError(
-                    f"{printable_path(parent)} is both an object and the folder of others",
-                    "give one of them another name, or name a part of the bucket",
-                )
-            parent = parent.rpartition("/")[0]
+    """Raises UsageError where one object's name is another's folder, or comes twice."""
+    in_order = sorted((file.path for file in files), key=lambda path: path.replace("/", "\0"))  # a folder comes first
+    for path, after in pairwise(in_order):
+        if after.startswith(f"{path}/"):
+            raise UsageError(
+                f"{printable_path(path)} is both an object and the folder of others",
+                "give one of them another name, or name a part of the bucket",
+            )
+        if after == path:
+            raise UsageError(f"the bucket lists {printable_path(path)} twice", "try again, or name a part of it")
 
 
 def _web_size(source: Source) -> tuple[int | None, str]:

@@ -221,6 +221,10 @@ def translate_error(error: Exception, place: Bucket, action: str) -> GpuopsError
         return AuthFailed("the session of these AWS credentials has ended", _login_hint(place))
     if code in WRONG_KEY_CODES:
         return AuthFailed(f"AWS does not accept these credentials ({code})", "check AWS_ACCESS_KEY_ID and its secret")
+    if code == "RequestTimeTooSkewed":
+        return AuthFailed(
+            "the clock of this computer is wrong by more than 15 minutes, says S3", "set it, then try again"
+        )
     if code:
         return Unknown(f"the bucket {bucket} answers {code}: {response['Error'].get('Message', '')}", "try again")
     if _class_names(error) & (EXPIRED_LOGIN_ERRORS | UNREADABLE_KEY_ERRORS):

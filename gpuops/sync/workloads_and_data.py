@@ -167,13 +167,14 @@ def _find_on_nodes(session: ClusterSession, nodes: int, path: str) -> dict[int, 
     def look(index: int) -> bool:
         channel = session.clients[index].connection.open(["test", "-e", path])
         try:
-            return channel.wait(LOOK_TIMEOUT_S) == 0
-        except TimeoutError as error:
-            raise ConnectionLost(
-                f"node{index} does not say whether it has {printable_path(path)}", "try again"
-            ) from error
+            code = channel.wait(LOOK_TIMEOUT_S)
+        except TimeoutError:
+            code = None
         finally:
             channel.close()
+        if code not in (0, 1):  # no word of `test`: the connection was cut, for instance
+            raise ConnectionLost(f"node{index} does not say whether it has {shown}", "try again")
+        return code == 0
 
     absent = [index for index, found in enumerate(on_each(look, range(nodes))) if not found]
     if absent:

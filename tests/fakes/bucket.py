@@ -239,6 +239,8 @@ class _Door(BaseHTTPRequestHandler):
             return 400, "ExpiredToken"
         elif fake.public and "Authorization" not in self.headers:
             return None if self.command in ("GET", "HEAD") else (403, "AccessDenied")
+        elif "Authorization" not in self.headers:
+            return 403, "AccessDenied"
         elif f"Credential={KEY}/" not in self.headers.get("Authorization", ""):
             return 403, "InvalidAccessKeyId"
         is_object = self._inside(path).strip("/").count("/") > 0

@@ -22,6 +22,8 @@ class Play:
     """Answered instead of the file; 0: the file."""
     cut: int | None = None
     """After so many bytes the connection ends."""
+    code: str = ""
+    """S3's, of that refusal."""
     location: str = ""
     """Where a redirect leads."""
     first: Callable[[], None] | None = None
@@ -123,7 +125,7 @@ class _Handler(BaseHTTPRequestHandler):
                 headers["Content-Range"] = f"bytes {start}-{len(data) - 1}/{len(data)}"
             headers |= server.more
         else:
-            data, headers = b"no", {"Location": play.location} if play.location else {}
+            data, headers = f"<Code>{play.code}</Code>".encode(), {"Location": play.location} if play.location else {}
         heard.status = status
         with suppress(OSError):  # who asked is gone
             self._send(status, headers, data[start:] + play.excess, play)

@@ -169,6 +169,8 @@ class Download:
             return False
         if status >= 500 or status in (408, 429):
             raise Cut(f"{answer.host} answers {status}{f' ({code})' if code else ''}")
+        if code in web.ENDED_SIGNATURES:
+            raise Refusal("denied", what, "sign in again on your computer (its keys have ended), then run it again")
         if status in (401, 403):
             raise Refusal("denied", what, "check that these data may be read with that address")
         if status in (404, 410):

@@ -10,6 +10,7 @@ from pathlib import Path
 from urllib.parse import parse_qsl, urlsplit
 
 import pytest
+from botocore.exceptions import ClientError
 
 from gpuops.agent.fetch import web
 from gpuops.cli.terminal.output import Output
@@ -20,6 +21,7 @@ from gpuops.core.signals import Signals
 from gpuops.guard.services import SERVICES
 from gpuops.sync import data_sources
 from gpuops.sync.data_sources import Source, describe_source, find_source
+from gpuops.sync.object_store import translate_error
 from tests.fakes.bucket import SECRET, FakeBucket
 from tests.fakes.data_server import DataServer, Play
 
@@ -96,6 +98,9 @@ def test_every_page_of_a_listing_counts(tmp_path: Path, fake: FakeBucket, monkey
     monkeypatch.setattr(data_sources, "MAX_OBJECTS", 4)
     with pytest.raises(UsageError, match="has more than 4 objects"):
         find(fake, tmp_path, "s3://results/many/")
+    monkeypatch.setattr(data_sources, "_objects", lambda *_: iter([{"Key": "many/x/", "Size": 0}] * 5))
+    with pytest.raises(UsageError, match="has more than 4 objects"):
+        find(fake, tmp_path, "s3://results/many/")
 
 
 @pytest.mark.parametrize("key", ["set/../x", "set//x", "set/./x", "set/a/../../x", f"set/{'x' * 300}"])
@@ -110,9 +115,25 @@ def test_a_name_that_no_file_can_have_is_refused(
 
 
 def test_an_object_that_is_also_a_folder_is_refused(fake: FakeBucket, tmp_path: Path) -> None:
-    put(fake, "set/a", "set/a/b")
+    put(fake, "set/a", "set/a-b", "set/a.c", "set/a/b")
     with pytest.raises(UsageError, match="set/a is both an object and the folder of others"):
         find(fake, tmp_path, "s3://results/set/")
+
+
+def test_an_object_that_is_listed_twice_is_not_written_twice(
+    fake: FakeBucket, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    listed = [{"Key": "set/a", "Size": 1, "ETag": '"t"'}] * 2
+    monkeypatch.setattr(data_sources, "_objects", lambda *_: iter(listed))
+    with pytest.raises(UsageError, match="lists set/a twice"):
+        find(fake, tmp_path, "s3://results/set/")
+
+
+def test_a_clock_that_is_wrong_is_said(fake: FakeBucket) -> None:
+    error = ClientError({"Error": {"Code": "RequestTimeTooSkewed", "Message": "The difference…"}}, "ListObjectsV2")
+    found = translate_error(error, BucketData(fake.name), "s3:ListBucket")
+    assert isinstance(found, AuthFailed)
+    assert "the clock of this computer is wrong" in found.message
 
 
 @pytest.mark.parametrize(
@@ -149,7 +170,7 @@ def test_a_url_serves_one_object_for_minutes_and_tells_its_checksum(fake: FakeBu
 
 def test_a_public_bucket_needs_no_keys(fake: FakeBucket, tmp_path: Path) -> None:
     put(fake, "a")
-    with pytest.raises(AuthFailed):
+    with pytest.raises(AuthFailed, match="no AWS credentials are known"):
         find(fake, tmp_path, "s3://results/a", keys=False)
     fake.client().put_object_acl(Bucket=fake.name, Key="a", ACL="public-read")
     fake.public = True

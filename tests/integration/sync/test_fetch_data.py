@@ -225,6 +225,13 @@ def test_a_refusal_is_one_sentence(place: Place, server: DataServer, status: int
     assert len(server.heard) == 1
 
 
+def test_keys_that_have_ended_are_told_from_a_wrong_address(place: Place, server: DataServer) -> None:
+    server.plays.append(Play(status=400, code="ExpiredToken"))
+    refusal = place.refused(web(server))
+    assert refusal.message == "node0: 127.0.0.1 answers 400 (ExpiredToken) for 'big.bin'"
+    assert refusal.hint.startswith("sign in again")
+
+
 def test_wrong_bytes_are_never_in_place(place: Place, server: DataServer) -> None:
     refusal = place.refused(web(server, sha256="0" * 64))
     assert refusal.kind == "wrong-bytes"
