@@ -33,6 +33,8 @@ MAX_STARTS = 4
 MAX_RECONNECTS = 5
 """How often in a row a node whose connection was cut is connected anew, with nothing fetched in between."""
 RECONNECT_PAUSE_S = 5.0
+UNNOTICED_S = 1800.0
+"""How long a node's program may hold the data after a cut: its system learns of one by sending in vain."""
 MAX_LINE_BYTES = 1 << 16
 LIFE_S = 120.0
 """A node tells every second how far it is; after so long without a word its connection is given up."""
@@ -110,19 +112,24 @@ class Fetch:
 
     def _fetch_over_cuts(self, index: int) -> FetchEnd:
         """Go on where the conversation with the node was cut. Raises as `_converse` does."""
-        cuts, furthest = 0, 0
+        cuts, furthest, unnoticed_until = 0, 0, 0.0
         while True:
             client = self._session.clients[index]
             try:
                 return self._converse(index, client)
             except NodeRefused as refusal:
-                raise (_older_agent(client.label) if refusal.kind == "usage" else refusal) from None
+                if refusal.kind != "busy" or self._failure or self._ctx.clock.monotonic() > unnoticed_until:
+                    raise (_older_agent(client.label) if refusal.kind == "usage" else refusal) from None
+                self._progress.waits("it has not noticed yet that its connection was cut", client.label)
+                self._ctx.clock.sleep(RECONNECT_PAUSE_S)
+                continue
             except ConnectionLost:
                 done = self._progress.done(client.label)
                 cuts = 1 if done > furthest else cuts + 1
                 furthest = max(furthest, done)
                 if self._failure or cuts > MAX_RECONNECTS:
                     raise
+            unnoticed_until = self._ctx.clock.monotonic() + UNNOTICED_S
             self._progress.waits("its connection was cut; trying again", client.label)
             self._ctx.clock.sleep(RECONNECT_PAUSE_S)
             with suppress(ConnectionLost):

@@ -435,6 +435,27 @@ def test_a_conversation_that_is_cut_is_begun_anew(
     assert (place.tree / "big.bin").read_bytes() == BIG
 
 
+BUSY = """read line; echo '{"error": {"kind": "busy", "say": "these data are being fetched already"}}' >&2; exit 1"""
+
+
+def test_a_program_that_has_not_noticed_its_cut_is_waited_for(
+    place: Place, server: DataServer, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Without a cut, somebody else fetches, and that is said at once."""
+    monkeypatch.setattr(fetch_data, "RECONNECT_PAUSE_S", 0.0)
+    connection, begin = place.programs.connection, place.programs.bulk
+    opened = iter(["exit 1", BUSY, BUSY])
+
+    def bulk(mode: str, *arguments: str) -> Any:
+        line = next(opened, "")
+        return connection.open(["sh", "-c", line]) if line else begin(mode, *arguments)
+
+    monkeypatch.setattr(place.programs, "bulk", bulk)
+    assert place.fetch(web(server)).fetched == 1
+    opened = iter([BUSY])
+    assert place.refused(web(server)).kind == "busy"
+
+
 def nonsense(text: str) -> list[str]:
     return ["sh", "-c", f"read line; printf '%s\\n' '{text}'; read line"]
 
