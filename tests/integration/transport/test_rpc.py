@@ -181,6 +181,7 @@ def flood(times: int, after: str = "pass") -> str:
 def test_what_nobody_takes_is_not_gathered(dial: Dial, monkeypatch: pytest.MonkeyPatch) -> None:
     """The node waits meanwhile; once it is taken, all of it comes."""
     monkeypatch.setattr(rpc, "MAX_UNREAD_BYTES", 1 << 20)
+    monkeypatch.setattr(rpc, "MAX_UNREAD_BYTES_WHILE_WAITING", 1 << 20)  # `next` waits as long as this machine likes
     client = dial(flood(400, f"say(b'{LAST}')"))
     stream = client.stream("python")
     assert next(stream).say == "x" * 2000, "a sentence is not longer"

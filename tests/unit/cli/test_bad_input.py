@@ -156,7 +156,7 @@ ROWS = [
     Row("one file as a workload's data", (*TRAIN, "--workload", "mnist", "--data", "https://10.0.0.1/mnist?k=v"),
         "--data https://10.0.0.1/mnist is one file, and the workload mnist reads a folder",
         "from a mirror it downloads by itself: -- --data https://10.0.0.1/mnist"),
-    Row("a login in an address", ("run", "--data", "https://me:secret@host/x", "--", "true"),
+    Row("a login in an address", ("run", "--data", "https://me" + ":secret@host/x", "--", "true"),
         "--data https://host/x has a login in it, which would reach the nodes",
         "put the data into a bucket (s3://…), or use an address that needs no login"),
     Row("cluster's name", ("up", "local", "--name", "My Lab"), "'My Lab' cannot be a cluster's name",
