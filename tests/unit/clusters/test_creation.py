@@ -427,8 +427,9 @@ def test_without_a_guard_nothing_is_rented(there: tuple[Cloud, Context]) -> None
     """The second dead-man is there before anything bills."""
     cloud, world = there
 
-    def fail(*_: object) -> None:
-        raise OSError(28, "No space left on device")
+    def fail(_home: object, _row: object, waits: bool) -> None:
+        if waits:  # for its first heartbeat
+            raise OSError(28, "No space left on device")
 
     world.services = dataclasses.replace(world.services, ensure_guard=fail)
     with pytest.raises(LocalDisk, match="the guard cannot be started: No space left on device"):
