@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from abc import ABC, abstractmethod
 from dataclasses import dataclass
 from enum import Enum
 from typing import ClassVar
@@ -17,7 +18,7 @@ class DotenvPolicy(Enum):
 
 
 @dataclass(frozen=True)
-class Bucket:
+class Bucket(ABC):
     """What requests to a bucket need. A subclass says what the bucket is for."""
 
     bucket: str
@@ -41,11 +42,11 @@ class Bucket:
         return f"s3://{self.bucket}/{self.key(name)}"
 
     @property
+    @abstractmethod
     def grants(self) -> str:
         """What its keys must be allowed to do, as a hint says it."""
-        raise NotImplementedError
 
     @property
+    @abstractmethod
     def absent_hint(self) -> str:
         """What to do where there is no such bucket."""
-        raise NotImplementedError

@@ -277,7 +277,7 @@ class Chain:
                 return self._give_up(place, error.message)
             now = time.monotonic()
             if news is None and relay.is_over:
-                return self._give_up(place, "its program ended")
+                return self._give_up(place, "the program that receives there ended")
             if news and news.whole is not None:
                 return self._judge(place, delivery, news)
             if news and news.lost is not None and place + 1 < len(self.links):

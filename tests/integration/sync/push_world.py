@@ -11,6 +11,7 @@ from typing import Any
 from gpuops.core.reporting import Silent
 from gpuops.sync.pull_edits import PulledEdit, pull_edits
 from gpuops.sync.push_record import PushRecord
+from gpuops.sync.uplink import Uplink
 from gpuops.sync.upload import PushReport, Tree, push_many, scan
 from tests.fakes.inprocess import InProcessClient
 
@@ -58,3 +59,18 @@ def contents(folder: Path) -> dict[bytes, object]:
                 with open(path, "rb") as file:
                     found[os.path.relpath(path, root)] = (file.read(), stat.S_IMODE(seen.st_mode), seen.st_mtime_ns)
     return found
+
+
+class Meddling(Uplink):
+    """Something writes to a file whenever a piece of it has been sent."""
+
+    def __init__(self, path: Path, times: float) -> None:
+        super().__init__(measured_bytes_per_s=1e9)
+        self.path, self.times = path, times
+
+    def passed(self, count: int) -> None:
+        super().passed(count)
+        if self.times:
+            self.times -= 1
+            with open(self.path, "ab") as file:
+                file.write(b"more" * 1000)

@@ -23,7 +23,7 @@ from gpuops.transport.connection import ProcessChannel, ProcessConnection
 from gpuops.transport.program_schemas import RelayPlaces
 from tests.fakes.inprocess import VERBS, InProcessClient
 from tests.integration.sync.node_here import Words
-from tests.integration.sync.push_world import contents
+from tests.integration.sync.push_world import Meddling, contents
 
 BIG_BYTES = 24_000_000
 SMALL_FILES = 40
@@ -347,21 +347,6 @@ def test_a_stranger_at_the_port_disturbs_nothing(scene: Scene, monkeypatch: pyte
     assert scene.is_everywhere()
     assert ended == [""] * 3, "who shows no certificate hears nothing"
     assert [report.way for report in reports] == ["as a stream, passed on"] + ["through node0"] * 3
-
-
-class Meddling(Fast):
-    """Something writes to a file while it is sent."""
-
-    def __init__(self, path: Path, times: float) -> None:
-        super().__init__()
-        self.path, self.times = path, times
-
-    def passed(self, count: int) -> None:
-        super().passed(count)
-        if self.times:
-            self.times -= 1
-            with open(self.path, "ab") as file:
-                file.write(b"more" * 1000)
 
 
 def test_a_file_that_changes_while_it_is_sent_is_sent_again(scene: Scene) -> None:

@@ -20,7 +20,7 @@ from gpuops.sync.upload import PushReport, push_many
 from gpuops.transport import rsync
 from gpuops.transport.connection import ProcessChannel
 from tests.fakes.inprocess import InProcessClient
-from tests.integration.sync.push_world import World, contents
+from tests.integration.sync.push_world import Meddling, World, contents
 
 PROGRAM = {"stream": "receive", "rsync": "rsync-receive"}
 
@@ -116,21 +116,6 @@ def test_an_edit_during_the_transfer_is_seen(world: World, monkeypatch: pytest.M
         world.push()
     assert refused.value.kind == "edited"
     assert (world.there / "train.py").read_text() == "edited meanwhile"
-
-
-class Meddling(Uplink):
-    """Something writes to a file whenever a piece of it has been sent."""
-
-    def __init__(self, path: Path, times: float) -> None:
-        super().__init__(measured_bytes_per_s=1e9)
-        self.path, self.times = path, times
-
-    def passed(self, count: int) -> None:
-        super().passed(count)
-        if self.times:
-            self.times -= 1
-            with open(self.path, "ab") as file:
-                file.write(b"more" * 1000)
 
 
 def test_a_file_that_changes_while_it_is_sent_is_sent_again(world: World) -> None:
