@@ -199,6 +199,9 @@ class Resource:
     - `gpus`: indices this node may use, None (the default) for all; `cores_share`: fraction of the
       machine's cores, default 1, for nodes that share a machine.
 
+    - `inside`: where the node is within what `connection` reaches, the words of a command there that starts a program
+      in it, before the program's own: `["docker", "exec", "-i", NAME]`.
+
     By `ssh` also `target`: how to log in, as `gpuops.transport.ssh.Target.document` gives it (`host`, `port`,
     `user`, `identities` as paths on this computer, `host_keys` as `ssh-ed25519 AAAA…`; without a host
     key nothing is ever logged in to), `ssh_folder`: `<Context.home>/ssh`, where names and sockets are

@@ -10,7 +10,18 @@ from gpuops.transport.connection import Connection, ProcessConnection
 
 
 def connect(machine: Resource, index: int) -> Connection:
-    """The connection that fits how `machine` is reached (`data["connection"]`)."""
+    """The connection that fits how `machine` is reached (`data["connection"]`, and `data["inside"]` where the node is
+    within what that reaches)."""
+    outer = _connect_machine(machine, index)
+    inside = machine.data.get("inside")
+    if not inside:
+        return outer
+    from gpuops.transport.nested import NestedConnection
+
+    return NestedConnection(outer, [str(word) for word in inside])
+
+
+def _connect_machine(machine: Resource, index: int) -> Connection:
     kind = machine.data.get("connection")
     if kind == "process":
         return ProcessConnection(f"node{index}")
