@@ -15,7 +15,7 @@ from gpuops.core.signals import Signals
 from gpuops.guard.services import SERVICES
 from gpuops.ledger.store import Ledger
 from gpuops.nodes.session import open_session
-from gpuops.sync import upload
+from gpuops.sync import scan, upload
 
 FILES, SIZE = 10_000, 4050
 COPY = "copy"
@@ -90,7 +90,7 @@ def _logged_in(one: Desk, options: Options) -> dict[str, list[float]]:
     master = ("-o", "ControlMaster=auto", "-o", f"ControlPath={one.home}/%h-%p", "-o", "ControlPersist=15")
 
     def alone() -> None:
-        upload.push_many(live.clients, "project", upload.scan(one.project, one.home / "cache"), progress=Silent())
+        upload.push_many(live.clients, "project", scan.scan(one.project, one.home / "cache"), progress=Silent())
 
     try:
         return alternate({"gpuops": alone, "rsync": lambda: _rsync(one, *master)}, options.times(5))

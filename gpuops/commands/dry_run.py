@@ -24,7 +24,7 @@ from gpuops.nodes.session import machines_of
 from gpuops.offers import offer_table
 from gpuops.runs.launch_spec import node_specs
 from gpuops.runs.prepare import choose_tree, describe_secrets
-from gpuops.sync import upload, workloads_and_data
+from gpuops.sync import scan, workloads_and_data
 from gpuops.sync.data_sources import Source, describe_source
 
 TOKEN = re.compile(r"\{(python|agent|run)\}")
@@ -64,10 +64,10 @@ class UploadPreview:
 
     name: str
     """The tree's name on the nodes: the project's, or a workload's."""
-    tree: upload.Tree
+    tree: scan.Tree
     data_path: str | None
     """What `--data` names."""
-    data: upload.Tree | None
+    data: scan.Tree | None
     """None without data, and where the nodes read the original on this computer."""
     data_origin: str
     """Where the data come from, as the end of a sentence."""
@@ -97,10 +97,10 @@ class UploadPreview:
         return document
 
     def lines(self) -> Iterator[str]:
-        first, *more = upload.summary(self.tree)
+        first, *more = scan.summary(self.tree)
         yield from (f"would send: {first}", *more)
         if self.data is not None:
-            first, *more = upload.summary(self.data)
+            first, *more = scan.summary(self.data)
             yield from (f"would send: data, {first}{self.data_origin}", *more)
         if self.source is not None:
             yield f"would fetch on the nodes: data, {self.source_line}"

@@ -13,7 +13,7 @@ from gpuops.core.format import plural
 from gpuops.core.reporting import Progress
 from gpuops.core.timings import Whose
 from gpuops.nodes.session import open_session
-from gpuops.sync import upload, workloads_and_data
+from gpuops.sync import scan, upload, workloads_and_data
 from gpuops.sync.project_files import printable_path
 from gpuops.sync.push_record import PushRecord
 from gpuops.sync.uplink import open_uplink
@@ -23,7 +23,7 @@ from gpuops.sync.uplink import open_uplink
 class PushOutcome:
     """What a push sent, or would send."""
 
-    tree: upload.Tree
+    tree: scan.Tree
     reports: Sequence[upload.PushReport] | None
     """One per node; None for a dry run."""
 
@@ -40,7 +40,7 @@ class PushOutcome:
     def lines(self) -> list[str]:
         if self.reports is not None:
             return [_describe(report) for report in self.reports]
-        first, *more = upload.summary(self.tree)
+        first, *more = scan.summary(self.tree)
         return [f"would send: {first}", *more, *(f"  {printable_path(entry.path)}" for entry in self.tree.files)]
 
 
@@ -65,7 +65,7 @@ def push_project(
     row = selection.pick_cluster(ctx.ledger.clusters(), ctx.folder, cluster, "gpuops push --cluster")
     tree = workloads_and_data.scan_project(ctx, ctx.folder, allow)
     with closing(open_session(ctx, row)) as session:
-        first, *more = upload.summary(tree)
+        first, *more = scan.summary(tree)
         for sentence in (f"code: {first}", *more):
             ctx.out.say(sentence)
         with progress.during("comparing the project with what the nodes have", whose=Whose.NODE):

@@ -40,7 +40,7 @@ from gpuops.runs.outcome.verdict import NOT_STARTED
 from gpuops.runs.results.collect import Agents
 from gpuops.runs.script_check import check_script
 from gpuops.runs.start_decision import may_go_on
-from gpuops.sync import uplink, upload, workloads_and_data
+from gpuops.sync import scan, uplink, upload, workloads_and_data
 from gpuops.sync.download import DEFAULT_OUTS
 from gpuops.sync.push_record import PushRecord
 from gpuops.sync.restore_snapshots import restore_files
@@ -266,10 +266,10 @@ def _prepare_nodes(
     return Prepared(ctx.ledger.run(row.id), home, request, parts, meeting.ports, values)
 
 
-def _scan_tree(ctx: Context, request: RunRequest, sending: Sending, folder: Path, shared: bool) -> upload.Tree:
+def _scan_tree(ctx: Context, request: RunRequest, sending: Sending, folder: Path, shared: bool) -> scan.Tree:
     """What is sent, as it is now, and said. Raises UsageError."""
     tree = workloads_and_data.scan_project(ctx, folder, _send_anyway(request, sending))
-    first, *more = upload.summary(tree)
+    first, *more = scan.summary(tree)
     for sentence in (f"code: {first}", *more):
         ctx.out.say(sentence)
     check_script(request, tree, sending.send_anyway, sending.run_flags)

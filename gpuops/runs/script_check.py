@@ -15,7 +15,7 @@ from gpuops.core.errors import UsageError
 from gpuops.core.files import read_small
 from gpuops.core.run_models import RunRequest
 from gpuops.runs.launch_spec import line_to_start_once
-from gpuops.sync import upload
+from gpuops.sync import scan
 from gpuops.sync.project_files import RESULTS_FOLDER
 
 MAX_SCRIPT_BYTES = 1_000_000
@@ -33,7 +33,7 @@ SPAWNERS = frozenset(
 
 
 def check_script(
-    request: RunRequest, tree: upload.Tree, allow: Sequence[str] = (), run_flags: Sequence[str] = ()
+    request: RunRequest, tree: scan.Tree, allow: Sequence[str] = (), run_flags: Sequence[str] = ()
 ) -> None:
     """Refuse a script that cannot train through torchrun on any node. `allow`: what `--send-anyway` names.
 
@@ -46,7 +46,7 @@ def check_script(
     if request.script is not None and _follow_links(tree, request.script) not in sent:
         _refuse_unsent(request.script, tree)
     path = next((path for path in _find_paths(request) if _follow_links(tree, path) in sent), "")
-    if not path or upload.is_allowed(path, allow):
+    if not path or scan.is_allowed(path, allow):
         return
     try:
         source = read_small(tree.folder / path, MAX_SCRIPT_BYTES)
@@ -63,7 +63,7 @@ def check_script(
         )
 
 
-def _follow_links(tree: upload.Tree, path: str) -> str:
+def _follow_links(tree: scan.Tree, path: str) -> str:
     """The project's path of the file that a path leads to; empty where that lies outside."""
     try:
         return (tree.folder / path).resolve().relative_to(tree.folder.resolve()).as_posix()
@@ -71,7 +71,7 @@ def _follow_links(tree: upload.Tree, path: str) -> str:
         return ""
 
 
-def _refuse_unsent(script: str, tree: upload.Tree) -> None:
+def _refuse_unsent(script: str, tree: scan.Tree) -> None:
     """Raises UsageError with the reason why the script will not be on the nodes."""
     real = _follow_links(tree, script)
     if not real:

@@ -28,7 +28,7 @@ from gpuops.core.run_models import RunRequest
 from gpuops.core.timings import Whose
 from gpuops.nodes.python import group_by_machine
 from gpuops.nodes.session import ClusterSession
-from gpuops.sync import fetch_data, upload
+from gpuops.sync import fetch_data, scan, upload
 from gpuops.sync.data_sources import Source, find_source
 from gpuops.sync.project_files import FileEntry, printable_path
 from gpuops.sync.uplink import Uplink
@@ -124,7 +124,7 @@ def _push_data(
 ) -> dict[int, str]:
     with ctx.progress.during("looking through the data"):
         tree = scan_data(ctx, data, allow)
-    first, *more = upload.summary(tree)
+    first, *more = scan.summary(tree)
     for sentence in (f"data: {first}{describe_origin(ctx, data, allow)}", *more):
         ctx.out.say(sentence)
     full = absolute_path(ctx.folder, data)
@@ -134,7 +134,7 @@ def _push_data(
 
 
 def _push_to_machines(
-    ctx: Context, session: ClusterSession, nodes: int, full: Path, tree: upload.Tree, *, overwrite: bool, line: Uplink
+    ctx: Context, session: ClusterSession, nodes: int, full: Path, tree: scan.Tree, *, overwrite: bool, line: Uplink
 ) -> dict[int, str]:
     name, groups = tree_name(full), group_by_machine(session, range(nodes))
     clients: list[AgentClient] = [session.clients[first] for first, *_ in groups]
@@ -187,21 +187,21 @@ def absolute_path(folder: Path, data: str) -> Path:
     return (folder / data).absolute()
 
 
-def scan_project(ctx: Context, folder: Path, allow: Sequence[str]) -> upload.Tree:
+def scan_project(ctx: Context, folder: Path, allow: Sequence[str]) -> scan.Tree:
     """Scan what a push of the project sends; slow, since each new file is searched for keys. Raises UsageError."""
     with ctx.progress.during("looking for keys in what would be sent", aside=True):
-        return upload.scan(folder, ctx.home / "cache", allow)
+        return scan.scan(folder, ctx.home / "cache", allow)
 
 
-def scan_data(ctx: Context, data: str, allow: Sequence[str]) -> upload.Tree:
+def scan_data(ctx: Context, data: str, allow: Sequence[str]) -> scan.Tree:
     """Scan what `--data` sends. Raises UsageError."""
-    return upload.scan_data(absolute_path(ctx.folder, data), ctx.home / "cache" / "data", allow, ctx.folder)
+    return scan.scan_data(absolute_path(ctx.folder, data), ctx.home / "cache" / "data", allow, ctx.folder)
 
 
 def describe_origin(ctx: Context, data: str, allow: Sequence[str]) -> str:
     """The sentence part on where links of the data lead; empty without links."""
     full = absolute_path(ctx.folder, data)
-    places = [full.resolve()] * full.is_symlink() + upload.allowed_places(allow)
+    places = [full.resolve()] * full.is_symlink() + scan.allowed_places(allow)
     return f", from {' and '.join(printable_path(str(place)) for place in places)}" if places else ""
 
 
@@ -218,7 +218,7 @@ def _link_others(
         if others:
             link = FileEntry(leaf, 0, 0, 0o777, f"../../n{first}/{name}/{leaf}")
             clients: list[AgentClient] = [session.clients[index] for index in others]
-            tree = upload.Tree(Path(), [link])  # of a link, nothing is read here
+            tree = scan.Tree(Path(), [link])  # of a link, nothing is read here
             upload.push_many(clients, name, tree, overwrite=overwrite, progress=ctx.progress)
 
 
@@ -226,7 +226,7 @@ def _places(session: ClusterSession, nodes: int, name: str, leaf: str) -> dict[i
     return {index: f"{session.hello(index).folder}/{name}/{leaf}" for index in range(nodes)}
 
 
-def link_data(tree: upload.Tree, folder: Path, data: str, *, shared: bool) -> upload.Tree:
+def link_data(tree: scan.Tree, folder: Path, data: str, *, shared: bool) -> scan.Tree:
     """The project's tree with data that lie in the project replaced by a link: to the original on nodes on this
     computer (`shared`), else to the data's own tree on the node."""
     full = (folder / data).absolute()

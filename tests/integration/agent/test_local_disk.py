@@ -17,7 +17,7 @@ from gpuops.agent.files import local_disk
 from gpuops.core.errors import GpuopsError
 from gpuops.core.models import Resource
 from gpuops.core.reporting import Silent
-from gpuops.sync import upload, workloads_and_data
+from gpuops.sync import scan, workloads_and_data
 from gpuops.sync.uplink import Uplink
 from tests.fakes.inprocess import InProcessClient
 from tests.unit.agent.test_local_disk import born
@@ -51,7 +51,7 @@ def sent(root: Path, here: Path) -> dict[int, str]:
     world: Any = SimpleNamespace(progress=Silent())
     live: Any = SimpleNamespace(clients=clients, hello=hellos.__getitem__, machines=machines)
     return workloads_and_data._push_to_machines(
-        world, live, 2, here, upload.scan_data(here, here.parent / "cache"), overwrite=False, line=Uplink()
+        world, live, 2, here, scan.scan_data(here, here.parent / "cache"), overwrite=False, line=Uplink()
     )
 
 

@@ -12,7 +12,7 @@ import pytest
 from gpuops.core.errors import UsageError
 from gpuops.nodes.environment import read_requirements
 from gpuops.sync.project_files import project_files
-from gpuops.sync.upload import scan, scan_data
+from gpuops.sync.scan import scan, scan_data
 from tests.conftest import Shell
 from tests.sshd import Sshd, can_serve, serving
 

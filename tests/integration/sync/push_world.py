@@ -11,8 +11,9 @@ from typing import Any
 from gpuops.core.reporting import Silent
 from gpuops.sync.pull_edits import PulledEdit, pull_edits
 from gpuops.sync.push_record import PushRecord
+from gpuops.sync.scan import Tree, scan
 from gpuops.sync.uplink import Uplink
-from gpuops.sync.upload import PushReport, Tree, push_many, scan
+from gpuops.sync.upload import PushReport, push_many
 from tests.fakes.inprocess import InProcessClient
 
 

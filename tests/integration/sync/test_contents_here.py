@@ -10,8 +10,9 @@ import pytest
 
 from gpuops.agent.files import contents_here
 from gpuops.core.reporting import Silent
+from gpuops.sync.scan import Tree, scan, scan_data
 from gpuops.sync.uplink import Uplink
-from gpuops.sync.upload import PushReport, Tree, push_many, scan, scan_data
+from gpuops.sync.upload import PushReport, push_many
 from tests.fakes.inprocess import InProcessClient
 from tests.integration.sync.push_world import World, contents
 

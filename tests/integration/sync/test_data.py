@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 
-from gpuops.sync import upload, workloads_and_data
+from gpuops.sync import scan, workloads_and_data
 
 
 @pytest.fixture
@@ -22,7 +22,7 @@ def test_inside_the_project_it_is_a_link(tmp_path: Path) -> None:
     (tmp_path / "a" / "data").mkdir(parents=True)
     (tmp_path / "a" / "data" / "x").touch()
     (tmp_path / "a" / "b.py").touch()
-    tree = upload.scan(tmp_path, tmp_path / "home" / "cache")
+    tree = scan.scan(tmp_path, tmp_path / "home" / "cache")
     links = {
         shared: {
             file.path: file.link for file in workloads_and_data.link_data(tree, tmp_path, "a/data", shared=shared).files

@@ -16,8 +16,9 @@ import pytest
 from gpuops.agent.files import push_steps
 from gpuops.core.errors import NodeRefused, UsageError
 from gpuops.sync import push_chain
+from gpuops.sync.scan import scan
 from gpuops.sync.uplink import Uplink
-from gpuops.sync.upload import PushReport, push_many, scan
+from gpuops.sync.upload import PushReport, push_many
 from gpuops.transport import relay, rsync
 from gpuops.transport.connection import ProcessChannel, ProcessConnection
 from gpuops.transport.program_schemas import RelayPlaces

@@ -10,7 +10,7 @@ import pytest
 from gpuops.cli.request import find_key_like_values
 from gpuops.core.errors import UsageError
 from gpuops.sync import secret_scan
-from gpuops.sync.upload import scan
+from gpuops.sync.scan import scan
 from tests.unit.sync.test_secret_scan import TOKEN
 
 

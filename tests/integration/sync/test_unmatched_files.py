@@ -20,6 +20,7 @@ from gpuops.core.reporting import Silent
 from gpuops.core.safe_folder import SafeFolder
 from gpuops.ledger.store import ClusterRow
 from gpuops.sync import pull_edits
+from gpuops.sync.scan import scan
 from gpuops.sync.unmatched_files import (
     MAX_UNASKED_BYTES,
     MAX_UNASKED_FILES,
@@ -30,7 +31,7 @@ from gpuops.sync.unmatched_files import (
     list_unmatched_files,
     save_unmatched_files,
 )
-from gpuops.sync.upload import push_many, scan
+from gpuops.sync.upload import push_many
 from gpuops.transport.connection import ProcessChannel
 from tests.fakes.inprocess import InProcessClient
 

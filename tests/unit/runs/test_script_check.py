@@ -13,7 +13,7 @@ from gpuops.core.errors import UsageError
 from gpuops.core.run_models import RunRequest
 from gpuops.runs.script_check import check_script, starts_its_ranks
 from gpuops.sync.project_files import file_entry
-from gpuops.sync.upload import Tree
+from gpuops.sync.scan import Tree
 
 SPAWNS = """
 import os

@@ -10,7 +10,7 @@ import pytest
 
 from gpuops.core.errors import UsageError
 from gpuops.core.run_models import RunRequest
-from gpuops.sync import upload, workloads_and_data
+from gpuops.sync import scan, workloads_and_data
 from tests.conftest import open_folder, without_root
 
 
@@ -24,7 +24,7 @@ def far(tmp_path: Path) -> Path:
 
 
 def sent(path: Path, *allow: str) -> dict[str, int]:
-    return {file.path: file.size for file in upload.scan_data(path, path.parent / "cache", allow).files}
+    return {file.path: file.size for file in scan.scan_data(path, path.parent / "cache", allow).files}
 
 
 def test_all_of_a_folder_is_sent_under_its_name_whatever_an_ignore_file_says(far: Path) -> None:
@@ -55,7 +55,7 @@ def test_of_a_link_what_it_leads_to_is_sent_and_a_circle_is_gone_round_once(far:
 
 def test_keys_stay_here_unless_they_are_named(far: Path) -> None:
     (far / ".env").write_text("KEY=hush\n")
-    tree = upload.scan_data(far, far.parent / "cache")
+    tree = scan.scan_data(far, far.parent / "cache")
     assert [(held.path, held.why) for held in tree.held] == [("far/.env", "a file of secrets by its name")]
     assert "far/.env" not in sent(far)
     assert "far/.env" in sent(far, ".env")
@@ -68,7 +68,7 @@ def test_what_cannot_be_read_is_said(far: Path) -> None:
     with open_folder() as folder:
         (folder / "deep").mkdir(0o700)
         with without_root(), pytest.raises(UsageError, match="deep cannot be read: Permission denied"):
-            upload.scan_data(folder, far)
+            scan.scan_data(folder, far)
 
 
 def test_every_path_has_a_tree_of_its_own_with_a_name_that_a_node_takes() -> None:
