@@ -13,6 +13,7 @@ MODES = {
     "receive": "files.transfer_modes",
     "rsync-receive": "files.transfer_modes",
     "relay": "peers.push_relay",
+    "relay-source": "peers.push_relay",
     "send": "files.transfer_modes",
     "restore": "files.transfer_modes",
     "left": "files.transfer_modes",

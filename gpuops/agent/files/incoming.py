@@ -44,6 +44,12 @@ class Plan(NamedTuple):
     """Whether files that were edited on the node are replaced as well."""
     sums: dict[str, str]
     """SHA-256 of the client's files that an earlier plan asked for, by path."""
+    adds: bool = False
+    """Whether the tree keeps all else that it has: these files are another node's, and have a record of their own."""
+
+    def record_name(self, tree: str) -> str:
+        """Of the record of what was written into the tree."""
+        return f"{tree}.copied" if self.adds else tree
 
 
 class Incoming:
@@ -163,7 +169,7 @@ class Incoming:
         document = read_json(os.path.join(self.folder, "plan.json"))
         if not document or document["push"] != self._push:
             raise superseded()
-        return Plan(self._push, parse_files(document["files"]), document["overwrite"], document["sums"])
+        return Plan(self._push, parse_files(document["files"]), *(document[name] for name in Plan._fields[2:]))
 
     def close(self) -> None:
         shutil.rmtree(self.folder, ignore_errors=True)

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import functools
 import os
-from typing import Any, Mapping, NamedTuple
+from typing import Any, Container, Mapping, NamedTuple
 
 from gpuops.agent.files.folder import TreeFolder, blocked, checked_path, in_the_way, parent_paths, sha256
 from gpuops.agent.files.push_decision import (
@@ -37,6 +37,16 @@ class Record(NamedTuple):
 
     def paths(self) -> list[str]:
         return list(dict.fromkeys([*self.files, *self.pending]))
+
+    def part(self, paths: Container[str]) -> Record:
+        """Of these paths alone."""
+        return Record({path: one for path, one in self.files.items() if path in paths},
+                      {path: one for path, one in self.pending.items() if path in paths},
+                      [path for path in self.leaving if path in paths])  # fmt: skip
+
+    def merged(self, other: Record) -> Record:
+        """With what another one has besides."""
+        return Record({**other.files, **self.files}, {**other.pending, **self.pending}, self.leaving)
 
 
 def _record_path(node: Node, tree: str) -> str:

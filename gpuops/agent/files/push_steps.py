@@ -48,7 +48,7 @@ from gpuops.agent.node import Emit, Node, Refusal, parse_options
 
 def plan(node: Node, args: dict[str, Any], emit: Emit) -> dict[str, Any]:  # noqa: ARG001
     """Verb: what a push of `files` needs. `sums` ({index: SHA-256}) answers an earlier `ask`. `rsync`: whether to tell
-    the version of this node's rsync.
+    the version of this node's rsync. `adds`: the tree keeps what it has besides; these files are another node's.
 
     Changes nothing in the tree. Raises Refusal(`bad-path`, `outside`, `in-the-way`, `disk`).
     """
@@ -57,10 +57,10 @@ def plan(node: Node, args: dict[str, Any], emit: Emit) -> dict[str, Any]:  # noq
     files = parse_files(args["files"])
     paths = list(files)
     sums = {paths[int(index)]: value for index, value in (args.get("sums") or {}).items()}
-    push_plan = Plan(secrets.token_hex(8), files, bool(args.get("overwrite")), sums)
+    push_plan = Plan(secrets.token_hex(8), files, bool(args.get("overwrite")), sums, bool(args.get("adds")))
     with tree_lock(node, name):
         end_rsync(node, name)
-        record = load_record(node, name)
+        record, _ = _read_records(node, name, push_plan)
         state = survey(folder, record, files, push_plan.overwrite, sums)
         if is_settled(record, state) and os.path.isdir(folder.folder):
             Incoming(node, name).close()  # invalidates an older push
@@ -92,6 +92,14 @@ def plan(node: Node, args: dict[str, Any], emit: Emit) -> dict[str, Any]:  # noq
     }
 
 
+def _read_records(node: Node, tree: str, push_plan: Plan) -> tuple[Record, Record]:
+    """The record that a push compares with, and what of it the push leaves as it is."""
+    record = load_record(node, push_plan.record_name(tree))
+    if not push_plan.adds:
+        return record, Record({}, {}, [])
+    return record.part(push_plan.files), record.part(set(record.paths()) - set(push_plan.files))
+
+
 def _stage_copies(
     incoming: Incoming, here: ContentsHere, wanted: dict[str, Entry], sums: Mapping[str, str]
 ) -> set[str]:
@@ -113,20 +121,21 @@ def commit(node: Node, args: dict[str, Any], emit: Emit) -> dict[str, Any]:  # n
         incoming = Incoming(node, name, args["push"])
         push_plan = incoming.load()
         end_rsync(node, name)  # the client has given it up
-        record = load_record(node, name)
+        record, others = _read_records(node, name, push_plan)
+        record_name = push_plan.record_name(name)
         state = survey(folder, record, push_plan.files, push_plan.overwrite, push_plan.sums)
         _refuse_edited(state)
         os.makedirs(folder.folder, exist_ok=True)  # also for a project without files: runs need a working directory
         node.show_tree(name)
         pending = {path: _stage(incoming, path, push_plan.files[path]) for path in to_write(state)}
-        store_record(node, name, Record(state.settled, pending, state.stale + state.gone))
+        store_record(node, record_name, Record(state.settled, pending, state.stale + state.gone).merged(others))
         for path in state.stale:
             folder.remove(path)
         for path in state.stale + state.gone:
             folder.prune(path)
         for path in pending:
             folder.place(path, incoming.at(path, push_plan.files[path]))
-        store_record(node, name, Record(_new_record(folder, push_plan, state, pending), {}, []))
+        store_record(node, record_name, Record(_new_record(folder, push_plan, state, pending), {}, []).merged(others))
         incoming.close()
     return {"written": len(pending), "removed": len(state.stale)}
 

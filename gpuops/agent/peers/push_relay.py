@@ -12,26 +12,32 @@ The client starts this program on every node of a chain and talks to each over t
     <- {"at"}                   bytes so far, every two seconds; {"lost"}: the next node gets no more, and why
     <- {"last", "refusal"}      the last file that is staged; why others are not
 
+The first node may be one that has the files already (mode `relay-source`): it is told {"from": "disk", "files"}, and
+tells the client the sums, which passes them on.
+
 A file is staged when the client's own sum covers all of it, whoever it came from: a node that alters the stream makes
 the next one stop there, and nothing else. What this node cannot write, it passes on all the same.
 """
 
 from __future__ import annotations
 
-import json
 import socket
+import tempfile
 import threading
 import time
 from typing import Any, BinaryIO, Callable, Sequence, cast
 
 from gpuops.agent import wire_format
+from gpuops.agent.files.copies import Listed, parse_listed, read_stream
+from gpuops.agent.files.folder import TreeFolder
 from gpuops.agent.files.incoming import Shelf
 from gpuops.agent.files.push_decision import Entry
 from gpuops.agent.files.push_steps import open_push
 from gpuops.agent.files.transfer_modes import run
 from gpuops.agent.network.interfaces import addresses
-from gpuops.agent.node import Node, Refusal
+from gpuops.agent.node import Node, Refusal, parse_options
 from gpuops.agent.peers.encrypted_link import Listener, connect, make_context
+from gpuops.agent.peers.relay_conversation import Conversation, Proof
 from gpuops.agent.peers.stream_onward import Onward
 
 LISTEN_S = 60.0
@@ -46,113 +52,6 @@ AHEAD_BYTES = 64 << 20
 LAST_SUMS_S = 2.0
 """How long the sums for what came by a link that broke are waited for."""
 RECEIVE_BYTES = 1 << 18
-
-
-class Proof:
-    """The stream's sums as they are here, against those of the client."""
-
-    def __init__(self) -> None:
-        self.changed = threading.Condition()
-        """Guards all that follows."""
-        self.proven = 0
-        """All bytes before this offset are the client's."""
-        self.promised = 0
-        """The highest offset that the client has told a sum of."""
-        self.is_false = False
-        self.is_over = False
-        """Whether the client says no more."""
-        self._sums: dict[int, str] = {}
-        """Those that only one side has told, by offset."""
-
-    def compare(self, offset: int, digest: str, is_promise: bool) -> None:
-        with self.changed:
-            if is_promise:
-                self.promised = max(self.promised, offset)
-            other = self._sums.pop(offset, None)
-            if other is None:
-                self._sums[offset] = digest
-            elif other == digest:
-                self.proven = max(self.proven, offset)
-            else:
-                self.is_false = True
-            self.changed.notify_all()
-
-    def end(self) -> None:
-        with self.changed:
-            self.is_over = True
-            self.changed.notify_all()
-
-    def wait(self, is_met: Callable[[], bool], limit_s: float) -> bool:
-        """Whether `is_met` within the limit; at once where the sums are false, or no more can come."""
-        with self.changed:
-            self.changed.wait_for(lambda: is_met() or self.is_false or self.is_over, limit_s)
-            return is_met()
-
-
-class Conversation:
-    """The client: messages and pieces of the stream from it, lines to it."""
-
-    def __init__(self, stdin: BinaryIO, stdout: BinaryIO) -> None:
-        self.proof = Proof()
-        self.heard = time.monotonic()
-        self._frames = wire_format.frames(stdin)
-        self._stdout = stdout
-        self._write = threading.Lock()
-
-    def say(self, **message: Any) -> None:
-        """Raises OSError where the client is gone."""
-        with self._write:
-            self._stdout.write(json.dumps(message).encode() + b"\n")
-            self._stdout.flush()
-
-    def tell_lost(self, why: str) -> None:
-        try:
-            self.say(lost=why)
-        except (OSError, ValueError):
-            pass  # the client is gone: the beats notice that
-
-    def _next(self) -> tuple[int, bytes]:
-        """The next frame; an empty piece at the end."""
-        found = next(self._frames, (wire_format.DATA, b""))
-        self.heard = time.monotonic()
-        return found
-
-    def answer(self) -> dict[str, Any]:
-        """The client's next message that says something. Raises Refusal(`torn`) where it is gone."""
-        while True:
-            kind, content = self._next()
-            message = json.loads(content) if kind == wire_format.MESSAGE else None
-            if not isinstance(message, dict):
-                raise wire_format.torn()
-            if message:
-                return message
-
-    def piece(self) -> bytes:
-        """The next piece of the stream, empty at its end; sums that come before it are noted."""
-        while True:
-            kind, content = self._next()
-            if kind == wire_format.DATA:
-                return content
-            self._note(json.loads(content))
-
-    def listen(self, when_over: Callable[[], None]) -> None:
-        """Note sums until the client says no more, in a thread."""
-
-        def work() -> None:
-            try:
-                while self.piece():
-                    pass
-            except (Refusal, OSError, ValueError, TypeError):
-                pass  # a client that speaks nonsense says nothing more
-            self.proof.end()
-            when_over()
-
-        threading.Thread(target=work, name="relay client", daemon=True).start()
-
-    def _note(self, message: dict[str, Any]) -> None:
-        if "sum" in message:
-            offset, digest = message["sum"]
-            self.proof.compare(int(offset), str(digest), is_promise=True)
 
 
 class Stream:
@@ -204,9 +103,39 @@ class Stream:
         return self._take(count)
 
 
-def main(_mode: str, arguments: Sequence[str]) -> int:
-    """Raises Refusal(`no-node`, `disk`), and as `relay`."""
-    return run(relay, arguments)
+class Source:
+    """The stream of this node's own files, summed and passed on."""
+
+    def __init__(self, client: Conversation, onward: Onward | None) -> None:
+        self._client = client
+        self._onward = onward
+        self._sum = wire_format.RunningSum()
+
+    @property
+    def received(self) -> int:
+        """Bytes so far."""
+        return self._sum.offset
+
+    def put(self, data: bytes) -> None:
+        """Raises Refusal(`torn`) where the client is gone."""
+        for sum_here in self._sum.add(data):
+            self._tell(sum_here)
+        if self._onward is not None:
+            self._onward.put(data)
+
+    def end(self) -> None:
+        self._tell(self._sum.here())
+
+    def _tell(self, sum_here: tuple[int, str]) -> None:
+        try:
+            self._client.say(sum=sum_here)
+        except (OSError, ValueError) as error:
+            raise wire_format.torn() from error
+
+
+def main(mode: str, arguments: Sequence[str]) -> int:
+    """Raises Refusal(`no-node`, `disk`), and as `relay` or `relay_source`."""
+    return run(relay_source if mode == "relay-source" else relay, arguments)
 
 
 def relay(node: Node, arguments: list[str], stdin: BinaryIO, stdout: BinaryIO) -> int:
@@ -223,26 +152,41 @@ def relay(node: Node, arguments: list[str], stdin: BinaryIO, stdout: BinaryIO) -
     return 0
 
 
+def relay_source(node: Node, arguments: list[str], stdin: BinaryIO, stdout: BinaryIO) -> int:
+    """Mode, `--tree T`: files of this node's own go to the next one. Raises Refusal(`torn`, `bad-path`), OSError."""
+    folder = TreeFolder(node.tree(parse_options(arguments)["tree"]))
+    client = Conversation(stdin, stdout)
+    links: list[Listener | Onward] = []
+    try:
+        with tempfile.TemporaryDirectory(prefix="relay-", dir=node.dir) as keys:
+            _, onward, order = _meet(node, client, keys, links)
+        client.listen(lambda: _close_all(links))
+        source = Source(client, onward)
+        _begin_beats(client, source, links)
+        refusal = _send_own(source, folder, parse_listed(order["files"]))
+        if onward and refusal is None:
+            onward.finish()
+        client.say(whole=refusal is None, refusal=_told(refusal))
+    finally:
+        _close_all(links)
+    return 0
+
+
+def _send_own(source: Source, folder: TreeFolder, files: list[Listed]) -> Refusal | None:
+    """Why not all files went into the stream; None where they did."""
+    try:
+        for data in read_stream(folder, files):
+            source.put(data)
+        source.end()
+    except Refusal as refusal:
+        return refusal
+    return None
+
+
 def _relay(
     node: Node, client: Conversation, files: list[tuple[str, Entry]], shelf: Shelf, links: list[Listener | Onward]
 ) -> None:
-    start = client.answer()
-    listener = None
-    if start["behind"]:
-        listener = Listener(make_context(start["behind"], True, shelf.folder), LISTEN_S)
-        links.append(listener)
-    known = addresses(node, {}, lambda _item: None)
-    port = listener.port if listener else 0
-    places = [[entry["address"], port] for entry in _by_preference(known["addresses"])] if listener else []
-    client.say(machine=known["machine"], places=places[:MAX_PLACES], port=port)
-
-    onward, why = _reach(client.answer(), start["ahead"], shelf.folder, client)
-    links += [onward] if onward else []
-    client.say(reached=onward is not None, why=why)
-
-    order = client.answer()
-    if onward:
-        onward.stall_s = float(order["stall_s"])
+    listener, onward, order = _meet(node, client, shelf.folder, links)
     piece = client.piece
     if order["from"] == "peer":
         piece = _from_peer(client, listener, links)
@@ -263,12 +207,39 @@ def _relay(
         last_sum = stream.received - stream.received % wire_format.SUM_INTERVAL_BYTES
         client.proof.wait(lambda: client.proof.proven >= last_sum, LAST_SUMS_S)
     shelf.settle(client.proof.proven)
-    refusal = shelf.refusal
-    client.say(
-        last=shelf.last,
-        whole=is_whole and client.proof.proven == stream.received,
-        refusal={"kind": refusal.kind, "say": refusal.say, "hint": refusal.hint} if refusal else None,
-    )
+    is_whole = is_whole and client.proof.proven == stream.received
+    client.say(last=shelf.last, whole=is_whole, refusal=_told(shelf.refusal))
+
+
+def _told(refusal: Refusal | None) -> dict[str, Any] | None:
+    return {"kind": refusal.kind, "say": refusal.say, "hint": refusal.hint} if refusal else None
+
+
+def _meet(
+    node: Node, client: Conversation, folder: str, links: list[Listener | Onward]
+) -> tuple[Listener | None, Onward | None, dict[str, Any]]:
+    """Let the node before this one come, and reach the next. `folder`: for what only this user may read.
+
+    Returns the port for the one, the link to the other, and what the client wants then. Raises Refusal(`torn`).
+    """
+    start = client.answer()
+    listener = None
+    if start["behind"]:
+        listener = Listener(make_context(start["behind"], True, folder), LISTEN_S)
+        links.append(listener)
+    known = addresses(node, {}, lambda _item: None)
+    port = listener.port if listener else 0
+    places = [[entry["address"], port] for entry in _by_preference(known["addresses"])] if listener else []
+    client.say(machine=known["machine"], places=places[:MAX_PLACES], port=port)
+
+    onward, why = _reach(client.answer(), start["ahead"], folder, client)
+    links += [onward] if onward else []
+    client.say(reached=onward is not None, why=why)
+
+    order = client.answer()
+    if onward:
+        onward.stall_s = float(order["stall_s"])
+    return listener, onward, order
 
 
 def _by_preference(known: list[dict[str, Any]]) -> list[dict[str, Any]]:
@@ -318,7 +289,7 @@ def _close_all(links: list[Listener | Onward]) -> None:
         link.close()
 
 
-def _begin_beats(client: Conversation, stream: Stream, links: list[Listener | Onward]) -> None:
+def _begin_beats(client: Conversation, stream: Stream | Source, links: list[Listener | Onward]) -> None:
     def work() -> None:
         try:
             while time.monotonic() - client.heard < CLIENT_SILENCE_S:

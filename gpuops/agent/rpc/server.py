@@ -36,6 +36,7 @@ VERBS = {
     "setup": "python.setup:setup",
     "plan": "files.push_steps:plan",
     "commit": "files.push_steps:commit",
+    "copies": "files.copies:copies",
     "edits": "files.push_steps:edits",
     "start": "run.run_verbs:start",
     "run": "run.run_verbs:run",
