@@ -28,6 +28,8 @@ PUSH_HELP = example_help(
     "gpuops push",
     "gpuops push --cluster lab --overwrite",
     "gpuops push --bwlimit 2M",
+    "gpuops push --from node0                 # what node0 has made or downloaded, to the other nodes",
+    "gpuops push --from node0 data/tokens",
 )
 PULL_HELP = example_help(
     "Bring results home again.\n\nWith --edits: files of the project that were edited on the nodes.",
@@ -43,6 +45,19 @@ def register(app: typer.Typer) -> None:
 
 
 def push(
+    paths: Annotated[
+        list[str] | None,
+        typer.Argument(metavar="PATH", help="With --from: which files and folders of the project; without, all."),
+    ] = None,
+    from_node: Annotated[
+        str | None,
+        typer.Option(
+            "--from",
+            metavar="NODE",
+            help="Instead, copy what this node has and no push wrote to all others, from node to node.",
+            show_default=False,
+        ),
+    ] = None,
     cluster: Cluster = None,
     overwrite: Annotated[
         bool, typer.Option("--overwrite", help="Send files over versions edited on the node.")
@@ -58,15 +73,24 @@ def push(
     timings: Timings = False,
     as_json: Json = False,
 ) -> None:
-    from gpuops.commands.push import push_project
+    from gpuops.commands.push import CopyOutcome, PushOutcome, copy_from_node, push_project
 
+    if paths and from_node is None:
+        raise UsageError(f"a push sends the whole project, not {paths[0]} alone",
+                         "leave it out; --from NODE copies parts of what a node has")  # fmt: skip
+    if from_node is not None and (send_anyway or bwlimit):
+        raise UsageError("--from sends nothing from this computer", "leave out --send-anyway and --bwlimit")
     ctx, _ = make_context(as_json=as_json)
     report_news(ctx)
+    outcome: PushOutcome | CopyOutcome
     with ctx.signals:
-        outcome = push_project(
-            ctx, cluster, ctx.progress,
-            overwrite=overwrite, allow=send_anyway or [], dry_run=dry_run, bwlimit=bwlimit,
-        )  # fmt: skip
+        if from_node is not None:
+            outcome = copy_from_node(ctx, cluster, from_node, paths or [], overwrite=overwrite, dry_run=dry_run)
+        else:
+            outcome = push_project(
+                ctx, cluster, ctx.progress,
+                overwrite=overwrite, allow=send_anyway or [], dry_run=dry_run, bwlimit=bwlimit,
+            )  # fmt: skip
     ctx.progress.close()
     timed, lines = timings_result(ctx, wanted=timings)
     ctx.out.result("push", outcome.document() | timed, outcome.lines())

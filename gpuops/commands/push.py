@@ -1,4 +1,4 @@
-"""`gpuops push`: bring each node's copy of the project up to date."""
+"""`gpuops push`: the project to every node, or what one node has to the others (`--from`)."""
 
 from __future__ import annotations
 
@@ -9,14 +9,19 @@ from dataclasses import dataclass
 
 from gpuops.clusters import selection
 from gpuops.core.context import Context
-from gpuops.core.format import plural
+from gpuops.core.errors import UsageError
+from gpuops.core.format import amount, first_few, plural
 from gpuops.core.reporting import Progress
 from gpuops.core.timings import Whose
 from gpuops.nodes.session import open_session
 from gpuops.sync import scan, upload, workloads_and_data
+from gpuops.sync.copy_from_node import Copies, copy_to, list_copies
 from gpuops.sync.project_files import printable_path
 from gpuops.sync.push_record import PushRecord
 from gpuops.sync.uplink import open_uplink
+
+MAX_NAMED = 5
+"""Files that one sentence names."""
 
 
 @dataclass(frozen=True)
@@ -74,6 +79,60 @@ def push_project(
                 session.present(), "project", tree, overwrite=overwrite, progress=progress, record=record, uplink=line
             )
     return PushOutcome(tree, reports)
+
+
+@dataclass(frozen=True)
+class CopyOutcome:
+    """What went from one node to the others, or would go."""
+
+    copies: Copies
+    reports: Sequence[upload.PushReport] | None
+    """One for each of the others; None for a dry run."""
+
+    def document(self) -> dict[str, object]:
+        copies = self.copies
+        document: dict[str, object] = {"from": copies.origin.label, "files": len(copies.files), "bytes": copies.size}
+        if self.reports is None:
+            return document | {"paths": [file.path for file in copies.files]}
+        return document | {"nodes": [dataclasses.asdict(report) for report in self.reports]}
+
+    def lines(self) -> list[str]:
+        if self.reports is not None:
+            return [_describe(report) for report in self.reports]
+        what = f"{plural(len(self.copies.files), 'file')}, {amount(self.copies.size)}"
+        paths = [f"  {printable_path(file.path)}" for file in self.copies.files]
+        return [f"would copy from {self.copies.origin.label}: {what}", *paths]
+
+
+def copy_from_node(
+    ctx: Context, cluster: str | None, node: str, paths: Sequence[str], *, overwrite: bool, dry_run: bool
+) -> CopyOutcome:
+    """Copy what `node` (`node0` or `0`) has in these paths of the project to all other nodes, from node to node.
+
+    Raises UsageError, NodeError.
+    """
+    for path in paths:
+        if path.startswith(("/", "~")) or ".." in path.split("/"):
+            raise UsageError(f"{path} leads out of the project", "name a path relative to the project's folder")
+    row = selection.pick_cluster(ctx.ledger.clusters(), ctx.folder, cluster, "gpuops push --cluster")
+    with closing(open_session(ctx, row)) as session:
+        labels = [client.label for client in session.clients]
+        label = f"node{node}" if node.isdecimal() else node
+        if label not in labels:
+            raise UsageError(f"{row.name} has no {label}", f"its nodes: {', '.join(labels)}")
+        origin = session.clients[labels.index(label)]
+        targets = [client for client in session.clients if client is not origin]
+        if not targets:
+            raise UsageError(f"{row.name} has no other node than {label}", "gpuops pull brings home what it has")
+        with ctx.progress.during(f"listing what {label} has", whose=Whose.NODE):
+            copies = list_copies(origin, "project", paths)
+        if copies.edited:
+            edited = first_few([printable_path(path) for path in copies.edited], MAX_NAMED)
+            ctx.out.say(f"not copied, since edited on {label}: {edited}; gpuops pull --edits, then gpuops push")
+        if dry_run:
+            return CopyOutcome(copies, None)
+        with ctx.progress.during("comparing the nodes", whose=Whose.NODE):
+            return CopyOutcome(copies, copy_to(copies, targets, overwrite=overwrite, progress=ctx.progress))
 
 
 def _describe(report: upload.PushReport) -> str:

@@ -8,7 +8,8 @@ fetch_data             nodes fetch them by themselves; their addresses, and thei
 scan                   what a folder sends, and what it holds back
 upload                 compares a tree with what nodes have, and sends the difference
 push_rounds            which node gets a push from here, and which through another
-push_chain             nodes of which each passes the push on to the next, fed once from here
+chain_links            which node reaches which, for a push that is passed on
+push_chain             nodes of which each passes the push on to the next, fed once from here or by one of them
 push_transports        rsync and the stream, which bring files to one node
 uplink                 this computer's line: its measured rate, its limit, what an upload will take
 push_record            what this computer has pushed to each node

@@ -1,8 +1,8 @@
 """A push that leaves home once: the first node gets it and passes it on while it receives, node after node.
 
-`connect` starts a program on every node and lets each reach the next; where one does not, the nodes are two chains.
 `Chain.send` feeds the first node, and tells each over its own login which sums the stream has to have: no node is
-trusted with what another gets. What a node lacks at the end is its own delivery, to be made from here.
+trusted with what another gets. What a node lacks at the end is its own delivery, to be made from here. The first node
+may also be one that has the files of itself (`Origin`): then nothing of them leaves home.
 """
 
 from __future__ import annotations
@@ -12,13 +12,12 @@ import threading
 import time
 import zlib
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from functools import partial
-from typing import Any, BinaryIO, cast
+from typing import BinaryIO, cast
 
-from gpuops.agent.network.interfaces import is_reachable
 from gpuops.agent.wire_format import RunningSum
-from gpuops.core.errors import MalformedAnswer, NodeError, NodeRefused
+from gpuops.core.errors import MalformedAnswer, NodeRefused
 from gpuops.core.parallel import on_each
 from gpuops.sync.project_files import FileEntry
 from gpuops.sync.push_transports import Delivery
@@ -28,12 +27,10 @@ from gpuops.transport.bulk_transfer import ChannelFailed, write_files
 from gpuops.transport.connection import ProcessConnection
 from gpuops.transport.program_schemas import RelayNews, RelayPlaces, RelayReached
 from gpuops.transport.relay import Relay
+from gpuops.transport.rpc import AgentClient
 
 MIN_SAVED_S = 3.0
 """A chain that saves less of this computer's line is not tried: where a firewall drops it, that takes as long."""
-START_LIMIT_S = 20.0
-REACH_LIMIT_S = 10.0
-"""The agent tries for 3 s."""
 KEEP_ALIVE_S = 10.0
 SILENCE_S = 60.0
 """How long a node may say nothing, or receive nothing of what there is to receive."""
@@ -49,7 +46,6 @@ MAX_DEFLATED_BYTES_PER_S = 20e6
 MAX_DEFLATED_SHARE = 0.9
 PLAIN_PIECES = 15
 """After a piece that hardly became smaller: most often it is of a file that is compressed already."""
-LOOPBACK = "127.0.0.1"
 
 
 @dataclass(frozen=True)
@@ -66,18 +62,29 @@ class Outcome:
 
 
 @dataclass
-class _Link:
+class Link:
     """One node of a chain."""
 
-    delivery: Delivery
+    label: str
     relay: Relay | None
     places: RelayPlaces | None = None
     reached: RelayReached | None = None
     """The next node."""
 
-    @property
-    def label(self) -> str:
-        return self.delivery.client.label
+
+@dataclass
+class Receiver(Link):
+    """One that is to have the files."""
+
+    delivery: Delivery = field(kw_only=True)
+
+
+@dataclass(frozen=True)
+class Origin:
+    """A node that has the files, in one of its trees."""
+
+    client: AgentClient
+    tree_name: str
 
 
 def choose(deliveries: Sequence[Delivery], uplink: Uplink) -> list[Delivery]:
@@ -89,116 +96,25 @@ def choose(deliveries: Sequence[Delivery], uplink: Uplink) -> list[Delivery]:
     return chosen if is_worth else []
 
 
-class Chains:
-    """The chains of one push, open until they are closed."""
-
-    def __init__(self, deliveries: Sequence[Delivery], uplink: Uplink) -> None:
-        """Let each node reach the next. Raises nothing of a node: one that fails is in no chain."""
-        self.chains: list[Chain] = []
-        self._links = on_each(_start, deliveries)
-        self.note = ""
-        """Why not all are in one chain, as a sentence."""
-        try:
-            if self._links:
-                _introduce(self._links)
-            self.chains = [Chain(part, uplink) for part in self._parts() if len(part) > 1]
-        except BaseException:
-            self.close()
-            raise
-        chained = {id(link) for chain in self.chains for link in chain.links}
-        for link in self._links:
-            if id(link) not in chained and link.relay:
-                link.relay.close()
-
-    def _parts(self) -> list[list[_Link]]:
-        """Runs of nodes of which each reaches the next."""
-        parts: list[list[_Link]] = []
-        before: _Link | None = None
-        for link in self._links:
-            is_reached = before is not None and before.reached is not None and before.reached.reached
-            if is_reached:
-                parts[-1].append(link)
-            else:
-                parts.append([link])
-                self.note = self.note or (_explain_gap(before, link) if before else "")
-            before = link
-        return parts
-
-    def close(self) -> None:
-        for link in self._links:
-            if link.relay:
-                link.relay.close()
-
-
-def _start(delivery: Delivery) -> _Link:
-    client = delivery.client
-    try:
-        channel = client.bulk("relay", "--tree", delivery.tree_name, "--push", delivery.push)
-    except NodeError:
-        return _Link(delivery, None)  # its own delivery tells why
-    return _Link(delivery, Relay(channel, client.label))
-
-
-def _introduce(links: Sequence[_Link]) -> None:
-    """Each node listens for the one before it, and then tries to reach the next."""
-    from gpuops.transport.link_certificate import make_credentials
-
-    credentials = [None, *(make_credentials() for _ in links[1:]), None]
-
-    def listen(number: int) -> None:
-        relay = links[number].relay
-        if relay:
-            relay.tell(behind=credentials[number], ahead=credentials[number + 1])
-            links[number].places = _hear(relay, RelayPlaces, START_LIMIT_S)
-
-    def reach(number: int) -> None:
-        link, target = links[number], links[number + 1] if number + 1 < len(links) else None
-        if link.relay and link.places:
-            link.relay.tell(places=_candidates(link.places, target.places if target else None))
-            link.reached = _hear(link.relay, RelayReached, REACH_LIMIT_S)
-
-    on_each(listen, range(len(links)))
-    on_each(reach, range(len(links)))
-
-
-def _hear(relay: Relay, shape: Any, limit_s: float) -> Any:
-    """A node's answer; None where it gives none."""
-    try:
-        return relay.next(shape, limit_s)
-    except MalformedAnswer:
-        return None
-
-
-def _candidates(here: RelayPlaces, there: RelayPlaces | None) -> list[tuple[str, int]]:
-    """Where a node tries to reach the next one: no address of its own machine, unless both are on it."""
-    if there is None or not there.port:
-        return []
-    places = [(str(address), port) for address, port in there.places if is_reachable(str(address))]
-    return [*places, (LOOPBACK, there.port)] if here.machine == there.machine else places
-
-
-def _explain_gap(before: _Link, link: _Link) -> str:
-    if before.reached is None or link.places is None:
-        silent = before if before.reached is None else link
-        return f"{silent.label} cannot pass a push on"
-    return f"{before.label} does not reach {link.label} ({before.reached.why or 'no answer'})"
-
-
 class _Lost(Exception):
     """The first node takes no more."""
 
 
 class Chain:
-    """Nodes of which each has reached the next."""
+    """Nodes of which each has reached the next. `origin`: the program on the node that has the files, where they are
+    not sent from here."""
 
-    def __init__(self, links: Sequence[_Link], uplink: Uplink) -> None:
+    def __init__(self, links: Sequence[Receiver], uplink: Uplink, origin: Relay | None = None) -> None:
         self.links = links
         self.relays = [cast(Relay, link.relay) for link in links]
         wanted = {number: file for link in links for number, file in link.delivery.files}
         self._files: list[tuple[int, FileEntry]] = sorted(wanted.items(), key=lambda item: item[0])
+        self.refusal: NodeRefused | None = None
+        """Why the origin could not send all."""
         self._uplink = uplink
+        self._origin = origin
         self._offset = 0
-        """Bytes that have left here."""
+        """Bytes that have been sent to the first node."""
         self._ended_at: float | None = None
         self._lost: dict[int, str] = {}
         """Nodes that the one before them has lost, by their place in the chain: why."""
@@ -207,6 +123,10 @@ class Chain:
     @property
     def size(self) -> int:
         return sum(file.size for _, file in self._files)
+
+    @property
+    def all_relays(self) -> list[Relay]:
+        return [*([self._origin] if self._origin else []), *self.relays]
 
     def describe(self) -> str:
         """`through node0`, for the line that announces it."""
@@ -226,7 +146,7 @@ class Chain:
             _, *outcomes = on_each(lambda work: work(), works)
         finally:
             self._over.set()
-            for relay in self.relays:
+            for relay in self.all_relays:
                 relay.close()
         return cast(list[Outcome], outcomes)
 
@@ -237,24 +157,56 @@ class Chain:
             skipped = [number for number, _ in self._files if number not in needed]
             behind = max(0, len(self.links) - 2 - place)
             stall_s = MIN_STALL_S + (MAX_STALL_S - MIN_STALL_S) * behind / gaps
-            self.relays[place].tell(**{"from": "peer" if place else "home", "skip": skipped, "stall_s": stall_s})
+            is_first = place == 0 and self._origin is None
+            self.relays[place].tell(**{"from": "home" if is_first else "peer", "skip": skipped, "stall_s": stall_s})
 
     def _feed(self, on_bytes: Callable[[int], None]) -> None:
-        target = _Target(self, self._uplink)
         try:
-            write_files(target, self.links[0].delivery.folder, self._files, on_bytes)
-            target.end()
-        except _Lost:
-            self._leave_behind(0, "the transfer was cut")
+            if self._origin:
+                self._follow_origin(self._origin, on_bytes)
+            else:
+                target = _Target(self, self._uplink)
+                write_files(target, self.links[0].delivery.folder, self._files, on_bytes)
+                target.end()
+        except _Lost as error:
+            self._leave_behind(0, str(error) or "the transfer was cut")
         except BaseException:
             self._leave_behind(0, "")
             raise
         finally:
             self._ended_at = time.monotonic()
 
+    def _follow_origin(self, origin: Relay, on_bytes: Callable[[int], None]) -> None:
+        """Let the node that has the files send them, and tell all others the sums of its stream. Raises _Lost."""
+        rows = [[number, file.path, file.size, file.mtime_ns] for number, file in self._files]
+        origin.tell(**{"from": "disk", "files": rows, "stall_s": MAX_STALL_S})
+        while True:
+            try:
+                news = origin.next(RelayNews, 1.0)
+            except MalformedAnswer as error:
+                raise _Lost(error.message) from error
+            if news is None:
+                if origin.is_over or time.monotonic() - origin.heard > SILENCE_S:
+                    raise _Lost(f"the program that sends on {origin.label} ended")
+                continue
+            if news.sum:
+                for relay in self.relays:
+                    relay.tell(sum=news.sum)
+            if news.at or news.sum:
+                at = max(self._offset, news.at or 0, news.sum[0] if news.sum else 0)
+                on_bytes(at - self._offset)
+                self._offset = at
+            if news.lost is not None:
+                raise _Lost(news.lost)
+            if news.whole is not None:
+                self.refusal = validation.to_error(origin.label, news.refusal) if news.refusal else None
+                if not news.whole:
+                    raise _Lost
+                return
+
     def _keep_alive(self) -> None:
         while not self._over.wait(KEEP_ALIVE_S):
-            for relay in self.relays:
+            for relay in self.all_relays:
                 relay.keep_alive()
 
     def _leave_behind(self, first: int, why: str) -> None:
@@ -312,7 +264,8 @@ class Chain:
         lost = [first for first in self._lost if first < place]
         if lost:
             return f"it comes behind {self.links[max(lost)].label}"
-        return f"what came through {self.links[max(0, place - 1)].label} was cut short or altered"
+        before = self._origin if place == 0 and self._origin else self.links[max(0, place - 1)]
+        return f"what came through {before.label} was cut short or altered"
 
 
 class _Target:

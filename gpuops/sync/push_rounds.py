@@ -11,7 +11,8 @@ from gpuops.core.format import amount, one_line, plural
 from gpuops.core.parallel import on_each
 from gpuops.core.reporting import Progress
 from gpuops.core.timings import Whose
-from gpuops.sync.push_chain import Chains, Outcome, choose
+from gpuops.sync.chain_links import Chains
+from gpuops.sync.push_chain import Outcome, choose
 from gpuops.sync.push_transports import Delivery, Stream, choose_transport, find_changed
 from gpuops.sync.uplink import Uplink
 from gpuops.transport.rsync import RsyncFailed

@@ -62,9 +62,9 @@ def push_many(
     """
     line = uplink or Uplink()
     for _ in range(MAX_PUSH_ATTEMPTS):
-        push = _Push(tree_name, tree, overwrite, line)
-        plans = on_each(partial(_plan_node, push), clients)
-        _refuse_conflicts(plans)
+        push = Push(tree_name, tree.folder, tree.files, overwrite, line)
+        plans = on_each(partial(plan_node, push), clients)
+        refuse_conflicts(plans)
         ways = deliver([plan.delivery for plan in plans if plan.need], len(plans), line, progress)
         sent = dict(item for plan in plans for item in plan.need)
         changed = find_changed(tree.folder, sent.values())
@@ -79,11 +79,16 @@ def _never_rests(path: str) -> UsageError:
                       f"stop what writes it, or list it in {IGNORE_FILE}")  # fmt: skip
 
 
-class _Push:
-    """What every node is to have."""
+class Push:
+    """What every node is to have. `adds`: besides all else that it has."""
 
-    def __init__(self, tree_name: str, tree: Tree, overwrite: bool, uplink: Uplink) -> None:
-        self.tree_name, self.tree, self.overwrite, self.uplink = tree_name, tree, overwrite, uplink
+    adds = False
+
+    def __init__(
+        self, tree_name: str, folder: Path, files: Sequence[FileEntry], overwrite: bool, uplink: Uplink
+    ) -> None:
+        self.tree_name, self.folder, self.files = tree_name, folder, files
+        self.overwrite, self.uplink = overwrite, uplink
         self._sums: dict[int, str] = {}
         self._lock = threading.Lock()
 
@@ -91,43 +96,60 @@ class _Push:
         """A file's SHA-256, computed once for all nodes that ask for it."""
         with self._lock:
             if index not in self._sums:
-                self._sums[index] = _hash_file(self.tree.folder / self.tree.files[index].path)
+                self._sums[index] = self.hash_file(self.files[index].path)
             return self._sums[index]
+
+    def hash_file(self, path: str) -> str:
+        """SHA-256 of a file; empty for one that was removed since the scan, which equals no file."""
+        try:
+            with open(self.folder / path, "rb") as file:
+                return hashlib.file_digest(file, "sha256").hexdigest()
+        except FileNotFoundError:
+            return ""
+
+    @property
+    def may_use_rsync(self) -> bool:
+        return not self.adds and may_use_rsync(sum(file.size for file in self.files))
 
 
 @dataclass(frozen=True)
-class _NodePlan:
+class NodePlan:
     """One node's answer to the list of files: what it needs."""
 
     client: AgentClient
-    push: _Push
+    push: Push
     answer: schemas.UploadPlan
 
     @cached_property
     def need(self) -> list[tuple[int, FileEntry]]:
-        return [(index, self.push.tree.files[index]) for index in self.answer.need]
+        return [(index, self.push.files[index]) for index in self.answer.need]
 
     @property
     def delivery(self) -> Delivery:
         push, answer = self.push, self.answer
         # where rsync spares most of it, another node has nothing to add
         may_chain = answer.replaces is not None and not (answer.rsync and 2 * answer.replaces > self.size)
-        return Delivery(self.client, push.tree_name, answer.push, push.tree.folder, self.need, answer.rsync, may_chain)
+        return Delivery(self.client, push.tree_name, answer.push, push.folder, self.need, answer.rsync, may_chain)
 
     @property
     def size(self) -> int:
         return sum(file.size for _, file in self.need)
 
 
-def _plan_node(push: _Push, client: AgentClient) -> _NodePlan:
-    files = push.tree.files
-    request = partial(_request_plan, client, len(files), tree=push.tree_name,
-                      files=[file.wire for file in files], overwrite=push.overwrite,
-                      rsync=may_use_rsync(push.tree.size))  # fmt: skip
+def plan_node(push: Push, client: AgentClient) -> NodePlan:
+    """Ask a node what it needs. Raises NodeRefused, ConnectionLost."""
+    files = push.files
+    request = partial(_request_plan, client, len(files), tree=push.tree_name, files=[file.wire for file in files],
+                      overwrite=push.overwrite, rsync=push.may_use_rsync, adds=push.adds)  # fmt: skip
     answer = request()
+    if push.adds and not answer.adds:  # its commit would remove all else
+        raise NodeRefused(
+            f"{client.label} was made by an older gpuops, whose nodes take nothing from each other",
+            "end it, and bring up another: gpuops down",
+        )
     if answer.ask:
         answer = request(sums={str(index): push.sum_of(index) for index in answer.ask})
-    return _NodePlan(client, push, answer)
+    return NodePlan(client, push, answer)
 
 
 def _request_plan(client: AgentClient, count: int, **arguments: object) -> schemas.UploadPlan:
@@ -141,16 +163,8 @@ def _request_plan(client: AgentClient, count: int, **arguments: object) -> schem
     return answer
 
 
-def _hash_file(path: Path) -> str:
-    """SHA-256 of a file; empty for one that was removed since the scan, which equals no file."""
-    try:
-        with open(path, "rb") as file:
-            return hashlib.file_digest(file, "sha256").hexdigest()
-    except FileNotFoundError:
-        return ""
-
-
-def _refuse_conflicts(plans: Sequence[_NodePlan]) -> None:
+def refuse_conflicts(plans: Sequence[NodePlan]) -> None:
+    """Raises UsageError where a file was edited on a node."""
     edited = [(path, plan.client.label) for plan in plans for path in plan.answer.conflicts]
     if not edited:
         return
@@ -166,25 +180,25 @@ def _rescan(tree: Tree, changed: Sequence[str]) -> Tree:
     return dataclasses.replace(tree, files=[file for file in files if file])
 
 
-def _commit_push(record: PushRecord | None, progress: Progress, ways: Mapping[str, str], plan: _NodePlan) -> PushReport:
+def _commit_push(record: PushRecord | None, progress: Progress, ways: Mapping[str, str], plan: NodePlan) -> PushReport:
     label = plan.client.label
-    key = record.begin_push(label, plan.push.tree.files) if record else ""
+    key = record.begin_push(label, plan.push.files) if record else ""
     way = ways.get(label, "")
     try:
-        removed = _commit(plan)
+        removed = commit(plan)
     except NodeRefused as refusal:
         if refusal.kind != "incomplete" or not way:
             raise
         progress.say(f"{label}: the transfer has left something out; sending it as a stream")
-        removed = _commit(_resend(plan))
+        removed = commit(_resend(plan))
         way += " and as a stream"
     if record:
         record.end_push(label, key, plan.answer.kept)
     return PushReport(label, len(plan.need), plan.size, removed, plan.answer.kept, way)
 
 
-def _commit(plan: _NodePlan) -> int:
-    """How many files were removed."""
+def commit(plan: NodePlan) -> int:
+    """Put what has come in its place; how many files were removed. Raises NodeRefused, ConnectionLost."""
     if not plan.answer.push:
         return 0  # everything is there as it should be
     answer: schemas.UploadCommit = plan.client.call(
@@ -193,12 +207,12 @@ def _commit(plan: _NodePlan) -> int:
     return answer.removed
 
 
-def _resend(plan: _NodePlan) -> _NodePlan:
+def _resend(plan: NodePlan) -> NodePlan:
     """Send as a stream what the node still needs."""
-    again = _plan_node(plan.push, plan.client)
-    _refuse_conflicts([again])
+    again = plan_node(plan.push, plan.client)
+    refuse_conflicts([again])
     if again.need:
         Stream(plan.push.uplink).send(again.delivery, lambda _: None)
-    if changed := find_changed(plan.push.tree.folder, [file for _, file in again.need]):
+    if changed := find_changed(plan.push.folder, [file for _, file in again.need]):
         raise _never_rests(changed[0])
     return again

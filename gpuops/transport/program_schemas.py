@@ -121,6 +121,8 @@ class RelayNews(Struct, frozen=True):
     """Bytes of the stream so far."""
     lost: Sentence | None = None
     """Why the node after this one gets no more."""
+    sum: tuple[Count, Sha256] | None = None
+    """Of a node that sends its own files: the SHA-256 of all bytes of the stream before this offset."""
     whole: bool | None = None
     """At the end: whether all of the stream came, as the client sent it."""
     last: Count | None = None

@@ -212,6 +212,8 @@ class UploadPlan(Struct, frozen=True):
     """Files that were edited on the node and differ here as well."""
     rsync: Name = ""
     """What the node's rsync says of its version; empty without one, and where nobody asked."""
+    adds: bool = False
+    """Whether all else that the node has stays, as it was asked; False: an agent that knows no such plan."""
     replaces: Count | None = None
     """Bytes of the needed files that an older version or a part on the node may spare; None: an agent without
     `relay`."""
@@ -354,6 +356,14 @@ class DiscardedFiles(Struct, frozen=True):
     removed: Count
 
 
+class NodeCopies(Struct, frozen=True):
+    """Verb `copies`: path, size, time and mode of files that no push wrote; and those that one wrote, and that were
+    changed since."""
+
+    files: Annotated[list[tuple[Name, Count, Nanoseconds, Annotated[int, Meta(ge=0, le=0o777)]]], FileCount]
+    edited: Annotated[list[Name], FileCount]
+
+
 class Checksum(Struct, frozen=True):
     """An item of verb `sums`."""
 
@@ -383,6 +393,7 @@ VERB_SHAPES = {
     "setup": VerbShapes(SetupResult, SetupOutput),
     "plan": VerbShapes(UploadPlan),
     "commit": VerbShapes(UploadCommit),
+    "copies": VerbShapes(NodeCopies),
     "edits": VerbShapes(NodeEdits),
     "start": VerbShapes(Acknowledgement),
     "run": VerbShapes(NodeRunState),

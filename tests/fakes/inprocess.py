@@ -5,12 +5,14 @@ from __future__ import annotations
 import json
 import os
 import sys
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
 
 from gpuops.agent.files import push_steps
+from gpuops.agent.files.copies import copies
+from gpuops.agent.files.output_files import sums
 from gpuops.agent.node import Node, Refusal
 from gpuops.core.errors import NodeRefused
 from gpuops.transport import validation
@@ -33,7 +35,13 @@ except Refusal as refusal:
 """
 
 Verb = Callable[[Node, dict[str, Any], Callable[[dict[str, Any]], None]], dict[str, Any]]
-VERBS: dict[str, Verb] = {"plan": push_steps.plan, "commit": push_steps.commit, "edits": push_steps.edits}
+VERBS: dict[str, Verb] = {
+    "plan": push_steps.plan,
+    "commit": push_steps.commit,
+    "edits": push_steps.edits,
+    "copies": copies,
+    "sums": sums,
+}
 
 
 def heard(label: str, verb: str, kind: str, said: Any) -> Any:
@@ -58,6 +66,11 @@ class InProcessClient:
             return heard(self.label, verb, "ok", VERBS[verb](self.node, args, self.items.append))
         except Refusal as refusal:
             raise NodeRefused(f"{self.label}: {refusal.say}", refusal.hint, refusal.kind, refusal.data) from None
+
+    def stream(self, verb: str, timeout: float = 60.0, **args: Any) -> Iterator[Any]:  # noqa: ARG002
+        items: list[dict[str, Any]] = []
+        VERBS[verb](self.node, args, items.append)
+        return iter([heard(self.label, verb, "item", item) for item in items])
 
     def argv(self, mode: str, *arguments: str) -> list[str]:
         return [AGENT_PYTHON, "-I", "-c", PROGRAM, mode, "--node", self.node.dir, *arguments]

@@ -15,7 +15,7 @@ from gpuops.agent.node import Emit, Node, Refusal
 
 
 def copies(node: Node, args: dict[str, Any], emit: Emit) -> dict[str, Any]:  # noqa: ARG001 (a verb's signature)
-    """Verb: `{files: [[path, size, mtime_ns, mode, null]], edited: [path]}`: what matches the patterns, and everything
+    """Verb: `{files: [[path, size, mtime_ns, mode]], edited: [path]}`: what matches the patterns, and everything
     without any, of files that no push wrote; `edited`: what a push wrote, and was changed since.
 
     A link to a file counts as the file. Raises Refusal(`bad-pattern`).
@@ -27,7 +27,7 @@ def copies(node: Node, args: dict[str, Any], emit: Emit) -> dict[str, Any]:  # n
     for path, stamp in walk_matching(folder.folder, matches, follows=matches):
         last, pending = record.files.get(path), record.pending.get(path)
         if last is None and pending is None:
-            files.append([path, *stamp[:2], stat.S_IMODE(os.stat(folder.at(path)).st_mode) & 0o777, None])
+            files.append([path, *stamp[:2], stat.S_IMODE(os.stat(folder.at(path)).st_mode) & 0o777])
         elif not matching_record(stat_entry(folder.at(path)), last, pending):
             edited.append(path)
     return {"files": sorted(files), "edited": sorted(edited)}

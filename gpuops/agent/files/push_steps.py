@@ -65,7 +65,7 @@ def plan(node: Node, args: dict[str, Any], emit: Emit) -> dict[str, Any]:  # noq
         if is_settled(record, state) and os.path.isdir(folder.folder):
             Incoming(node, name).close()  # invalidates an older push
             return {"push": "", "need": [], "ask": [], "stale": [], "conflicts": [], "rsync": "", "replaces": 0,
-                    "kept": state.having(KEPT) + state.edited}  # fmt: skip
+                    "adds": push_plan.adds, "kept": state.having(KEPT) + state.edited}  # fmt: skip
         incoming = Incoming(node, name, push_plan.push)
         has_contents = incoming.open(files)
         incoming.store(push_plan)
@@ -87,6 +87,7 @@ def plan(node: Node, args: dict[str, Any], emit: Emit) -> dict[str, Any]:  # noq
         "stale": state.stale,
         "kept": state.having(KEPT) + state.edited,
         "conflicts": state.having(CONFLICT),
+        "adds": push_plan.adds,
         "rsync": find_version() if need and args.get("rsync") else "",
         "replaces": sum(files[path].size - (0 if path in record.files else missing[path]) for path in need),
     }

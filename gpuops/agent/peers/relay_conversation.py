@@ -1,4 +1,4 @@
-"""What the client of a relay says, and what it is told: frames from it, lines of JSON to it; and what its sums prove."""
+"""The client of a relay: frames from it, lines of JSON to it, and what its sums prove."""
 
 from __future__ import annotations
 

@@ -106,6 +106,17 @@ def test_they_are_nodes_to_every_command(lab: Shell) -> None:
     assert "node0, node1" in lab.run("doctor", "lab").stdout
     pushed = lab.run("push")
     assert pushed.stdout.splitlines()[-2:] == ["node0: up to date", "node1: up to date"]
+    assert lab.run("push", "--from", "node1").stdout == "node0: 1 file sent from node1\n"
+    assert (n1(lab).parent / "n0" / "project" / "notes.txt").read_text() == "noted\n"
+    assert lab.run("push", "--from", "1", "notes.txt").stdout == "node0: up to date\n"
+    refused = lab.run("push", "--from", "node2")
+    assert (refused.returncode, refused.stderr.splitlines()) == (
+        2,
+        ["error: lab has no node2", "hint: its nodes: node0, node1"],
+    )
+    assert "has nothing at nowhere that is not pushed" in lab.run("push", "--from", "node1", "nowhere").stderr
+    for words in (["a.py"], ["--from", "0", "--bwlimit", "2M"], ["--from", "0", "../x"]):
+        assert lab.run("push", *words).returncode == 2
     assert lab.run("lease", "lab", "--extend", "2h").returncode == 0
     assert '"hard_wall": 1' in (n1(lab) / "lease.json").read_text(), "the lease is that of all"
     down = lab.run("down")

@@ -7,7 +7,6 @@ import signal
 import socket
 import ssl
 import threading
-from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -15,108 +14,22 @@ import pytest
 
 from gpuops.agent.files import push_steps
 from gpuops.core.errors import NodeRefused, UsageError
-from gpuops.sync import push_chain
+from gpuops.sync import chain_links, push_chain
 from gpuops.sync.scan import scan
 from gpuops.sync.uplink import Uplink
-from gpuops.sync.upload import PushReport, push_many
-from gpuops.transport import relay, rsync
-from gpuops.transport.connection import ProcessChannel, ProcessConnection
+from gpuops.sync.upload import push_many
+from gpuops.transport import relay
+from gpuops.transport.connection import ProcessConnection
 from gpuops.transport.program_schemas import RelayPlaces
-from tests.fakes.inprocess import VERBS, InProcessClient
+from tests.fakes.inprocess import VERBS
+from tests.integration.sync.chain_scene import BIG_BYTES, Fast, Scene, quick
 from tests.integration.sync.node_here import Words
 from tests.integration.sync.push_world import Meddling, contents
-
-BIG_BYTES = 24_000_000
-SMALL_FILES = 40
-
-
-class Member(InProcessClient):
-    """A node whose programs can be made to misbehave, and whose input is counted."""
-
-    def __init__(self, folder: Path, label: str) -> None:
-        super().__init__(folder, label)
-        self.prelude = ""
-        """What the program `relay` executes before it begins."""
-        self.instead = ""
-        """A program that runs in place of `relay`."""
-        self.got = 0
-        """Bytes that left home for this node."""
-        self.programs: list[Any] = []
-
-    @property
-    def tree(self) -> Path:
-        return Path(self.node.dir) / "project"
-
-    def start(self, argv: Sequence[str]) -> ProcessChannel:
-        words = list(argv)
-        if "relay" in words:
-            words[3] = self.instead or words[3].replace("\ntry:", f"\n{self.prelude}\ntry:")
-        channel = super().start(words)
-        write = channel.stdin.write
-
-        def counted(data: Any) -> int:
-            count = write(data)
-            self.got += count
-            return count
-
-        channel.stdin.write = counted  # type: ignore[method-assign, assignment]
-        self.programs.append(channel._process)
-        return channel
-
-    def signal(self, number: signal.Signals) -> None:
-        self.programs[-1].send_signal(number)
-
-
-class Scene:
-    """A project here and four nodes, without rsync."""
-
-    def __init__(self, project: Path, tmp_path: Path) -> None:
-        self.here, self.cache = project, tmp_path / "cache"
-        (project / "big.bin").write_bytes(os.urandom(BIG_BYTES))
-        (project / "many").mkdir()
-        for number in range(SMALL_FILES):
-            (project / "many" / f"f{number}").write_bytes(os.urandom(10_000))
-        self.nodes = [Member(tmp_path / f"host{number}" / "c" / f"n{number}", f"node{number}") for number in range(4)]
-        self.words = Words()
-
-    def push(self, uplink: Uplink | None = None, nodes: Sequence[Member] = ()) -> list[PushReport]:
-        tree = scan(self.here, self.cache)
-        found: Any = list(nodes or self.nodes)
-        return push_many(found, "project", tree, progress=self.words, uplink=uplink or Fast())
-
-    @property
-    def size(self) -> int:
-        return scan(self.here, self.cache).size
-
-    @property
-    def left_home(self) -> int:
-        return sum(node.got for node in self.nodes)
-
-    def is_everywhere(self) -> bool:
-        return all(contents(node.tree) == contents(self.here) for node in self.nodes)
-
-
-class Fast(Uplink):
-    """A line so fast that nothing is deflated; something may happen once a share of `size` has passed."""
-
-    def __init__(self, size: int = 0, share: float = 1.0, event: Callable[[], None] = lambda: None) -> None:
-        super().__init__(measured_bytes_per_s=1e9)
-        self.at, self.event = size * share, event
-
-    def passed(self, count: int) -> None:
-        super().passed(count)
-        if self.at and self.sent_bytes >= self.at:
-            self.at = 0
-            self.event()
 
 
 @pytest.fixture
 def scene(project: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Scene:
-    monkeypatch.setattr(push_chain, "MIN_SAVED_S", 0.0)
-    monkeypatch.setattr(push_chain, "MIN_STALL_S", 1.0)
-    monkeypatch.setattr(push_chain, "MAX_STALL_S", 2.0)
-    monkeypatch.setattr(push_chain, "LAST_WORDS_S", 2.0)
-    monkeypatch.setattr(rsync, "local_rsync", lambda: None)
+    quick(monkeypatch)
     return Scene(project, tmp_path)
 
 
@@ -320,7 +233,7 @@ def test_a_full_disk_is_told_and_the_others_have_all(scene: Scene) -> None:
 
 
 def test_a_stranger_at_the_port_disturbs_nothing(scene: Scene, monkeypatch: pytest.MonkeyPatch) -> None:
-    candidates = push_chain._candidates
+    candidates = chain_links._candidates
     ended: list[str] = []
 
     def knock(port: int) -> None:
@@ -343,7 +256,7 @@ def test_a_stranger_at_the_port_disturbs_nothing(scene: Scene, monkeypatch: pyte
             knock(there.port)
         return candidates(here, there)
 
-    monkeypatch.setattr(push_chain, "_candidates", knock_first)
+    monkeypatch.setattr(chain_links, "_candidates", knock_first)
     reports = scene.push()
     assert scene.is_everywhere()
     assert ended == [""] * 3, "who shows no certificate hears nothing"
