@@ -26,11 +26,12 @@ TORCHRUN = ("train", "multinode", "--nodes", "2", "--gpus", "1")
 
 
 MEETS = """
-import os, socket
+import os, socket, time
 world = socket.create_connection((os.environ["MASTER_ADDR"], int(os.environ["MASTER_PORT"])))
+time.sleep(0.3)
 """
 """How a script begins whose ranks are seen to meet, without the seconds of torch: one that never does is either too
-quick or called apart, as busy as the machine is."""
+quick or called apart, as busy as the machine is. It stays for some of the agent's looks at it."""
 
 
 class Said(threading.Thread):
