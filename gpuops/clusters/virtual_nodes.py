@@ -116,7 +116,7 @@ def _remove_ended_node(ctx: Context, row: ClusterRow, machine: Resource, index: 
             f"node{index} of {row.name} has ended, and {waiting[-1]} is not all home yet",
             "wait until it is: gpuops status; a run with fewer --nodes does not need that node",
         )
-    if said := save_node_edits(ctx, row, machine, index, ctx.progress):
+    if said := save_node_edits(ctx, row, machine, index, set(), ctx.progress):
         ctx.out.say(said)
     paths = node_paths(row.name, machine, index)
     with closing(connect(machine, index)) as connection:

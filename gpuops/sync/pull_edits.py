@@ -53,6 +53,8 @@ OWNER_MODE = 0o600
 PushedFiles = Mapping[str, Sequence[FileEntry]]
 """The versions of each path that this computer pushed to a node."""
 PROJECT_TREE = "project"
+Version = tuple[str, int, int]
+"""Path, size in bytes and time of a file."""
 CLUSTER_FILE = ".gpuops.json"
 """Says whose a folder of saved edits is."""
 
@@ -178,9 +180,10 @@ def save_cluster_edits(ctx: Context, row: ClusterRow, progress: Progress) -> Ite
     first_error: GpuopsError | None = None
     ended: dict[int, GpuopsError] = {}
     nodes = nodes_of(ctx, row)
+    safe: set[Version] = set()
     for index, machine in enumerate(nodes):
         try:
-            sentence = _save_with_new_agent(ctx, row, machine, index, progress)
+            sentence = _save_with_new_agent(ctx, row, machine, index, safe, progress)
         except GpuopsError as error:
             if isinstance(error, NodeError) and rented_machine_ended(ctx, row, machine):
                 ended[index] = error
@@ -197,29 +200,36 @@ def save_cluster_edits(ctx: Context, row: ClusterRow, progress: Progress) -> Ite
         yield f"node{index} has ended: what was edited or made there outside of runs is gone with it"
 
 
-def _save_with_new_agent(ctx: Context, row: ClusterRow, machine: Resource, index: int, progress: Progress) -> str:
+def _save_with_new_agent(
+    ctx: Context, row: ClusterRow, machine: Resource, index: int, safe: set[Version], progress: Progress
+) -> str:
     """`save_node_edits`, once more where somebody had removed the node's agent; a sentence where all of the node was
     removed on its host. Raises NodeError, LocalDisk."""
     try:
-        return save_node_edits(ctx, row, machine, index, progress)
+        return save_node_edits(ctx, row, machine, index, safe, progress)
     except ConnectionLost as error:
         if is_agent_removed(machine, error) and host_node_ended(ctx, row, machine):
             return f"node{index} was removed on its host, and what was edited there with it"
         if not restore_agents(ctx, {index: machine}, error):
             raise
-        return save_node_edits(ctx, row, machine, index, progress)
+        return save_node_edits(ctx, row, machine, index, safe, progress)
 
 
-def save_node_edits(ctx: Context, row: ClusterRow, machine: Resource, index: int, progress: Progress) -> str:
-    """Save one node's files. Returns a sentence, empty where it had none. Raises NodeError, LocalDisk."""
+def save_node_edits(
+    ctx: Context, row: ClusterRow, machine: Resource, index: int, safe: set[Version], progress: Progress
+) -> str:
+    """Save one node's files, without those that are `safe`: saved from another node, and added to where they are saved
+    from this one. Returns a sentence, empty where it had none. Raises NodeError, LocalDisk."""
     programs = open_programs(row, machine, index)
     try:
         with progress.during(f"looking for what was edited or made on node{index}", whose=Whose.NODE):
             files = _find_unsaved(ctx, row, index, programs)
             # `gpuops pull --edits` may have downloaded some.
             home = find_already_home(programs, PROJECT_TREE, files, SafeFolder(row.folder))
-            files = [file for file in files if file not in home]
+            found = {version for file in files if (version := _version(file))}
+            files = [file for file in files if file not in home and _version(file) not in safe]
         if not files:
+            safe |= found
             return ""
         folder = _cluster_folder(row)
         target = folder.below(f"node{index}")
@@ -235,10 +245,16 @@ def save_node_edits(ctx: Context, row: ClusterRow, machine: Resource, index: int
                 f"what else was edited or made is in {target.path}",
                 "make it readable for the login on the node, or remove it there",
             )
+        safe |= found
         renamed = "".join(f"; {name} is {path}" for path, name in saved.renamed.items())
         return f"edited or made on node{index}, saved in {target.path}: {describe_unmatched_files(files)}{renamed}"
     finally:
         programs.connection.close()
+
+
+def _version(file: UnmatchedFile) -> Version | None:
+    """What `push --from` has copied is the same to the nanosecond on each node; whole seconds may be two programs'."""
+    return (file.path, file.size, file.mtime_ns) if file.mtime_ns % 1_000_000_000 and not file.edited else None
 
 
 def _cluster_folder(row: ClusterRow) -> SafeFolder:

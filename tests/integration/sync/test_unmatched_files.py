@@ -167,6 +167,25 @@ def test_what_is_saved_is_on_the_disk_before_its_node_may_go(
     assert (folder.stat().st_ino, ["notes.txt"]) in on_disk
 
 
+def test_what_a_node_copied_to_others_is_saved_once(
+    nobodys: Context, client: InProcessClient, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A copy has its origin's time to the nanosecond; files that only look alike are each saved."""
+    other = InProcessClient(tmp_path / "host1" / "lab" / "n1", "node1")
+    other.connection = SimpleNamespace(close=lambda: None)
+    nodes = {0: client, 1: other}
+    monkeypatch.setattr(pull_edits, "nodes_of", lambda *_: [None, None])
+    monkeypatch.setattr(pull_edits, "open_programs", lambda _row, _machine, index: nodes[index])
+    for number, node in nodes.items():
+        there(node).mkdir(exist_ok=True)
+        for name, mtime_ns in (("copied.bin", 1_700_000_000_123_456_789), ("unpacked.bin", 1_700_000_000_000_000_000)):
+            (there(node) / name).write_text(f"{name} {number}" if name == "unpacked.bin" else name)
+            os.utime(there(node) / name, ns=(mtime_ns, mtime_ns))
+    list(pull_edits.save_cluster_edits(nobodys, row(tmp_path, "one"), Silent()))
+    saved = {str(path.relative_to(tmp_path / "runs" / "lab-left")) for path in tmp_path.glob("runs/lab-left/*/*")}
+    assert saved == {"node0/notes.txt", "node0/copied.bin", "node0/unpacked.bin", "node1/unpacked.bin"}
+
+
 def test_what_lies_in_the_project_already_is_not_saved_again(nobodys: Context, tmp_path: Path) -> None:
     (tmp_path / "notes.txt").write_text("precious")
     assert list(pull_edits.save_cluster_edits(nobodys, row(tmp_path, "one"), Silent())) == []
