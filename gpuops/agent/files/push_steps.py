@@ -94,10 +94,14 @@ def plan(node: Node, args: dict[str, Any], emit: Emit) -> dict[str, Any]:  # noq
 
 
 def _read_records(node: Node, tree: str, push_plan: Plan) -> tuple[Record, Record]:
-    """The record that a push compares with, and what of it the push leaves as it is."""
+    """The record that a push compares with, and what of it the push leaves as it is. Raises Refusal(`in-the-way`) for
+    another node's file in the place of one that the client has pushed."""
     record = load_record(node, push_plan.record_name(tree))
     if not push_plan.adds:
         return record, Record({}, {}, [])
+    pushed = [path for path in load_record(node, tree).paths() if path in push_plan.files]
+    if pushed:
+        raise Refusal("in-the-way", f"'{pushed[0]}' was pushed here by the client", "bring it home, then push it")
     return record.part(push_plan.files), record.part(set(record.paths()) - set(push_plan.files))
 
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 import os
 import signal
 import threading
@@ -197,6 +198,14 @@ def test_an_origin_that_alters_what_it_has_vouched_for_harms_nobody(scene: CopyS
     scene.nodes[0].prelude = ""
     scene.copy()
     assert scene.is_copied()
+
+
+def test_no_node_replaces_what_was_pushed_to_another(scene: CopyScene) -> None:
+    found = scene.list()
+    lying = dataclasses.replace(found, files=[dataclasses.replace(found.files[0], path="many/f1")])
+    targets: Any = scene.nodes[1:]
+    with pytest.raises(NodeRefused, match="'many/f1' was pushed here"):
+        copy_to(lying, targets, overwrite=True, progress=Silent())
 
 
 def test_an_older_agent_that_would_remove_all_else_is_refused(
