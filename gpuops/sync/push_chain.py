@@ -256,7 +256,7 @@ class Chain:
             return Outcome(delivery, None)
         last = -1 if news.last is None else news.last
         left = [(number, file) for number, file in delivery.files if number > last]
-        why = self._lost.get(place) or self._explain_cut(place)
+        why = self._explain_altered(place) if news.altered else self._lost.get(place) or self._explain_cut(place)
         rest = dataclasses.replace(delivery, files=left, may_chain=place not in self._lost)
         return Outcome(delivery, rest if left else None, why, refusal)
 
@@ -264,8 +264,13 @@ class Chain:
         lost = [first for first in self._lost if first < place]
         if lost:
             return f"it comes behind {self.links[max(lost)].label}"
-        before = self._origin if place == 0 and self._origin else self.links[max(0, place - 1)]
-        return f"what came through {before.label} was cut short or altered"
+        return f"what came through {self._before(place)} was cut short"
+
+    def _explain_altered(self, place: int) -> str:
+        return f"what came through {self._before(place)} was altered on the way"
+
+    def _before(self, place: int) -> str:
+        return (self._origin if place == 0 and self._origin else self.links[max(0, place - 1)]).label
 
 
 class _Target:

@@ -125,6 +125,8 @@ class RelayNews(Struct, frozen=True):
     """Of a node that sends its own files: the SHA-256 of all bytes of the stream before this offset."""
     whole: bool | None = None
     """At the end: whether all of the stream came, as the client sent it."""
+    altered: bool = False
+    """At the end: whether the stream was another than the client's sums say."""
     last: Count | None = None
     """At the end: the last file that is staged."""
     refusal: AgentRefusal | None = None

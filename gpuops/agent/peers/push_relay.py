@@ -10,7 +10,7 @@ The client starts this program on every node of a chain and talks to each over t
     -> {"from", "skip", "stall_s"}   the stream comes from `home` or from a `peer`; files that are passed on only
     -> pieces of the stream (from home), and for every 4 MiB {"sum": [offset, SHA-256 of all bytes before it]}
     <- {"at"}                   bytes so far, every two seconds; {"lost"}: the next node gets no more, and why
-    <- {"last", "refusal"}      the last file that is staged; why others are not
+    <- {"last", "altered", "refusal"}   the last file that is staged; why others are not
 
 The first node may be one that has the files already (mode `relay-source`): it is told {"from": "disk", "files"}, and
 tells the client the sums, which passes them on.
@@ -208,7 +208,7 @@ def _relay(
         client.proof.wait(lambda: client.proof.proven >= last_sum, LAST_SUMS_S)
     shelf.settle(client.proof.proven)
     is_whole = is_whole and client.proof.proven == stream.received
-    client.say(last=shelf.last, whole=is_whole, refusal=_told(shelf.refusal))
+    client.say(last=shelf.last, whole=is_whole, altered=client.proof.is_false, refusal=_told(shelf.refusal))
 
 
 def _told(refusal: Refusal | None) -> dict[str, Any] | None:

@@ -192,7 +192,7 @@ def test_what_a_node_alters_on_the_way_comes_from_the_origin_itself(scene: CopyS
 
 def test_an_origin_that_alters_what_it_has_vouched_for_harms_nobody(scene: CopyScene) -> None:
     scene.nodes[0].prelude = LYING
-    with pytest.raises(ConnectionLost, match="what came through node0 was cut short or altered"):
+    with pytest.raises(ConnectionLost, match="what came through node0 was altered on the way"):
         scene.copy()
     assert not (scene.nodes[1].tree / "data" / "big.bin").exists()
     scene.nodes[0].prelude = ""
