@@ -8,12 +8,12 @@ computer (`ssh/hosts.json`) while something of ours may be there.
 from __future__ import annotations
 
 import dataclasses
-import threading
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import suppress
 from functools import partial
 from typing import TypeVar
 
+from gpuops.agent.workers import WORKERS
 from gpuops.core.account_variables import OURS
 from gpuops.core.errors import (
     ConnectionLost,
@@ -264,11 +264,10 @@ class SshProvisioner:
         """Each node ends itself and removes its folder; a thread for each waits for it."""
         for resource in resources:
             running = self._ending.get(resource.id)
-            if running is None or not running.is_alive():
+            if running is None or not running.job.is_alive():
                 self._ending[resource.id] = _Ending(partial(self._end, resource))
-                self._ending[resource.id].start()
         for resource in resources:
-            self._ending[resource.id].join(DESTROY_WAIT_S)
+            self._ending[resource.id].job.join(DESTROY_WAIT_S)
         for ending in (self._ending[resource.id] for resource in resources):
             if ending.error is not None:
                 raise ending.error
@@ -295,13 +294,15 @@ class SshProvisioner:
         return None
 
 
-class _Ending(threading.Thread):
-    def __init__(self, work: Callable[[], None]) -> None:
-        super().__init__(daemon=True, name="end of a node")
-        self._work = work
-        self.error: Exception | None = None
+class _Ending:
+    """The end of a node, which runs in a thread."""
 
-    def run(self) -> None:
+    def __init__(self, work: Callable[[], None]) -> None:
+        self.error: Exception | None = None
+        self._work = work
+        self.job = WORKERS.start(self._run, "end of a node")
+
+    def _run(self) -> None:
         try:
             self._work()
         except Exception as error:  # whoever asks for this end again hears of it
