@@ -10,10 +10,10 @@ from __future__ import annotations
 import dataclasses
 import math
 import re
-import threading
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any, TypeVar, cast
 
+from gpuops.agent.workers import WORKERS
 from gpuops.core.account_variables import AccountVariables
 from gpuops.core.errors import GpuopsError, Partial, Unknown
 from gpuops.core.models import Intent, Journal, Offer, Option, Payer, Problem, Request, Resource, ResourceState
@@ -182,17 +182,14 @@ class CallTimeout(Exception):
 def call_with_timeout(call: Callable[[], T], limit_s: float, name: str) -> T:
     """Run a call in a thread; return or raise what it does. Raises CallTimeout at the limit; the thread goes on."""
     outcome: list[T | BaseException] = []
-    done = threading.Event()
 
     def work() -> None:
         try:
             outcome.append(call())
         except BaseException as error:
             outcome.append(error)
-        done.set()
 
-    threading.Thread(target=work, daemon=True, name=name).start()
-    if not done.wait(limit_s):
+    if not WORKERS.start(work, name).join(limit_s):
         raise CallTimeout
     value = outcome[0]
     if isinstance(value, BaseException):

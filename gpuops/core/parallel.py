@@ -1,13 +1,15 @@
-"""The same work on several nodes at once, a thread for each.
+"""The same work on several nodes at once, in a thread for each.
 
-Nodes are few and their work is waiting, so there is no pool.
+Nodes are few and their work is waiting, so nothing limits how many there are.
 """
 
 from __future__ import annotations
 
-import threading
 from collections.abc import Callable, Sequence
+from functools import partial
 from typing import TypeVar
+
+from gpuops.agent.workers import WORKERS
 
 T = TypeVar("T")
 R = TypeVar("R")
@@ -19,7 +21,7 @@ JOIN_INTERVAL_S = 0.5
 def on_each(work: Callable[[T], R], items: Sequence[T]) -> list[R]:
     """Run `work` on every item at once. Returns results in order; raises the first item's failure when all have ended.
 
-    The threads are daemons: an interrupt of the calling thread waits for none of them.
+    An interrupt of the calling thread waits for none of the others.
     """
     results: dict[int, R] = {}
     failures: dict[int, BaseException] = {}
@@ -30,12 +32,10 @@ def on_each(work: Callable[[T], R], items: Sequence[T]) -> list[R]:
         except BaseException as error:
             failures[index] = error
 
-    threads = [threading.Thread(target=one, args=pair, daemon=True) for pair in enumerate(items)]
-    for thread in threads:
-        thread.start()
-    for thread in threads:
-        while thread.is_alive():
-            thread.join(JOIN_INTERVAL_S)
+    jobs = [WORKERS.start(partial(one, *pair), "each") for pair in enumerate(items)]
+    for job in jobs:
+        while not job.join(JOIN_INTERVAL_S):
+            pass
     if failures:
         raise failures[min(failures)]
     return [results[index] for index in range(len(items))]

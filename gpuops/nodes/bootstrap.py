@@ -96,29 +96,43 @@ STEP_SILENCE_LIMIT_S = 55.0
 PROBE_SCRIPT = r"""
 home=${HOME:-$(cd && pwd)}
 printf 'home %s\n' "$home"
+look='
+import os, sys
+print("%d %d" % sys.version_info[:2])
+print("python " + sys.executable)
+home = sys.argv[1]
+if not os.access(home, os.W_OK):
+    print("unwritable " + home)
+try:
+    disk = os.statvfs(home)
+    print("free_kb %d" % (disk.f_bavail * disk.f_frsize // 1024))
+except OSError:
+    pass
+try:
+    print("machine " + open("/proc/sys/kernel/random/boot_id").read().strip() + " " + os.readlink("/proc/self/ns/net"))
+except OSError:
+    pass
+'
 for name in "$@"; do
-    found=$(command -v "$name" 2>/dev/null) || continue
-    version=$("$found" -c 'import sys; print("%d %d" % sys.version_info[:2])' 2>/dev/null) || continue
-    case $version in
-        "3 "[89] | "3 "[1-9][0-9]) printf 'python %s\n' "$("$found" -c 'import sys; print(sys.executable)')"; break ;;
-        *) printf 'old %s is Python %s\n' "$found" "$(printf %s "$version" | tr ' ' .)" ;;
+    said=$("$name" -ES -c "$look" "$home" 2>/dev/null) || continue
+    case $said in
+        "3 "[89] | "3 "[89][!0-9]* | "3 "[1-9][0-9] | "3 "[1-9][0-9][!0-9]*) printf '%s\n' "$said"; break ;;
+        *) printf 'old %s is Python %s\n' "$(command -v "$name")" "$(printf '%s\n' "$said" | head -n 1 | tr ' ' .)" ;;
     esac
 done
 command -v nvidia-smi >/dev/null 2>&1 && printf 'gpus %s\n' "$(nvidia-smi -L 2>/dev/null | grep -c '^GPU ')"
-boot=$(cat /proc/sys/kernel/random/boot_id 2>/dev/null)
-printf 'machine %s %s\n' "$boot" "$(readlink /proc/self/ns/net 2>/dev/null)"
-[ -w "$home" ] || printf 'unwritable %s\n' "$home"
-printf 'free_kb %s\n' "$(df -Pk "$home" 2>/dev/null | awk 'END { print $4 }')"
+exit 0
 """
+"""The Python that is found looks at everything else: a program for each look would be ten of them on every host."""
 INSTALL_SCRIPT = r"""
 exec 2>&1
 umask 077
-draft= done=
+draft=
 if [ -f "$1/$2" ] && [ "$(wc -c <"$1/$2")" -eq "$3" ]; then cat >/dev/null; printf 'there\n'; exit 0; fi
-mkdir -p "$1" && draft=$(mktemp "$1/$2.XXXXXX") && cat >"$draft" && mv -f "$draft" "$1/$2" && done=yes
+{ [ -d "$1" ] || mkdir -p "$1"; } &&
+    draft=$(mktemp "$1/$2.XXXXXX") && cat >"$draft" && mv -f "$draft" "$1/$2" && { printf 'there\n'; exit 0; }
 cat >/dev/null
 [ -z "$draft" ] || rm -f "$draft"
-[ -z "$done" ] || printf 'there\n'
 exit 0
 """
 """Keeps its input as the file `$2` in the folder `$1`, unless that is there with all of its `$3` bytes: a machine that

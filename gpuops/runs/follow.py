@@ -10,7 +10,9 @@ from __future__ import annotations
 import threading
 from collections import Counter
 from collections.abc import Callable, Sequence
+from functools import partial
 
+from gpuops.agent.workers import WORKERS
 from gpuops.core.context import Context
 from gpuops.core.errors import (
     FINAL_REFUSALS,
@@ -102,15 +104,11 @@ class Follower:
         """When the user was last notified that a node is unreachable (monotonic seconds)."""
         self._malformed_responses: Counter[int] = Counter()
         """How many malformed responses each node has sent."""
-        self._threads = [
-            threading.Thread(target=self._run_node_thread, args=(index,), daemon=True, name=f"follow node{index}")
-            for index in range(node_count)
-        ]
 
     def start(self) -> None:
-        """Start one thread per node."""
-        for thread in self._threads:
-            thread.start()
+        """Follow each node in a thread."""
+        for index in range(self.node_count):
+            WORKERS.start(partial(self._run_node_thread, index), f"follow node{index}")
 
     def quit(self) -> None:
         """Stop following; the run goes on. The threads end with their connections."""

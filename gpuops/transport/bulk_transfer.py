@@ -7,7 +7,6 @@ receives a tar stream. `exchange` sends a program its whole input and returns it
 from __future__ import annotations
 
 import json
-import threading
 import time
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
@@ -19,6 +18,7 @@ from gpuops.core.errors import ConnectionLost, MalformedAnswer, NodeError, NodeR
 from gpuops.core.format import span
 from gpuops.core.safe_folder import Readable
 from gpuops.transport.connection import Channel
+from gpuops.transport.deadlines import DEADLINES
 from gpuops.transport.tar_reader import Content, Member, TarError, Torn, members
 
 SILENCE_S = 60.0
@@ -58,18 +58,20 @@ class TimedChannel:
         self._waiting_since: float | None = None
         self._waited_s = 0.0
         self._moved_bytes = 0
-        self._closed = threading.Event()
+        self._is_closed = False
         self.stdin = cast(BinaryIO, _TimedStream(self, channel.stdin))
         self.stdout = cast(BinaryIO, _TimedStream(self, channel.stdout))
-        threading.Thread(target=self._watch, daemon=True, name="bulk watch").start()
+        self._next_check = DEADLINES.after(silence_s / 10, self._check)
 
-    def _watch(self) -> None:
-        while not self._closed.wait(self._silence_s / 10):
-            since = self._waiting_since
-            if since is not None and (time.monotonic() - since > self._silence_s or self.is_too_slow):
-                self.silent = True
-                self._channel.close()  # whoever waits in a read or write sees the end of the pipe
-                return
+    def _check(self) -> None:
+        since = self._waiting_since
+        if self._is_closed:
+            return
+        if since is not None and (time.monotonic() - since > self._silence_s or self.is_too_slow):
+            self.silent = True
+            self._channel.close()  # whoever waits in a read or write sees the end of the pipe
+            return
+        self._next_check = DEADLINES.after(self._silence_s / 10, self._check)
 
     @property
     def is_too_slow(self) -> bool:
@@ -85,7 +87,7 @@ class TimedChannel:
         self._waiting_since = began = time.monotonic()
         try:
             return call()
-        except (OSError, ValueError) as error:  # ValueError: closed by `_watch`
+        except (OSError, ValueError) as error:  # ValueError: closed by `_check`
             raise ChannelFailed(str(error)) from error
         finally:
             self._waiting_since = None
@@ -98,7 +100,8 @@ class TimedChannel:
         return self._channel.errors()
 
     def close(self) -> None:
-        self._closed.set()
+        self._is_closed = True
+        self._next_check.cancel()
         self._channel.close()
 
 

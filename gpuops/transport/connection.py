@@ -14,6 +14,7 @@ from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from typing import Any, BinaryIO, Protocol, cast
 
+from gpuops.agent.workers import WORKERS
 from gpuops.core.errors import NodeError
 from gpuops.core.processes import end_apart, start_apart
 
@@ -146,8 +147,7 @@ class ProcessChannel:
         self.stdout = cast(BinaryIO, Pipe(self._process.stdout))
         self.closed = False
         self._stderr = bytearray()
-        self._drain = threading.Thread(target=self._drain_stderr, daemon=True)
-        self._drain.start()
+        self._drain = WORKERS.start(self._drain_stderr, "stderr")
 
     def _drain_stderr(self) -> None:
         stream = self._process.stderr

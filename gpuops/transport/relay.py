@@ -10,6 +10,7 @@ from contextlib import suppress
 from typing import Any
 
 from gpuops.agent.wire_format import DATA, DEFLATED, MESSAGE, Whole, frame
+from gpuops.agent.workers import WORKERS
 from gpuops.transport import validation
 from gpuops.transport.bulk_transfer import SILENCE_S, ChannelFailed, TimedChannel
 from gpuops.transport.connection import Channel
@@ -33,8 +34,7 @@ class Relay:
         self._write = threading.Lock()
         self._lines: queue.Queue[bytes] = queue.Queue(MAX_UNREAD_LINES)
         self._is_closed = False
-        self._reader = threading.Thread(target=self._read, daemon=True, name=f"{label} relay")
-        self._reader.start()
+        self._reader = WORKERS.start(self._read, f"{label} relay")
 
     def tell(self, **message: Any) -> None:
         """Send a message; one that does not arrive is found by whoever waits for the answer."""

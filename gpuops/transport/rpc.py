@@ -23,6 +23,7 @@ from math import inf
 from typing import Any
 
 from gpuops.agent.wire_format import MAGIC, Whole
+from gpuops.agent.workers import WORKERS
 from gpuops.core.errors import ConnectionLost, MalformedAnswer, NoAnswer, NodeError, NodeRefused
 from gpuops.core.format import one_line, span
 from gpuops.core.models import Resource
@@ -140,7 +141,7 @@ class AgentClient(Programs):
         self._is_agent = False
         self._noise = b""
         for work, name in ((self._read, "reader"), (self._write, "writer")):
-            threading.Thread(target=work, daemon=True, name=f"{self.label} {name}").start()
+            WORKERS.start(work, f"{self.label} {name}")
         self._await_greeting(greeting_s)
 
     def _await_greeting(self, limit_s: float) -> None:

@@ -24,7 +24,11 @@ NO_AGENT_ERROR = json.dumps({
     }
 })  # fmt: skip
 FIND_AGENT = f"""no_agent() {{ printf '%s\\n' '{NO_AGENT_ERROR}' >&2; exit 1; }}
-agent=$(ls -t "$2"/*.pyz 2>/dev/null | head -n 1)
+agent=
+for file in "$2"/*.pyz; do
+[ -f "$file" ] || continue
+if [ -z "$agent" ] || [ "$file" -nt "$agent" ]; then agent=$file; fi
+done
 """
 """The newest agent there, which understands the files of every earlier one."""
 LIST_SCRIPT = (
@@ -39,7 +43,7 @@ END_SCRIPT = (
     FIND_AGENT
     + """if [ ! -d "$3" ]; then printf '{"ended": 0, "left": 0}'; exit 0; fi
 [ -n "$agent" ] || no_agent
-exec "$1" -I "$agent" end --node "$3" --remove --root """
+exec "$1" -I "$agent" end --node "$3" --host "$4" --remove --root """
 )
 
 
@@ -104,9 +108,11 @@ class HostAgent:
             )
         return [record for document in documents if (record := parse_record(document)) is not None]
 
-    def end_node(self, folder: str) -> None:
-        """End a node and remove its folder, the shared ones with the last node. Raises NodeRefused, NodeError."""
-        self._call(END_SCRIPT, folder)
+    def end_node(self, name: str, folder: str) -> bool:
+        """End a node and remove its folder, the shared ones with the last node. Returns whether a node is left on the
+        host, which is called `name`. Raises Rejected, NodeRefused, NodeError, ConnectionLost."""
+        left = self._call(END_SCRIPT, folder, name).nodes
+        return bool(self.list_nodes(name) if left is None else left)  # an older agent does not tell
 
     def _call(self, script: str, *arguments: str) -> program_schemas.ModeAnswer:
         """What the agent there answers; ours is brought where there is none."""

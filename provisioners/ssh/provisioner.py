@@ -8,12 +8,12 @@ computer (`ssh/hosts.json`) while something of ours may be there.
 from __future__ import annotations
 
 import dataclasses
-import threading
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import suppress
 from functools import partial
 from typing import TypeVar
 
+from gpuops.agent.workers import WORKERS
 from gpuops.core.account_variables import OURS
 from gpuops.core.errors import (
     ConnectionLost,
@@ -168,6 +168,7 @@ class SshProvisioner:
         }
         lease = {"boot_in": max(MIN_BOOT_LEASE_S, intent.boot_deadline - self.context.clock.now())}
         document = {"node": node, "lease": lease}
+        self._ending.pop(_resource_id(place.host, folder), None)
         self._agent(place.host, known_host).create_node(agent, intent.agent, folder, document)
         record = NodeRecord(
             intent.mark(index),
@@ -230,7 +231,7 @@ class SshProvisioner:
     def _resource(self, name: str, known_host: KnownHost, node: NodeRecord) -> Resource:
         return Resource(
             kind=MACHINE,
-            id=f"{name}:{node.folder}",
+            id=_resource_id(name, node.folder),
             region=name,
             name=node.mark,
             bills=False,
@@ -254,7 +255,11 @@ class SshProvisioner:
         )
 
     def describe(self, resource: Resource) -> Resource:
-        """The resource itself holds where the node is, so a host that was forgotten is reached, too."""
+        """The resource itself holds where the node is, so a host that was forgotten is reached, too. One that this
+        process has just ended is gone: its agent has said so, and has removed it."""
+        ending = self._ending.get(resource.id)
+        if ending is not None and ending.is_done:
+            return dataclasses.replace(resource, state=ResourceState.ENDED)
         for node in self._list_nodes(resource.region, _known_host(resource)):
             if node.id == resource.id:
                 return node
@@ -264,19 +269,19 @@ class SshProvisioner:
         """Each node ends itself and removes its folder; a thread for each waits for it."""
         for resource in resources:
             running = self._ending.get(resource.id)
-            if running is None or not running.is_alive():
+            if running is None or not running.job.is_alive():
                 self._ending[resource.id] = _Ending(partial(self._end, resource))
-                self._ending[resource.id].start()
         for resource in resources:
-            self._ending[resource.id].join(DESTROY_WAIT_S)
+            self._ending[resource.id].job.join(DESTROY_WAIT_S)
         for ending in (self._ending[resource.id] for resource in resources):
             if ending.error is not None:
                 raise ending.error
 
     def _end(self, resource: Resource) -> None:
         name, known_host, entry = resource.region, _known_host(resource), self._book.get(resource.region)
-        _as_provider_errors(lambda: self._agent(name, known_host).end_node(str(resource.data["folder"])))
-        if entry is not None and not self._list_nodes(name, known_host):
+        folder = str(resource.data["folder"])
+        is_used = _as_provider_errors(lambda: self._agent(name, known_host).end_node(name, folder))
+        if entry is not None and not is_used:
             self._forget_unused(name, entry)
 
     def _forget_unused(self, name: str, known_host: KnownHost) -> None:
@@ -295,17 +300,26 @@ class SshProvisioner:
         return None
 
 
-class _Ending(threading.Thread):
-    def __init__(self, work: Callable[[], None]) -> None:
-        super().__init__(daemon=True, name="end of a node")
-        self._work = work
-        self.error: Exception | None = None
+class _Ending:
+    """The end of a node, which runs in a thread."""
 
-    def run(self) -> None:
+    def __init__(self, work: Callable[[], None]) -> None:
+        self.error: Exception | None = None
+        self.is_done = False
+        """It has ended, and the host has said so."""
+        self._work = work
+        self.job = WORKERS.start(self._run, "end of a node")
+
+    def _run(self) -> None:
         try:
             self._work()
+            self.is_done = True
         except Exception as error:  # whoever asks for this end again hears of it
             self.error = error
+
+
+def _resource_id(host: str, folder: str) -> str:
+    return f"{host}:{folder}"
 
 
 def _refuse_doubles(hosts: Sequence[Host], nodes: int) -> None:

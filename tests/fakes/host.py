@@ -61,6 +61,8 @@ class FakeHost:
     is_up: bool = True
     shows_key: str = "ssh-ed25519 AAAA"
     takes_agents: bool = True
+    tells_rest: bool = True
+    """Whether its agent's `end` says what is left; older ones do not."""
     end_refusal: str = ""
     """What `end` says instead of ending a node."""
     before_init: Callable[[], None] = lambda: None
@@ -119,7 +121,8 @@ class FakeHost:
             if self.end_refusal:
                 return Program(complaint=self.end_refusal, code=1)
             self.nodes.pop(arguments[2], None)
-            return Program('{"ended": 0, "left": 0}')
+            rest = {"nodes": list(self.nodes.values())} if self.tells_rest else {}
+            return Program(json.dumps({"ended": 0, "left": 0, **rest}))
         if script == bootstrap.CLEANUP_SCRIPT:
             self.agents.clear()
             return Program()

@@ -31,20 +31,23 @@ WATCHDOG_POLL_INTERVAL_S = 0.05
 
 
 def main(mode: str, arguments: Sequence[str]) -> int:
-    """Mode `end` prints `{"ended": n, "left": n}`, exit code 1 if processes are left. Mode `nodes`: `print_nodes`."""
+    """Mode `end` prints `{"ended": n, "left": n}`, exit code 1 if processes are left; with `--root`, `nodes` as well:
+    what is left under the root then. Mode `nodes`: `print_nodes`."""
     if mode == "nodes":
         return print_nodes(arguments)
     node, rest = parse_node(arguments)
-    counts = end_node(node) if os.path.isdir(node.dir) else {"ended": 0, "left": 0}
-    if "--remove" in rest and not counts["left"]:
+    answer: dict[str, Any] = {**end_node(node)} if os.path.isdir(node.dir) else {"ended": 0, "left": 0}
+    if "--remove" in rest and not answer["left"]:
         try:
             remove_node(node)
         except FileNotFoundError:
             pass  # another process removes it as well; the caller checks that it is gone
         if "--root" in rest:
+            host = rest[rest.index("--host") + 1] if "--host" in rest[:-1] else None
             remove_root(node.root)
-    print(json.dumps(counts), flush=True)
-    return 1 if counts["left"] else 0
+            answer["nodes"] = list_nodes(node.root, host)
+    print(json.dumps(answer), flush=True)
+    return 1 if answer["left"] else 0
 
 
 def end_node(node: Node) -> dict[str, int]:
@@ -159,12 +162,15 @@ def print_nodes(arguments: Sequence[str]) -> int:
     options = parse_options(arguments)
     if not options.get("root"):
         raise Refusal("usage", "the folder of all nodes is missing", "add --root DIR")
-    folders = sorted(glob.glob(os.path.join(glob.escape(options["root"]), "*", "n*")))
-    nodes = [describe_node(Node(folder)) for folder in folders if os.path.basename(folder)[1:].isdigit()]
-    host = options.get("host")
-    own_nodes = [node for node in nodes if host is None or node.get("host") in (None, host)]
-    print(json.dumps({"nodes": own_nodes}), flush=True)
+    print(json.dumps({"nodes": list_nodes(options["root"], options.get("host"))}), flush=True)
     return 0
+
+
+def list_nodes(root: str, host: str | None) -> list[dict[str, Any]]:
+    """Each node under a root, of this `host` alone where it is named."""
+    folders = sorted(glob.glob(os.path.join(glob.escape(root), "*", "n*")))
+    nodes = [describe_node(Node(folder)) for folder in folders if os.path.basename(folder)[1:].isdigit()]
+    return [node for node in nodes if host is None or node.get("host") in (None, host)]
 
 
 def describe_node(node: Node) -> dict[str, Any]:

@@ -6,6 +6,7 @@ import os
 import signal
 import threading
 import time
+from functools import partial
 from typing import Sequence
 
 from gpuops.agent import processes, run_files
@@ -18,6 +19,7 @@ from gpuops.agent.rpc.server import Server
 from gpuops.agent.run import preemption_notices, run_verbs
 from gpuops.agent.run.result import settle_lost_runs
 from gpuops.agent.run_documents import Outcome, Reason, StopMode
+from gpuops.agent.workers import WORKERS
 
 PARENT_CHECK_INTERVAL_S = 2.0
 """Time between two checks that the watchdog lives, for kernels that do not signal its end."""
@@ -38,8 +40,8 @@ def main(_mode: str, arguments: Sequence[str]) -> int:
     image_variables.adopt(node)
     settle_lost_runs(node)
     sink.announce_resume()
-    threading.Thread(target=finish_sinks, args=(node,), name="sink", daemon=True).start()
-    threading.Thread(target=Server(node).serve, name="server", daemon=True).start()
+    WORKERS.start(partial(finish_sinks, node), "sink")
+    WORKERS.start(Server(node).serve, "server")
     while os.getppid() == watchdog:
         wake.wait(PARENT_CHECK_INTERVAL_S)
         processes.reap_orphans()

@@ -26,6 +26,8 @@ MIN_PAUSE_S, MAX_PAUSE_S = 0.5, 15.0
 """The pause doubles with each attempt that brings nothing."""
 FIRST_ANSWER_S = 30.0
 """How long a server that has never answered is asked: an address that is wrong shows soon."""
+NOBODY_THERE_S = 1.0
+"""The same where nobody has ever listened, or the host has no name: three requests."""
 PATIENCE_S = 1800.0
 """How long attempts go on that bring no byte more than earlier ones."""
 
@@ -88,7 +90,7 @@ class Download:
             known = None  # it is another than the listing's, or than the user's
         self._resume()
         pause, deadline = MIN_PAUSE_S, time.monotonic() + PATIENCE_S
-        asked = time.monotonic()
+        asked, first_answer_s = time.monotonic(), NOBODY_THERE_S
         while True:
             try:
                 if self._attempt(known):
@@ -96,11 +98,13 @@ class Download:
                 why = "the address has ended"
             except Cut as cut:
                 why = str(cut)
+                if not isinstance(cut, web.NotThere):
+                    first_answer_s = FIRST_ANSWER_S
             now = time.monotonic()
             if self._position > self._furthest:
                 self._furthest = self._position
                 pause, deadline = MIN_PAUSE_S, now + PATIENCE_S
-            if now > (deadline if self._flow.has_answered else asked + FIRST_ANSWER_S):
+            if now > (deadline if self._flow.has_answered else asked + first_answer_s):
                 raise Refusal(
                     "unreachable",
                     f"'{self._wanted.path}' cannot be fetched: {why}",

@@ -33,6 +33,10 @@ class Cut(Exception):
     """No answer, or not all of it; a later request may succeed."""
 
 
+class NotThere(Cut):
+    """Nobody listens at the address, or its host has no name: a later request seldom succeeds."""
+
+
 class Address(NamedTuple):
     """Where a file is fetched from, and the headers that its signature covers."""
 
@@ -169,7 +173,14 @@ def _send(parts: SplitResult, method: str, headers: Mapping[str, str], silence_s
             "check the address; a private authority goes into SSL_CERT_FILE of the node's image",
         ) from error
     except (OSError, http.client.HTTPException, ValueError) as error:
-        raise Cut(describe(error, host)) from error
+        raise (NotThere if _is_nobody_there(error) else Cut)(describe(error, host)) from error
+
+
+def _is_nobody_there(error: Exception) -> bool:
+    """Whether a system or a name server has said that there is nobody, and not that it could not find out."""
+    if isinstance(error, socket.gaierror):
+        return error.errno != socket.EAI_AGAIN
+    return isinstance(error, ConnectionRefusedError)
 
 
 def describe(error: Exception, host: str) -> str:

@@ -15,6 +15,7 @@ import struct
 import threading
 import time
 from enum import Enum
+from functools import partial
 from typing import Any, NamedTuple, Sequence
 
 from gpuops.agent.network.interfaces import DISCARD_PORT, port_candidates, source_address
@@ -26,6 +27,7 @@ from gpuops.agent.network.unauthenticated_connections import (
     read_line,
 )
 from gpuops.agent.node import Emit, Node, Refusal
+from gpuops.agent.workers import WORKERS, Job
 
 HELLO = b"gpuops-probe"
 CONVERSATION_LIMIT_S = 15.0
@@ -78,7 +80,7 @@ class Listeners:
         self._token = token
         self._sockets: list[socket.socket] = []
         self._wake, self._alarm = socket.socketpair()
-        self._thread: threading.Thread | None = None
+        self._job: Job | None = None
         self._strangers = Strangers()
 
     def open(self, port: int) -> int:
@@ -101,18 +103,17 @@ class Listeners:
 
     def begin(self, for_s: float) -> None:
         """Answer callers for `for_s` seconds, in a thread."""
-        self._thread = threading.Thread(target=self._serve, args=(for_s,), name="probe", daemon=True)
-        self._thread.start()
+        self._job = WORKERS.start(partial(self._serve, for_s), "probe")
 
     def is_over(self) -> bool:
         """Whether the time is over."""
-        return self._thread is not None and not self._thread.is_alive()
+        return self._job is not None and not self._job.is_alive()
 
     def close(self) -> None:
         """Close the ports; they are free when this returns."""
         self._alarm.close()
-        if self._thread is not None:
-            self._thread.join()
+        if self._job is not None:
+            self._job.join()
         else:
             self._shut()
 
@@ -237,7 +238,7 @@ def reach(_node: Node, args: dict[str, Any], _emit: Emit) -> dict[str, Any]:
     ]
     for attempts in targets:
         for attempt in attempts:
-            threading.Thread(target=attempt.run, name="probe reaches", daemon=True).start()
+            WORKERS.start(attempt.run, "probe reaches")
     settle_s = float(args.get("settle_s") or args["limit_s"])
     while time.monotonic() < deadline and not all(_is_settled(attempts, settle_s) for attempts in targets):
         time.sleep(REACH_POLL_INTERVAL_S)

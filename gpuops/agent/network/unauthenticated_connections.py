@@ -12,7 +12,10 @@ import hmac
 import socket
 import threading
 import time
+from functools import partial
 from typing import Callable
+
+from gpuops.agent.workers import WORKERS
 
 MAX_STRANGERS = 128
 """Few enough for a process that may open 256 files (macOS)."""
@@ -76,7 +79,7 @@ class Strangers:
             self._present[connection] = None
         self._disconnect_oldest(MAX_STRANGERS)
         try:
-            threading.Thread(target=serve, args=(connection,), name=name, daemon=True).start()
+            WORKERS.start(partial(serve, connection), name)
         except RuntimeError:  # no more threads
             self.remove(connection)
             close(connection)

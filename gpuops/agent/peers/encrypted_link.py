@@ -14,6 +14,7 @@ import ssl
 import tempfile
 import threading
 import time
+from functools import partial
 from typing import Sequence
 
 from gpuops.agent.network.probe import bind_all_addresses
@@ -25,6 +26,7 @@ from gpuops.agent.network.unauthenticated_connections import (
     read_line,
 )
 from gpuops.agent.peers.stream_onward import cut
+from gpuops.agent.workers import WORKERS
 
 GREETING = b"gpuops-link 1\n"
 """Said by the listening node, to the one connection that it keeps."""
@@ -68,7 +70,7 @@ class Listener:
         self._changed = threading.Condition()
         self._is_closed = False
         self._peer: ssl.SSLSocket | None = None
-        threading.Thread(target=self._serve, name="link listener", daemon=True).start()
+        WORKERS.start(self._serve, "link listener")
 
     def peer(self, limit_s: float) -> ssl.SSLSocket | None:
         """The connection to the other node; None where it has not come within the limit."""
@@ -132,7 +134,7 @@ def connect(places: Sequence[tuple[str, int]], context: ssl.SSLContext, limit_s:
             outcomes.put((number, error))
 
     for number in range(len(places)):
-        threading.Thread(target=attempt, args=(number,), name="link caller", daemon=True).start()
+        WORKERS.start(partial(attempt, number), "link caller")
     failures: dict[int, Exception] = {}
     try:
         while len(failures) < len(places):

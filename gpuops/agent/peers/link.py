@@ -17,6 +17,7 @@ import threading
 import time
 import traceback
 from abc import ABC, abstractmethod
+from functools import partial
 from typing import Any, Callable, Mapping, NamedTuple
 
 from gpuops.agent.network.unauthenticated_connections import (
@@ -31,6 +32,7 @@ from gpuops.agent.node import log
 from gpuops.agent.peers.authenticated_channel import Channel, session_keys
 from gpuops.agent.peers.events import RunEnded
 from gpuops.agent.run_documents import Outcome, Reason
+from gpuops.agent.workers import WORKERS
 
 Message = Mapping[str, Any]
 """An event or a heartbeat as JSON (peers.events)."""
@@ -149,8 +151,8 @@ class Head(Link):
         # A member that never joins counts as lost once the time to join is over.
         assumed = time.monotonic() + self._times.join - self._times.silence
         self._last_heard = {member: assumed for member in range(self._nodes) if member != self._node}
-        threading.Thread(target=self._accept, name="gang", daemon=True).start()
-        threading.Thread(target=self._watch, name="gang watch", daemon=True).start()
+        WORKERS.start(self._accept, "gang")
+        WORKERS.start(self._watch, "gang watch")
 
     def release_port(self) -> None:
         """Close the port."""
@@ -267,7 +269,7 @@ class Member(Link):
 
     def start(self) -> None:
         """Connect to node 0, and reconnect whenever the connection breaks."""
-        threading.Thread(target=self._stay_connected, name="gang", daemon=True).start()
+        WORKERS.start(self._stay_connected, "gang")
 
     def release_port(self) -> None:
         """Nothing was opened before `start`."""
@@ -327,7 +329,7 @@ class Member(Link):
             events = list(self._events)
         for event in events:
             channel.send(event)
-        threading.Thread(target=self._send_heartbeats, args=(channel,), name="gang beat", daemon=True).start()
+        WORKERS.start(partial(self._send_heartbeats, channel), "gang beat")
         for message in channel.messages():
             if self._is_valid_event(message):
                 self._note_end(message)

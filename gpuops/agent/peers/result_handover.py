@@ -16,6 +16,7 @@ import os
 import threading
 import time
 import traceback
+from functools import partial
 from typing import Any, BinaryIO, Callable, Iterator, Mapping, NamedTuple
 
 from gpuops.agent import client_activity
@@ -28,6 +29,7 @@ from gpuops.agent.peers.link import GIVE, TAKE, Link
 from gpuops.agent.result_storage import end_after_upload, sink, wait_for_download
 from gpuops.agent.run_documents import LaunchSpec, SinkPhase
 from gpuops.agent.run_files import HANDED_FILE
+from gpuops.agent.workers import WORKERS
 
 LATEST_START_S = 30.0
 """While a client is connected, which may download the results, a handover starts this long before the machine ends."""
@@ -84,7 +86,7 @@ class Handover:
     def begin(self) -> None:
         """The run has ended: hand over, in a thread, what would be lost with a machine. Node 0 waits to be called."""
         if self._preempted and self._me != 0 and (self._me in self._preempted or 0 in self._preempted):
-            threading.Thread(target=self._record_failure, args=(self._call_head,), name="handover", daemon=True).start()
+            WORKERS.start(partial(self._record_failure, self._call_head), "handover")
 
     def _call_head(self) -> None:
         """The part of every node but node 0."""

@@ -6,14 +6,15 @@ The agent decides it, since it knows who is connected, and writes `over.json`, w
 from __future__ import annotations
 
 import os
-import threading
 import time
+from functools import partial
 from typing import TYPE_CHECKING, Any, Sequence
 
 from gpuops.agent import client_activity, lease_clock, run_files
 from gpuops.agent.node import Node, log, modified_at, read_json, write_json
 from gpuops.agent.result_storage import sink, wait_for_download
 from gpuops.agent.run_documents import LaunchSpec, SinkPhase
+from gpuops.agent.workers import WORKERS
 
 if TYPE_CHECKING:
     from gpuops.agent.result_storage.bucket_sink import StoredArchives
@@ -39,8 +40,7 @@ def start_watch(node: Node, name: str) -> None:
     spec, state = run_files.read_spec(node, name), sink.read_state(node, name)
     if not (spec and spec.sink and spec.sink.end and state and state.state == SinkPhase.SAFE):
         return
-    arguments = (node, spec, state.folder or "")
-    threading.Thread(target=_end_when_stored, args=arguments, name="over " + name, daemon=True).start()
+    WORKERS.start(partial(_end_when_stored, node, spec, state.folder or ""), "over " + name)
 
 
 def _end_when_stored(node: Node, spec: LaunchSpec, folder: str) -> None:

@@ -27,6 +27,7 @@ from gpuops.agent.node import Node, Refusal, log, read_json, remove_file, write_
 from gpuops.agent.result_storage import wait_for_download
 from gpuops.agent.result_storage.verified_copy import copy_verified
 from gpuops.agent.run_documents import LaunchSpec, Reason, SinkPhase, SinkSpec, SinkState
+from gpuops.agent.workers import WORKERS
 
 STATE = "sink.json"
 SAFE = "safe.json"
@@ -214,7 +215,7 @@ def start_heartbeat(node: Node, spec: LaunchSpec, done: threading.Event) -> None
                 log(f"the other nodes cannot see that this one goes on: {error}")
             time.sleep(ALIVE_INTERVAL_S)
 
-    threading.Thread(target=beat, name="beat " + spec.run, daemon=True).start()
+    WORKERS.start(beat, "beat " + spec.run)
 
 
 def is_unsafe(node: Node, name: str) -> bool:

@@ -1,4 +1,4 @@
-"""Serves agent.sock: JSON lines; one thread reads each connection, one thread answers each request.
+"""Serves agent.sock: JSON lines; a thread reads each connection, a thread answers each request.
 
 -> {"id": 7, "verb": "tail", "args": {…}}
 <- {"id": 7, "item": {…}}            any number
@@ -15,11 +15,13 @@ import socket
 import threading
 import time
 import traceback
+from functools import partial
 from typing import Any, Callable, Dict
 
 from gpuops.agent.client_activity import connected, note_heard
 from gpuops.agent.node import Cancelled, Emit, Node, Refusal, log
 from gpuops.agent.rpc.connect import SOCKET
+from gpuops.agent.workers import WORKERS
 
 Verb = Callable[[Node, Dict[str, Any], Emit], Dict[str, Any]]
 
@@ -88,7 +90,7 @@ class Server:
         while True:
             connection = accept_connection(self._socket)
             try:
-                threading.Thread(target=Conversation(self._node, connection).listen, daemon=True).start()
+                WORKERS.start(Conversation(self._node, connection).listen, "client")
             except RuntimeError as error:
                 log(f"no client can be served: {error}")  # no more threads; the next client may find one
                 connection.close()
@@ -142,7 +144,7 @@ class Conversation:
                 self._open[request].set()
             return
         self._open[request] = threading.Event()
-        threading.Thread(target=self._answer, args=(request, verb, args), daemon=True).start()
+        WORKERS.start(partial(self._answer, request, verb, args), "request")
 
     def _answer(self, request: Any, verb: str, args: dict[str, Any]) -> None:
         try:

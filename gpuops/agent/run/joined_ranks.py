@@ -11,6 +11,7 @@ import time
 from typing import Callable, Iterable, Mapping
 
 from gpuops.agent.sockets import ESTABLISHED, LISTEN, TIME_WAIT, Connection, list_connections, socket_inodes
+from gpuops.agent.workers import WORKERS
 
 SAMPLE_INTERVAL_S = 0.025
 """A script that only says hello keeps its world for less than a tenth of a second."""
@@ -46,7 +47,7 @@ class Sampler:
 
     def start(self) -> None:
         """Start a thread that samples until `stop`."""
-        threading.Thread(target=self._run, name="joined", daemon=True).start()
+        WORKERS.start(self._run, "joined")
 
     def stop(self) -> None:
         self._stop_requested.set()

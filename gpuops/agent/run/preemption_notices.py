@@ -10,10 +10,12 @@ import calendar
 import json
 import threading
 import time
+from functools import partial
 from typing import Any, Callable, List, Mapping, NamedTuple
 
 from gpuops.agent.node import Node, log
 from gpuops.agent.run_documents import Reason
+from gpuops.agent.workers import WORKERS
 
 POLL_INTERVAL_S = 5.0
 """AWS advises this interval (it gives two minutes of notice)."""
@@ -152,9 +154,7 @@ def watch_notices(node: Node, done: threading.Event, notify: Callable[[Notice], 
     if kind is not None and service.url:
         source = kind(service.url)
         interval_s = float(service.every_s or POLL_INTERVAL_S)
-        threading.Thread(
-            target=_poll_notices, args=(source, interval_s, done, notify), name="notices", daemon=True
-        ).start()
+        WORKERS.start(partial(_poll_notices, source, interval_s, done, notify), "notices")
 
 
 def _poll_notices(source: Source, interval_s: float, done: threading.Event, notify: Callable[[Notice], None]) -> None:

@@ -29,6 +29,7 @@ from gpuops.agent.run.joined_ranks import Sampler
 from gpuops.agent.run.result import RunEnd, decide_outcome, first_failure, result_document
 from gpuops.agent.run.stopping import StopAction, StopPlan, StopRequest
 from gpuops.agent.run_documents import LaunchSpec, MachineShare, Outcome, RankRecord, Reason, StopMode
+from gpuops.agent.workers import WORKERS
 
 SUPERVISION_INTERVAL_S = 0.2
 PROGRESS_CHECK_INTERVAL_S = 1.0
@@ -98,7 +99,7 @@ class Supervisor:
             self.link.start()
         sink.start_heartbeat(self._node, self._spec, self.done)
         preemption_notices.watch_notices(self._node, self.done, self.preempt)
-        threading.Thread(target=self._run_thread, name="run " + self.name, daemon=True).start()
+        WORKERS.start(self._run_thread, "run " + self.name)
 
     def _run_thread(self) -> None:
         try:

@@ -11,13 +11,13 @@ import dataclasses
 import glob
 import math
 import shlex
-import threading
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 from gpuops.agent.run_documents import Outcome
+from gpuops.agent.workers import WORKERS
 from gpuops.core.context import Context
 from gpuops.core.errors import GpuopsError, Interrupted, MalformedAnswer, NodeError
 from gpuops.core.format import amount
@@ -249,11 +249,10 @@ def _run_final_fetch(
         except BaseException as error:
             failures.append(error)
 
-    thread = threading.Thread(target=fetch_all, daemon=True, name=f"last fetch {row.name}")
-    thread.start()
+    fetch = WORKERS.start(fetch_all, f"last fetch {row.name}")
     deadline = math.inf
-    for attempt in Poller.every(ctx.clock, POLL_INTERVAL_S, wait=thread.join):
-        if not thread.is_alive():
+    for attempt in Poller.every(ctx.clock, POLL_INTERVAL_S, wait=fetch.join):
+        if not fetch.is_alive():
             break
         if ctx.signals.hurry:
             deadline = min(deadline, attempt.started + HURRIED_FETCH_S)

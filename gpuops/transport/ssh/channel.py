@@ -1,7 +1,8 @@
 """A program on a paramiko channel: its streams, its exit code and how it is closed.
 
-`Program` drains stderr in a thread, reports a lost connection as such, and closes in limited time even where the
-network hangs. `Chunks` replaces paramiko's buffer of received bytes, which is slow with large windows.
+`Program` keeps the end of its stderr, reports a lost connection as such, and starts and closes in limited time even
+where the network hangs. `Chunks` replaces paramiko's buffer of received bytes, which is slow with large windows, and
+`Tail` that of stderr, which a thread would have to read.
 """
 
 from __future__ import annotations
@@ -9,8 +10,10 @@ from __future__ import annotations
 import io
 import threading
 from collections import deque
+from collections.abc import Callable
 from typing import TYPE_CHECKING, Any, BinaryIO, cast
 
+from gpuops.agent.workers import WORKERS
 from gpuops.transport.connection import STDERR_LIMIT_S
 from gpuops.transport.ssh import errors as faults
 
@@ -19,39 +22,47 @@ if TYPE_CHECKING:
 
 MAX_STDERR_BYTES = 65536
 """How much of the end of stderr is kept."""
+ACKNOWLEDGE_BYTES = 1 << 20
+"""After so many bytes of stderr the other side hears of them: less than the window that it has."""
 
 
 class Program:
-    """One program. Its stderr is drained by a thread, so it can never block."""
+    """One program. Its stderr is taken as it comes, so that it can never block."""
 
     def __init__(self, channel: paramiko.Channel, where: str) -> None:
         self.closed = False
         self._channel = channel
         self._where = where
-        self._errors = bytearray()
         self.stdin = cast(BinaryIO, _Stdin(channel))
         self.stdout = cast(BinaryIO, _Stdout(channel))
         channel.in_buffer = Chunks()  # type: ignore[assignment]
-        self._drain_thread = threading.Thread(target=self._drain_stderr, daemon=True, name="ssh stderr")
+        self._tail = Tail(lambda: WORKERS.start(self._acknowledge, "ssh stderr"))
+        channel.in_stderr_buffer = self._tail  # type: ignore[assignment]
 
-    def start(self, line: bytes) -> None:
-        """Raises SSHException where the server refuses, or the connection ends."""
+    def start(self, line: bytes, limit_s: float) -> None:
+        """Raises SSHException where the server refuses or does not answer, or the connection ends."""
+        self._channel.event = _LimitedEvent(limit_s)
         self._channel.exec_command(line)
-        self._drain_thread.start()
 
-    def _drain_stderr(self) -> None:
-        try:
-            while chunk := self._channel.recv_stderr(65536):
-                self._errors += chunk
-                del self._errors[:-MAX_STDERR_BYTES]
-        except (OSError, EOFError):
-            pass  # the connection ended: `errors` reports it
+    def _acknowledge(self) -> None:
+        """Let the program write more to stderr. In a thread, since paramiko's own must not wait for a write."""
+        import paramiko
+        from paramiko.common import cMSG_CHANNEL_WINDOW_ADJUST
+
+        if (count := self._channel._check_add_window(self._tail.take())) > 0:  # type: ignore[attr-defined]
+            message = paramiko.Message()
+            message.add_byte(cMSG_CHANNEL_WINDOW_ADJUST)
+            message.add_int(self._channel.remote_chanid)
+            message.add_int(count)
+            try:
+                self._channel.get_transport()._send_user_message(message)  # type: ignore[attr-defined]
+            except (OSError, EOFError, paramiko.SSHException):
+                pass  # the connection ended: `errors` reports it
 
     def wait(self, timeout: float | None = None) -> int:
         if not self._channel.status_event.wait(timeout):
             raise TimeoutError(f"a program on {self._where} still runs")
-        if self._drain_thread.ident is not None:
-            self._drain_thread.join(STDERR_LIMIT_S)
+        self._tail.wait_for_end(STDERR_LIMIT_S)
         return self._channel.exit_status if self._channel.exit_status >= 0 else faults.CONNECTION_LOST_CODE
 
     @property
@@ -64,7 +75,7 @@ class Program:
         return transport.is_active() and (saved_error is None or isinstance(saved_error, paramiko.ChannelException))
 
     def errors(self) -> str:
-        messages = bytes(self._errors).decode(errors="replace")
+        messages = self._tail.text().decode(errors="replace")
         if self._channel.exit_status < 0 and not self.closed and not self.connected:
             messages += (
                 f"{'' if not messages or messages.endswith(chr(10)) else chr(10)}{faults.ended(self._where).message}\n"
@@ -77,9 +88,8 @@ class Program:
         self.closed = True
         for buffer in (self._channel.in_buffer, self._channel.in_stderr_buffer):
             buffer.close()  # readers here see the end, whatever the network does
-        close_thread = threading.Thread(target=self._close_channel, daemon=True, name="ssh close")
-        close_thread.start()
-        close_thread.join(limit_s)  # on a hung connection it blocks until the login's `tick` closes that
+        # on a hung connection it blocks until the login's `tick` closes that
+        WORKERS.start(self._close_channel, "ssh close").join(limit_s)
 
     def _close_channel(self) -> None:
         import paramiko
@@ -103,6 +113,19 @@ class Program:
         message.add_boolean(False)
         message.add_string("KILL")
         self._channel.get_transport()._send_user_message(message)  # type: ignore[attr-defined]
+
+
+class _LimitedEvent(threading.Event):
+    """paramiko waits for the answer to a request without end: that wait ends as if the channel had been closed."""
+
+    def __init__(self, limit_s: float) -> None:
+        super().__init__()
+        self._limit_s = limit_s
+
+    def wait(self, timeout: float | None = None) -> bool:
+        if timeout is None and not super().wait(self._limit_s):
+            self.set()
+        return super().wait(timeout)
 
 
 class _Stdin(io.RawIOBase):
@@ -163,6 +186,46 @@ class _Stdout(io.RawIOBase):
         data = self.read(len(buffer))
         buffer[: len(data)] = data
         return len(data)
+
+
+class Tail:
+    """The end of what a program wrote to stderr. paramiko's thread feeds it, and nobody needs to read it.
+
+    `acknowledge` is called when the other side should hear that a good deal was taken.
+    """
+
+    def __init__(self, acknowledge: Callable[[], object]) -> None:
+        self._acknowledge = acknowledge
+        self._kept = bytearray()
+        self._taken = 0
+        """Bytes of which the other side has not heard yet."""
+        self._lock = threading.Lock()
+        self._ended = threading.Event()
+
+    def feed(self, data: bytes) -> None:
+        with self._lock:
+            self._kept += data
+            del self._kept[:-MAX_STDERR_BYTES]
+            before, self._taken = self._taken, self._taken + len(data)
+        if before < ACKNOWLEDGE_BYTES <= self._taken:
+            self._acknowledge()
+
+    def take(self) -> int:
+        """How many bytes the other side is to hear of now."""
+        with self._lock:
+            taken, self._taken = self._taken, 0
+            return taken
+
+    def text(self) -> bytes:
+        with self._lock:
+            return bytes(self._kept)
+
+    def wait_for_end(self, limit_s: float) -> None:
+        """Until the stream's end has come, or the time is up."""
+        self._ended.wait(limit_s)
+
+    def close(self) -> None:
+        self._ended.set()
 
 
 class Chunks:

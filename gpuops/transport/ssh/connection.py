@@ -15,6 +15,7 @@ from typing import Any, BinaryIO, cast
 
 from gpuops.core.errors import NodeError
 from gpuops.transport.connection import MAX_NOISE_BYTES, Channel, Connection, NoMark, read_to_mark
+from gpuops.transport.deadlines import DEADLINES
 from gpuops.transport.ssh import errors as faults
 from gpuops.transport.ssh.pool import POOL, Login, Pool
 from gpuops.transport.ssh.quoting import shell_line
@@ -119,9 +120,7 @@ class SshConnection:
             late.set()
             program.close()
 
-        limit = threading.Timer(self._pool.limits.noise_s, end)
-        limit.daemon = True
-        limit.start()
+        limit = DEADLINES.after(self._pool.limits.noise_s, end)
         try:
             return SshChannel(program, read_to_mark(program.stdout.read, mark))
         except (NoMark, OSError, ValueError) as error:

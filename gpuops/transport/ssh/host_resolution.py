@@ -11,8 +11,10 @@ import os
 import re
 import shutil
 import subprocess
+import threading
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
+from functools import cache
 from pathlib import Path
 
 from gpuops.core.errors import UsageError
@@ -81,10 +83,10 @@ def resolve_target(typed: str, *, identity: str | None = None, config: Path | No
     program = shutil.which("ssh")
     if program is None:
         return target_without_openssh(spec, identity, Path.home())
-    host_arguments = [*_login_options(spec), "--", spec.host]
     config_option = ["-F", str(config)] if config is not None else []
-    ssh_config = _read_ssh_config(program, [*config_option, *host_arguments])
-    defaults = _read_ssh_config(program, ["-F", NULL_FILE, *host_arguments])
+    ssh_config = _read_ssh_config(program, [*config_option, *_login_options(spec), "--", spec.host])
+    with _DEFAULTS_LOCK:  # the hosts of one cluster are looked up at once
+        defaults = _openssh_defaults(program)
     return target_from_ssh_config(spec, ssh_config, defaults, identity, config)
 
 
@@ -185,6 +187,15 @@ def _read_ssh_config(program: str, arguments: Sequence[str]) -> SshConfig:
         name, _, value = line.partition(" ")
         ssh_config.setdefault(name.lower(), []).append(value)
     return ssh_config
+
+
+@cache
+def _openssh_defaults(program: str) -> SshConfig:
+    """What holds for any host without any configuration. Raises UsageError."""
+    return _read_ssh_config(program, ["-F", NULL_FILE, "--", "localhost"])
+
+
+_DEFAULTS_LOCK = threading.Lock()
 
 
 def _first_value(ssh_config: SshConfig, name: str) -> str:

@@ -2,11 +2,11 @@
 
 from __future__ import annotations
 
-import threading
 from collections.abc import Iterator
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING
 
+from gpuops.agent.workers import WORKERS
 from gpuops.core.format import one_line
 from gpuops.transport.ssh import errors, private_keys
 from gpuops.transport.ssh.target import Target
@@ -75,10 +75,7 @@ def _connect_key_agent(attempts: KeyAttempts) -> paramiko.Agent | None:
         except (paramiko.SSHException, OSError, EOFError) as error:
             attempts.notes.append(f"the key agent failed: {one_line(str(error), errors.MAX_SHOWN_CHARS)}")
 
-    connect_thread = threading.Thread(target=connect, daemon=True, name="key agent")
-    connect_thread.start()
-    connect_thread.join(KEY_AGENT_TIMEOUT_S)
-    if connect_thread.is_alive():
+    if not WORKERS.start(connect, "key agent").join(KEY_AGENT_TIMEOUT_S):
         attempts.notes.append("the key agent does not answer")
     return agents[0] if agents else None
 

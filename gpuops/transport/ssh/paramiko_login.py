@@ -36,18 +36,13 @@ class ParamikoLogin:
 
         channel = self._open_channel()
         program = Program(channel, self.target.where)
-        limit = threading.Timer(self._limits.noise_s, channel.event.set)  # paramiko waits for the answer without end
-        limit.daemon = True
-        limit.start()
         try:
-            program.start(encoded(shell_command))
+            program.start(encoded(shell_command), self._limits.noise_s)
         except (paramiko.SSHException, EOFError, OSError) as error:
             program.close(self._limits.close_s)
             if program.connected:
                 raise errors.noise(self.target.where, b"", "", "refused to start a program") from error
             raise errors.ended(self.target.where) from error
-        finally:
-            limit.cancel()
         with self._lock:
             self._running = [*(program for program in self._running if not program.closed), program]
         return program

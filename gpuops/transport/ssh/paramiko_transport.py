@@ -9,11 +9,11 @@ from __future__ import annotations
 
 import logging
 import sys
-import threading
 import time
 from collections.abc import Sequence
 from typing import TYPE_CHECKING
 
+from gpuops.agent.workers import WORKERS, Job
 from gpuops.core.errors import ConnectionLost, NodeError
 from gpuops.core.format import one_line
 from gpuops.transport.ssh import errors, proxy
@@ -65,7 +65,7 @@ class OpenLogin:
         self._wire = wire
         self._received_before = 0
         self._silent_s = 0.0
-        self._keepalive_thread: threading.Thread | None = None
+        self._keepalive: Job | None = None
 
     @property
     def alive(self) -> bool:
@@ -92,12 +92,9 @@ class OpenLogin:
         self._silent_s += passed_s
         if self._silent_s >= self._limits.silence_s:
             self.close()
-        elif self._silent_s >= self._limits.ping_s and (
-            self._keepalive_thread is None or not self._keepalive_thread.is_alive()
-        ):
+        elif self._silent_s >= self._limits.ping_s and (self._keepalive is None or not self._keepalive.is_alive()):
             # In a thread, because a write blocks while the peer reads nothing.
-            self._keepalive_thread = threading.Thread(target=self._send_keepalive, daemon=True, name="ssh ping")
-            self._keepalive_thread.start()
+            self._keepalive = WORKERS.start(self._send_keepalive, "ssh ping")
 
     def _send_keepalive(self) -> None:
         import paramiko
@@ -140,7 +137,8 @@ def handshake(target: Target, timeout_s: float, prefer: Sequence[str]) -> tuple[
     silence_logger()
     wire = proxy.dial(target, timeout_s)
     transport = paramiko.Transport(wire)  # type: ignore[arg-type]
-    transport.banner_timeout = transport.handshake_timeout = timeout_s
+    transport.banner_timeout = timeout_s
+    transport.packetizer.start_handshake = _without_timer  # type: ignore[assignment]
     options = transport.get_security_options()
     gcm = [cipher for cipher in options.ciphers if "gcm" in cipher]
     options.ciphers = tuple(gcm + [cipher for cipher in options.ciphers if cipher not in gcm])
@@ -185,11 +183,14 @@ def verify_host_key(target: Target, transport: paramiko.Transport) -> None:
 
 
 def end_transport(wire: proxy.Wire, transport: paramiko.Transport) -> None:
-    """Close a transport that is not used for a login. Its timer would delay the end of this process."""
+    """Close a transport that is not used for a login."""
     wire.cut()
     transport.close()
-    transport.packetizer.complete_handshake()
     wire.close()
+
+
+def _without_timer(_timeout: float) -> None:
+    """paramiko would begin a thread for each handshake, to end it late; `start_client` has a limit itself."""
 
 
 def _explain_failed_handshake(target: Target, error: Exception, has_received: bool, late: bool) -> NodeError:

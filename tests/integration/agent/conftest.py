@@ -85,7 +85,7 @@ class RealNode:
         assert code == 0, errors
         return dict(json.loads(out))
 
-    def end(self, *flags: str) -> dict[str, int]:
+    def end(self, *flags: str) -> dict[str, Any]:
         code, out, errors = self.mode("end", *flags)
         assert code == 0, out + errors
         return dict(json.loads(out))

@@ -73,8 +73,8 @@ def test_listeners_go_by_themselves() -> None:
     listeners = probe.Listeners(0, TOKEN)
     port = listeners.open(0)
     listeners.begin(0.1)
-    assert listeners._thread is not None
-    listeners._thread.join(HANG_S)
+    assert listeners._job is not None
+    listeners._job.join(HANG_S)
     assert listeners.is_over()
     assert states(("127.0.0.1", port)) == ["refused"]
     listeners.close()

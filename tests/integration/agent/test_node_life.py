@@ -266,9 +266,9 @@ def test_what_a_run_downloads_is_kept_for_the_nodes_of_a_root_and_is_no_result(
     kept = one.folder.parents[1] / "data" / "mnist" / "x.gz"
     one.end("--remove")
     assert kept.exists(), "another node is left"
-    one.mode("end", "--remove", "--root")
+    assert [entry["folder"] for entry in one.end("--remove", "--root")["nodes"]] == [str(other.folder)]
     assert kept.exists()
-    other.mode("end", "--remove", "--root")
+    assert other.end("--remove", "--root")["nodes"] == []
     assert not kept.parents[2].exists()
 
 

@@ -71,7 +71,7 @@ def fake(name: str, text: str) -> str:
 
 
 LIAR = (
-    '#!/bin/sh\ncase "$*" in *version_info*) echo 3 11 ;; *sys.executable*) echo /usr/bin/python3 ;; '
+    '#!/bin/sh\ncase "$*" in *version_info*) printf "3 11\\npython /usr/bin/python3\\n" ;; '
     '*) echo "{\\"nodes\\": 7, \\"watchdog\\": []}" ;; esac\n'
 )
 TWO_GPUS = '#!/bin/sh\nprintf "GPU 0: a\\nGPU 1: b\\n"\n'

@@ -197,6 +197,44 @@ def test_an_end_that_fails_in_its_thread_is_told(
     assert str(caught.value) == said
 
 
+@pytest.mark.parametrize("tells", [True, False])
+def test_the_end_of_a_node_tells_what_is_left_and_an_older_agent_is_asked(
+    known: tuple[FakeHost, SshProvisioner], tells: bool
+) -> None:
+    there, hosts = known
+    there.tells_rest = tells
+    (found,) = hosts.list_owned("0badcafe", [])
+    hosts.destroy([found])
+    assert there.programs == (["nodes", "end"] if tells else ["nodes", "end", "nodes"])
+    assert HostBook(hosts.context.home / "ssh" / "hosts.json").names() == []
+    there.programs.clear()
+    assert (hosts.describe(found).state, there.programs) == (ResourceState.ENDED, [])
+
+
+def test_a_host_on_which_another_node_is_left_is_remembered(known: tuple[FakeHost, SshProvisioner]) -> None:
+    there, hosts = known
+    there.put_node(NodeRecord("gpuops-0badcafe-other-0", f"{FOLDER}-other", ResourceState.RUNNING))
+    first = next(one for one in hosts.list_owned("0badcafe", []) if one.name == "gpuops-0badcafe-lab-0")
+    hosts.destroy([first])
+    assert HostBook(hosts.context.home / "ssh" / "hosts.json").names() == [fake.NAME]
+    assert [one.name for one in hosts.list_owned("0badcafe", [])] == ["gpuops-0badcafe-other-0"]
+
+
+def test_a_node_made_again_in_the_place_of_one_that_was_ended_is_asked_for(
+    known: tuple[FakeHost, SshProvisioner], tmp_path: Path
+) -> None:
+    there, hosts = known
+    (found,) = hosts.list_owned("0badcafe", [])
+    hosts.destroy([found])
+    HostBook(hosts.context.home / "ssh" / "hosts.json").record(fake.NAME, there.known_host)
+    intent = Intent("0badcafe", "lab", "token", 2e9, tmp_path / "fedcba987654.pyz")
+    intent.agent.write_bytes(b"the agent")
+    place = NodePlace(fake.NAME, there.known_host.target, "/root", "python3", 0, None, 1.0)
+    again = hosts._create_node(0, place, hosts._agent(fake.NAME, there.known_host).install(intent.agent), intent)
+    assert again.id == found.id
+    assert hosts.describe(again).state == ResourceState.RUNNING
+
+
 def test_a_host_that_is_away_may_be_forgotten(known: tuple[FakeHost, SshProvisioner]) -> None:
     there, hosts = known
     there.is_up = False
