@@ -122,7 +122,7 @@ def _write_new(folder: Path, name: str, text: str) -> None:
     """Raises UsageError where something has that name already, LocalDisk where it cannot be written."""
     path = typed_path("--output", name, folder)
     try:
-        with path.open("x", encoding="utf-8") as file:
+        with path.open("x", encoding="utf-8", newline="\n") as file:
             file.write(text)
     except FileExistsError:
         raise UsageError(f"{name} is there already", "name another file, or remove that one") from None

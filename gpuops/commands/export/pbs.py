@@ -34,14 +34,12 @@ START = (
 )
 WATCH = (
     "torchrun=$!",
-    'while kill -0 "$torchrun" 2>/dev/null; do',
-    '    if [ -e "$results/failed" ]; then  # torchrun tells no node that another failed',
-    '        kill "$torchrun"',
-    "        break",
-    "    fi",
-    "    sleep 2",
-    "done",
+    'until [ -e "$results/failed" ]; do sleep 2; done && kill "$torchrun" &  # torchrun hears of no other node\'s failure',
+    "watch=$!",
     'wait "$torchrun"',
+    "code=$?",
+    'kill "$watch" 2>/dev/null',
+    'exit "$code"',
 )
 
 
