@@ -34,7 +34,8 @@ START = (
 )
 WATCH = (
     "torchrun=$!",
-    'until [ -e "$results/failed" ]; do sleep 2; done && kill "$torchrun" &  # torchrun hears of no other node\'s failure',
+    "# torchrun tells no node that another failed.",
+    'until [ -e "$results/failed" ]; do sleep 2; done && kill "$torchrun" &',
     "watch=$!",
     'wait "$torchrun"',
     "code=$?",
