@@ -17,6 +17,7 @@ from gpuops.cli.request import filled_from_table, launch_flags, machine_request
 from gpuops.cli.train_run import Module, Script, Workload, choose_workload
 from gpuops.core.context import Context
 from gpuops.core.errors import LocalDisk, UsageError
+from gpuops.core.format import listed
 from gpuops.core.run_models import RunRequest
 from gpuops.core.settings import Settings
 from gpuops.core.typed_paths import typed_path
@@ -58,7 +59,7 @@ def export(
     prelude: Prelude = None,
     python: Python = None,
     time: Annotated[
-        str | None, _of("The job's time limit: 02:30:00, 150min or 2.5h. Without it: an hour.", "SPAN")
+        str | None, _of("The job's time limit: 02:30:00, 150min or 2.5h. Without it: an hour; k8s: none.", "SPAN")
     ] = None,
     partition: Annotated[str | None, _of("Slurm's partition, or PBS' queue.", "NAME")] = None,
     account: Annotated[str | None, _of("Whose account the job is charged to.", "NAME")] = None,
@@ -104,6 +105,10 @@ def _request(
     trust.require_trust(ctx, settings.toml, "train", typed, machine)
     complete = launch_flags(settings, "train", typed)
     flags = LaunchFlags(**{name: getattr(complete, name) for name in USED})
+    if work := [name for name in ("setup", "resume", "sink") if getattr(complete, name)]:
+        ctx.out.say(
+            f"note: {listed(work)} of gpuops.toml is what gpuops does around a run: it is not written down here"
+        )
     machines = machine_request("local", filled_from_table(settings, "train", machine), {})
     request = RunRequest(
         kind="torchrun",

@@ -11,6 +11,7 @@ START = (
     "# A login shell (-l) on each node: `module` is a function that it defines. pbsdsh answers 0 whatever a node's",
     "# program answered, so each node writes that into this folder.",
     'results=$(mktemp -d "$PWD/.{name}-XXXXXX") || exit',
+    "trap 'rm -rf \"$results\"' EXIT",
     "command -v pbsdsh >/dev/null || PATH=$PATH:/opt/pbs/bin",
     "for ((node = 0; node < {nodes}; node++)); do",
     '    pbsdsh -n "$node" -- /bin/bash -lc \\',
@@ -29,7 +30,6 @@ START = (
     '    echo "node $node failed with exit code $code" >&2',
     "    exit_code=$code",
     "done",
-    'rm -rf "$results"',
     'exit "$exit_code"',
 )
 WATCH = (

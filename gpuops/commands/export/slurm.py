@@ -11,6 +11,7 @@ SNAPSHOT = (
     "# signal would end those that know none.",
     "export GPUOPS_SNAPSHOT_FILE=$PWD/.snapshot-$SLURM_JOB_ID",
     "trap 'touch \"$GPUOPS_SNAPSHOT_FILE\"' USR1",
+    "trap 'rm -f \"$GPUOPS_SNAPSHOT_FILE\"' EXIT",
 )
 WAIT = (
     "step=$!",
@@ -20,7 +21,6 @@ WAIT = (
     '    wait "$step"',
     "    code=$?",
     "done",
-    'rm -f "$GPUOPS_SNAPSHOT_FILE"',
     'exit "$code"',
 )
 

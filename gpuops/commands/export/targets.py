@@ -8,7 +8,6 @@ from typing import NamedTuple
 from gpuops.commands.export import kubernetes, pbs, slurm, torchrun
 from gpuops.commands.export.job import ExportJob, TargetOptions, make_job
 from gpuops.core.errors import UsageError
-from gpuops.core.names import did_you_mean
 from gpuops.core.run_models import RunRequest
 
 
@@ -33,9 +32,8 @@ def export_text(target: str, request: RunRequest, options: TargetOptions, port: 
     Raises UsageError for an unknown target, an option that it does not take, and what cannot be exported.
     """
     if target not in TARGETS:
-        near = did_you_mean(target, list(TARGETS))
         raise UsageError(
-            f"there is no target '{target}'" + (near and f"; {near}"), f"name one of: {', '.join(TARGETS)}"
+            f"'{target}' is none of {', '.join(TARGETS)}", "say first for what: gpuops export slurm train.py"
         )
     for name in options.typed():
         if name not in TARGETS[target].takes:
