@@ -48,7 +48,14 @@ def pbs_job(tools: Path, number: str, folder: Path, home: Path, **more: str) -> 
     """The environment of a PBS job's script. `folder`: where qsub was called."""
     nodes = home / "nodefile"
     nodes.write_text("".join(f"{name}\n" for name in NODES))
-    job = {**_inherited(tools), "HOME": str(home), "PBS_JOBID": number, "PBS_O_WORKDIR": str(folder), **more}
+    job = {
+        **_inherited(tools),
+        "HOME": str(home),
+        "PBS_JOBID": number,
+        "PBS_ENVIRONMENT": "PBS_BATCH",
+        "PBS_O_WORKDIR": str(folder),
+        **more,
+    }
     record = home / "job.json"
     record.write_text(json.dumps(job))
     return {**job, "PBS_NODEFILE": str(nodes), JOB_ENVIRONMENT: str(record)}
@@ -104,6 +111,9 @@ def scontrol(words: Sequence[str]) -> int:
 def pbsdsh(words: Sequence[str]) -> int:
     if len(words) < 4 or words[0] != "-n" or words[2] != "--" or not 0 <= int(words[1]) < len(NODES):
         print(f"pbsdsh: usage: {words[:3]}", file=sys.stderr)
+        return 1
+    if "PBS_ENVIRONMENT" not in os.environ:
+        print("pbsdsh: not executing under PBS", file=sys.stderr)
         return 1
     job = json.loads(Path(os.environ[JOB_ENVIRONMENT]).read_text())
     numbers = {"PBS_NODENUM": words[1], "PBS_VNODENUM": words[1], "PBS_TASKNUM": "1"}

@@ -2,6 +2,7 @@
 
 - `job`: the launch as one typed value, and what cannot be exported.
 - `shell`: the parts of a script that all targets share: environment, preludes, network interface, torchrun line.
+- `batch`: what the scripts of Slurm and PBS have in common.
 - `torchrun`, `slurm`, `pbs`, `kubernetes`: one target each, from that value to text.
 - `targets`: which targets there are, and which options each takes.
 """

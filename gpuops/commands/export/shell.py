@@ -23,8 +23,6 @@ from gpuops.runs.launch_spec import (
 
 SIMPLE_COMMAND = re.compile(r"\w[\w./~:=@%+,*$ -]*", re.ASCII)
 RESERVED = ("if", "for", "while", "until", "case", "select", "function", "coproc", "time")
-MPI = ("PMI_", "PMI2_", "PMIX_")
-"""Variables of a task of srun or mpirun."""
 FIND_INTERFACE = """
 import fcntl, socket, struct, sys
 way = socket.socket(socket.AF_INET, socket.SOCK_DGRAM)
@@ -102,15 +100,6 @@ def _prelude_line(line: str) -> str:
 def secret_lines(job: ExportJob, say: str) -> list[str]:
     """Stop where a secret is missing. `say`: a sentence on where it comes from."""
     return [f': "${{{name}:?{say}}}"' for name in job.request.secrets]
-
-
-def port_lines(number: str) -> list[str]:
-    """Choose a port on the first node, below those that the kernel gives out. `number`: shell for the job's."""
-    return [
-        "# A port of this job's own: others on this node take 29500, too.",
-        f"port=$((20000 + {number} % 9000))",
-        'while (exec 3<>"/dev/tcp/localhost/$port") 2>/dev/null; do port=$((port + 1)); done',
-    ]
 
 
 def interface_function(job: ExportJob) -> list[str]:
