@@ -59,6 +59,7 @@ def place(tmp_path_factory: pytest.TempPathFactory) -> Path:
     schedulers.install(folder / "tools")
     (folder / "cwd").mkdir()
     (folder / "home").mkdir()
+    (folder / "home" / ".bash_profile").write_text('module() { export LOADED="$*"; }\nfails() { false; true; }\n')
     python = folder / "py 3"
     python.write_text(PYTHON.format(python=sys.executable, folder=str(folder)))
     python.chmod(0o755)
@@ -70,8 +71,9 @@ def write(target: str, request: RunRequest) -> str:
     return export_text(target, request, options, port=23456)
 
 
-def execute(target: str, text: str, place: Path) -> None:
-    """Execute both nodes' part of a script, where `python` stands in for the one with torch."""
+def execute(target: str, text: str, place: Path) -> subprocess.CompletedProcess[str]:
+    """Execute both nodes' part of a script, where `python` stands in for the one with torch. Returns what came of the
+    last, where the others went well."""
     cwd, tools = place / "cwd", place / "tools"
     env = {**os.environ, "HEAD": "127.0.0.1"}
     scripts: Sequence[Sequence[str]] = ()
@@ -90,12 +92,22 @@ def execute(target: str, text: str, place: Path) -> None:
         (place / "script").write_text(text)
         scripts = [["bash", str(place / "script")]]
         env = (
-            schedulers.slurm_job(tools, "1")
+            schedulers.slurm_job(tools, "1", HOME=str(place / "home"))
             if target == "slurm"
             else schedulers.pbs_job(tools, "1.s", cwd, place / "home")
         )
+    for old in place.glob("*.json"):
+        old.unlink()
     for node, script in enumerate(scripts):
-        subprocess.run(script, env={**env, "JOB_COMPLETION_INDEX": str(node)}, cwd=cwd, check=True, timeout=60)
+        variables = {**env, "JOB_COMPLETION_INDEX": str(node)}
+        done = subprocess.run(script, env=variables, cwd=cwd, timeout=60, capture_output=True, text=True, check=False)
+        assert done.returncode == 0 or script is scripts[-1], done.stderr
+    return done
+
+
+def given_to(place: Path, node: int) -> dict[str, Any]:
+    found: dict[str, Any] = json.loads((place / f"{node}.json").read_text())
+    return found
 
 
 def expand(text: str, known: dict[str, str]) -> str:
@@ -121,10 +133,9 @@ def test_words_arrive(
         kind="torchrun", mode="multinode", nodes=nodes, gpus=2, script=script, argv=argv, prelude=[line],
         env={"VALUE": value}, python=str(place / "py 3"),
     )  # fmt: skip
-    for old in place.glob("*.json"):
-        old.unlink()
-    execute(target, write(target, request), place)
-    first: dict[str, Any] = json.loads((place / "0.json").read_text())
+    done = execute(target, write(target, request), place)
+    assert done.returncode == 0, done.stderr
+    first = given_to(place, 0)
     assert first["words"] == [f"./{script}" if script.startswith("-") else script, *argv]
     assert first["env"]["VALUE"] == value
     assert first["env"]["FROM"] == "a b"
@@ -133,3 +144,35 @@ def test_words_arrive(
     assert list((place / "cwd").iterdir()) == []
     if target != "k8s":
         assert (place / "1.json").exists() == (nodes == 2)
+
+
+def preludes(target: str, place: Path, *lines: str, secrets: Sequence[str] = ()) -> subprocess.CompletedProcess[str]:
+    request = RunRequest(
+        kind="torchrun", mode="multinode", nodes=2, gpus=2, script="train.py", prelude=lines, secrets=secrets,
+        python=str(place / "py 3"),
+    )  # fmt: skip
+    return execute(target, write(target, request), place)
+
+
+@pytest.mark.parametrize("target", ["slurm", "pbs"])
+def test_modules_are_known_on_each_node(place: Path, target: str) -> None:
+    done = preludes(target, place, "module load cuda/12.4", "fails", "[ -e /nowhere ] && . /nowhere")
+    assert done.returncode == 0, done.stderr
+    assert [given_to(place, node)["env"]["LOADED"] for node in range(2)] == ["load cuda/12.4"] * 2
+
+
+@pytest.mark.parametrize("target", ["slurm", "pbs", "k8s"])
+def test_nothing_is_started_behind_a_prelude_that_fails(place: Path, target: str) -> None:
+    done = preludes(target, place, "export A=1", "ls /nowhere", "export B=1")
+    assert done.returncode == 126, done.stderr
+    assert "the prelude line failed: ls /nowhere" in done.stderr
+    assert not (place / "0.json").exists()
+
+
+@pytest.mark.parametrize("target", ["slurm", "pbs"])
+def test_a_secret_that_is_not_there_ends_the_job(place: Path, target: str) -> None:
+    done = preludes(target, place, secrets=["HF_TOKEN"])
+    assert done.returncode != 0
+    assert "HF_TOKEN: export it" in done.stderr
+    assert preludes(target, place, "export HF_TOKEN=x", secrets=["HF_TOKEN"]).returncode == 0
+    assert given_to(place, 1)["env"]["HF_TOKEN"] == "x"

@@ -212,6 +212,13 @@ def test_the_job_and_its_service() -> None:
     assert "--master-addr=train-0.train " in container["args"][0]
 
 
+def test_variables_whose_names_are_words_of_yaml() -> None:
+    text = kubernetes.write(job(options=K8S, env={"NO": "no", "y": "1"}, secrets=("null", "Off")))
+    env = documents(text)["Job"]["spec"]["template"]["spec"]["containers"][0]["env"]
+    assert [one["name"] for one in env[2:6]] == ["NO", "y", "null", "Off"]
+    assert [one["value"] for one in env[2:4]] == ["no", "1"]
+
+
 def test_one_pod_needs_no_service() -> None:
     assert list(documents(TEXTS["one_node.yaml"])) == ["Job"]
 
