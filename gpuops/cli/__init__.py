@@ -1,7 +1,7 @@
 """The command line: parse flags, call one function of `commands/` or below, print its result.
 
-One module per command, named after it: up, down, lease, logs, status, runs, stop, reap, doctor, trust, quota, policy,
-prove; and train_run (`train`, `run`), push_pull (`push`, `pull`), ssh (`ssh`, `forward`).
+One module per command, named after it: up, down, lease, logs, status, runs, stop, export, reap, doctor, trust, quota,
+policy, prove; and train_run (`train`, `run`), push_pull (`push`, `pull`), ssh (`ssh`, `forward`).
 
 - `entry`: run one command line; every error becomes one sentence, one hint and an exit code.
 - `registry`: the table of commands and the text of `gpuops --help`; it imports nothing.

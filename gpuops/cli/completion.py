@@ -54,6 +54,12 @@ def workloads(incomplete: str) -> list[tuple[str, str]]:
     return [(name, known.line) for name, known in WORKLOADS.items() if name.startswith(incomplete)]
 
 
+def export_targets(incomplete: str) -> list[str]:
+    from gpuops.commands.export.targets import TARGETS
+
+    return [name for name in TARGETS if name.startswith(incomplete)]
+
+
 def modes(incomplete: str) -> list[tuple[str, str]]:
     known = {"single": "one rank", "multigpu": "one node, a rank per GPU", "multinode": "several nodes"}
     return [(name, does) for name, does in known.items() if name.startswith(incomplete)]

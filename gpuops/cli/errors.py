@@ -20,6 +20,7 @@ NEAR = 0.75
 SEPARATED: dict[str, tuple[str, str]] = {
     "train": ("what belongs to your script stands behind `--`", "gpuops train multinode train.py -- 50 10"),
     "run": ("your command stands behind `--`", "gpuops run -- python3 hello.py"),
+    "export": ("what belongs to your script stands behind `--`", "gpuops export slurm train.py --gpus 4 -- 50 10"),
 }
 """What belongs behind `--`, and an example."""
 MODE_FIRST = "say single, multigpu or multinode first"
@@ -85,7 +86,7 @@ def sort_line(context: Any) -> TrainLine:
 
 def _separator_hint(command: str, arguments: Sequence[str], theirs: str) -> str:
     """The hint that `--` is missing: the typed line with `--` before `theirs` where it ends with those, otherwise an
-    example. Empty for commands other than `train` and `run`."""
+    example. Empty for commands without such words."""
     if command not in SEPARATED:
         return ""
     rule, example = SEPARATED[command]

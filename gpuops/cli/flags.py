@@ -37,12 +37,41 @@ def _option(help_text: str, *names: str, metavar: str | None = None, offers: Any
     return typer.Option(*names, help=help_text, metavar=metavar, show_default=False, autocompletion=offers)
 
 
+# What `export` takes as well, without the rest of its group.
+Nodes = Annotated[int | None, _option("How many nodes.")]
+Gpus = Annotated[int | None, _option("GPUs per node; without GPUs, ranks per node.")]
+Data = Annotated[
+    str | None,
+    _option(
+        "A file or folder the run reads: of this computer, or what the nodes fetch or have (s3://…, https://…, "
+        "node:/…).",
+        metavar="PATH|ADDRESS",
+    ),
+]
+Env = Annotated[
+    list[str] | None,
+    _option(
+        "Set a variable in the run; K alone takes yours. Recorded: use --secret for what must not be. Repeatable.",
+        metavar="K[=V]",
+    ),
+]
+Secret = Annotated[list[str] | None, _option("Like --env K, but never written anywhere. Repeatable.", metavar="NAME")]
+Prelude = Annotated[
+    list[str] | None,
+    _option(
+        "A shell line before every rank, such as 'module load cuda'; the run ends where it fails. Repeatable.",
+        metavar="LINE",
+    ),
+]
+Python = Annotated[str | None, _option("The Python on the nodes.", metavar="PATH")]
+
+
 @dataclass(frozen=True)
 class MachineFlags:
     """What to bring up, and until when."""
 
-    nodes: Annotated[int | None, _option("How many nodes."), Free.ASKED] = None
-    gpus: Annotated[int | None, _option("GPUs per node; without GPUs, ranks per node."), Free.ASKED] = None
+    nodes: Annotated[Nodes, Free.ASKED] = None
+    gpus: Annotated[Gpus, Free.ASKED] = None
     gpu_type: Annotated[str | None, _option("Which GPU to rent, such as h100.", "--gpu-type", "--gpu"), Free.ASKED] = (
         None
     )
@@ -81,38 +110,16 @@ class LaunchFlags:
         Free.ASKED,
     ] = None
     cluster: Annotated[str | None, _option("Use this live cluster.", metavar="NAME", offers=completion.clusters)] = None
-    data: Annotated[
-        str | None,
-        _option(
-            "A file or folder the run reads: of this computer, or what the nodes fetch or have (s3://…, https://…, "
-            "node:/…).",
-            metavar="PATH|ADDRESS",
-        ),
-        Free.INSIDE,
-    ] = None
+    data: Annotated[Data, Free.INSIDE] = None
     out: Annotated[
         list[str] | None,
         _option("Files to bring home, such as 'checkpoints/**'; '!GLOB' leaves some. Repeatable.", metavar="GLOB"),
         Free.ALWAYS,
     ] = None
-    env: Annotated[
-        list[str] | None,
-        _option(
-            "Set a variable in the run; K alone takes yours. Recorded: use --secret for what must not be. Repeatable.",
-            metavar="K[=V]",
-        ),
-    ] = None
-    secret: Annotated[
-        list[str] | None, _option("Like --env K, but never written anywhere. Repeatable.", metavar="NAME")
-    ] = None
-    prelude: Annotated[
-        list[str] | None,
-        _option(
-            "A shell line before every rank, such as 'module load cuda'; the run ends where it fails. Repeatable.",
-            metavar="LINE",
-        ),
-    ] = None
-    python: Annotated[str | None, _option("The Python on the nodes.", metavar="PATH")] = None
+    env: Env = None
+    secret: Secret = None
+    prelude: Prelude = None
+    python: Python = None
     setup: Annotated[
         str | None, _option("A shell command on every node before the launch; '' for none.", metavar="CMD")
     ] = None

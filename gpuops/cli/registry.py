@@ -24,6 +24,7 @@ GROUPS: dict[str, dict[str, Command]] = {
         "logs": Command("logs", "Show a run's output, each byte once, whoever fetched it."),
         "stop": Command("stop", "Stop a run in good order; the cluster stays."),
         "runs": Command("runs", "List runs, the latest last."),
+        "export": Command("export", "Write the launch of a script for a scheduler, or as torchrun lines to type."),
     },
     "Clusters": {
         "up": Command("up", "Bring up a cluster and leave it up."),

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from typing import Annotated, Literal
 
 import typer
@@ -32,6 +33,20 @@ RUN_HELP = example_help(
     "gpuops run --nodes 2 --all-nodes -- nvidia-smi",
 )
 
+Script = Annotated[str | None, typer.Argument(metavar="SCRIPT", help="Your training script.")]
+Module = Annotated[
+    str | None, typer.Option("-m", metavar="MODULE", help="Run a module instead of a script.", show_default=False)
+]
+Workload = Annotated[
+    str | None,
+    typer.Option(
+        help="Run one of gpuops' own programs.",
+        metavar="NAME",
+        show_default=False,
+        autocompletion=completion.workloads,
+    ),
+]
+
 SINGLE_FLAGS = {"single": ("nodes", "gpus"), "multigpu": ("nodes",)}
 """Machine flags of which a mode takes one."""
 MODES: tuple[Literal["single"], Literal["multigpu"], Literal["multinode"]] = ("single", "multigpu", "multinode")
@@ -55,35 +70,15 @@ def train(
             autocompletion=completion.modes,
         ),
     ],
-    script: Annotated[str | None, typer.Argument(metavar="SCRIPT", help="Your training script.")] = None,
-    module: Annotated[
-        str | None, typer.Option("-m", metavar="MODULE", help="Run a module instead of a script.", show_default=False)
-    ] = None,
-    workload: Annotated[
-        str | None,
-        typer.Option(
-            help="Run one of gpuops' own programs.",
-            metavar="NAME",
-            show_default=False,
-            autocompletion=completion.workloads,
-        ),
-    ] = None,
+    script: Script = None,
+    module: Module = None,
+    workload: Workload = None,
     dry_run: Annotated[bool, typer.Option("--dry-run", help="Print what would be created, sent and executed.")] = False,
     yes: Yes = False,
     as_json: Json = False,
 ) -> None:
     checked = check_mode(mode, context)
-    named = {"SCRIPT": script, "-m": module, "--workload": workload}
-    given = [name for name, value in named.items() if value is not None]
-    if empty := [name for name in given if not named[name]]:
-        raise UsageError(f"{empty[0]} is empty", "name what to train, or leave it out")
-    if len(given) > 1:
-        hint = "name one thing to train"
-        if script and not script.endswith(".py"):  # an argument of the module's or workload's
-            hint += f"; what belongs to it stands behind `--`: {sorted_line(context)}"
-        raise UsageError(f"{' and '.join(given)} exclude each other", hint)
-    if not given:
-        workload = workloads_and_data.DEFAULT_WORKLOAD
+    workload = choose_workload(script, module, workload, line=lambda: sorted_line(context))
 
     def make_request(machine: MachineFlags) -> RunRequest:
         check_size(checked, machine, context)
@@ -103,6 +98,25 @@ def train(
         "train", flags, machine, context.meta[WORDS], single, dry_run, yes, as_json, _run_flags(context)
     )
     launch(typed, make_request)
+
+
+def choose_workload(
+    script: str | None, module: str | None, workload: str | None, line: Callable[[], str]
+) -> str | None:
+    """The workload, which is the default one where nothing to train is named. Raises UsageError for several things.
+
+    `line`: the typed line with each word where it belongs.
+    """
+    named = {"SCRIPT": script, "-m": module, "--workload": workload}
+    given = [name for name, value in named.items() if value is not None]
+    if empty := [name for name in given if not named[name]]:
+        raise UsageError(f"{empty[0]} is empty", "name what to train, or leave it out")
+    if len(given) > 1:
+        hint = "name one thing to train"
+        if script and not script.endswith(".py"):  # an argument of the module's or workload's
+            hint += f"; what belongs to it stands behind `--`: {line()}"
+        raise UsageError(f"{' and '.join(given)} exclude each other", hint)
+    return workload if given else workloads_and_data.DEFAULT_WORKLOAD
 
 
 def _run_flags(context: typer.Context) -> list[str]:

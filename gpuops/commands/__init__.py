@@ -4,6 +4,7 @@
 - `dry_run`: what a plan would create, send and execute, for `--dry-run`.
 - `train`: carries a plan out, from the cluster to the receipt.
 - `end_after_run`: ends the cluster that a run brought up, or hands it to the guard.
+- `export/`: the launch as a script for a scheduler.
 - `logs`: a run's output, from its files here and from its nodes.
 - `stop`: stops one run; also chooses the run that a command means.
 - `status`: live clusters by the ledger, resources by the providers.

@@ -24,11 +24,13 @@ JOIN_TIMEOUT_S = 300
 """How long torchrun waits for the other nodes: a cold import of torch from a network file system takes minutes."""
 
 
-SCRUB = (
+OUTER_LAUNCHER = (
     "PET_", "MASTER_", "TORCHELASTIC_", "RANK", "LOCAL_RANK", "NODE_RANK", "GROUP_RANK", "ROLE_RANK", "ROLE_NAME",
-    "WORLD_SIZE", "LOCAL_WORLD_SIZE", "GROUP_WORLD_SIZE", "ROLE_WORLD_SIZE", "GPUOPS_HOST_KEY", "RUNPOD_API_KEY",
+    "WORLD_SIZE", "LOCAL_WORLD_SIZE", "GROUP_WORLD_SIZE", "ROLE_WORLD_SIZE",
 )  # fmt: skip
-"""What a provider's image or an outer launcher may have set, and torchrun would believe; and the machine's own keys."""
+"""What a provider's image or an outer launcher may have set, and torchrun would believe."""
+SCRUB = (*OUTER_LAUNCHER, "GPUOPS_HOST_KEY", "RUNPOD_API_KEY")
+"""What is taken from a node's environment: that, and the machine's own keys."""
 
 IDENTITY = re.compile(
     r"PET_.*|MASTER_(ADDR|PORT)|TORCHELASTIC_(RUN_ID|ERROR_FILE)|((LOCAL|NODE|GROUP|ROLE)_)?RANK"
@@ -36,6 +38,9 @@ IDENTITY = re.compile(
 )
 """Variables that say which process of a run this is: refused in the user's `--env`."""
 
+
+UNBUFFERED = {"PYTHONUNBUFFERED": "1"}
+"""Without it, what a rank prints through a pipe arrives when its buffer is full."""
 
 Place = tuple[str, int]
 """Address and port."""
@@ -65,11 +70,26 @@ def torchrun_command(
     """
     return [
         node.python, "-m", "torch.distributed.run",
-        f"--nnodes={nodes}", f"--node-rank={node.index}", f"--nproc-per-node={node.ranks}",
-        f"--master-addr={master[0]}", f"--master-port={master[1]}",
-        f"--rdzv-id={rendezvous}", f"--rdzv-conf=timeout={JOIN_TIMEOUT_S}", "--max-restarts=0",
+        *torchrun_options(nodes=nodes, node=node.index, ranks=node.ranks, master=master, rendezvous=rendezvous),
         "--log-dir={run}/elastic", "--no-python", "{python}", "-I", "{agent}", "rank", "--node-run", "{run}", "--",
         *command,
+    ]  # fmt: skip
+
+
+def torchrun_options(
+    *,
+    nodes: int,
+    node: int | str,
+    ranks: int,
+    master: tuple[str, int | str],
+    rendezvous: str,
+    join_timeout_s: int = JOIN_TIMEOUT_S,
+) -> list[str]:
+    """How torchrun forms the world. In an exported script, `node`, `master` and `rendezvous` are shell variables."""
+    return [
+        f"--nnodes={nodes}", f"--node-rank={node}", f"--nproc-per-node={ranks}",
+        f"--master-addr={master[0]}", f"--master-port={master[1]}",
+        f"--rdzv-id={rendezvous}", f"--rdzv-conf=timeout={join_timeout_s}", "--max-restarts=0",
     ]  # fmt: skip
 
 
@@ -143,7 +163,7 @@ def node_specs(
             "node": node.index,
             "argv": _argv(request, node, len(parts), master, f"{run}-a{attempt}"),
             "env": _environment(request, node, parts),
-            "user_env": _users(request, node),
+            "user_env": user_variables(request, node.data),
             "path_first": [folder] if (folder := posixpath.dirname(node.python)) else [],
             "ranks": node.ranks,
             "rank_base": sum(before.ranks for before in parts[:position]),
@@ -163,24 +183,36 @@ def _argv(request: RunRequest, node: NodeFacts, nodes: int, master: Place | None
 
 def _environment(request: RunRequest, node: NodeFacts, nodes: Sequence[NodeFacts]) -> dict[str, str]:
     """What we set, with tokens for what only the node knows."""
-    env = {"PYTHONUNBUFFERED": "1", "SPT_NOENV": "1", **node.env}
+    env = {**UNBUFFERED, "SPT_NOENV": "1", **node.env}
     if node.interface:
-        env["GLOO_SOCKET_IFNAME"] = node.interface
-        env["NCCL_SOCKET_IFNAME"] = "=" + node.interface  # `=`: exactly this one, not a prefix
+        env.update(interface_variables(node.interface))
     if node.gpus is not None:
         env["CUDA_VISIBLE_DEVICES"] = ",".join(map(str, node.gpus))
     if request.kind == "torchrun":
-        env["OMP_NUM_THREADS"] = str(max(1, int(node.cores * node.cores_share) // node.ranks))
+        env["OMP_NUM_THREADS"] = str(threads_per_rank(int(node.cores * node.cores_share), node.ranks))
         env["TORCHELASTIC_ERROR_FILE"] = "{run}/agent_error.json"
     else:
         env.update(GPUOPS_NODE_RANK=str(node.index), GPUOPS_NODES=str(len(nodes)), GPUOPS_HEAD=nodes[0].address)
     return env
 
 
-def _users(request: RunRequest, node: NodeFacts) -> dict[str, str]:
-    """The user's variables, which override ours, byte for byte; those of IDENTITY are left out."""
-    data = {DATA: node.data or request.data} if request.data is not None else {}
-    return data | {name: value for name, value in request.env.items() if not IDENTITY.fullmatch(name)}
+def interface_variables(interface: str) -> dict[str, str]:
+    """What tells gloo and NCCL the network interface to use."""
+    return {"GLOO_SOCKET_IFNAME": interface, "NCCL_SOCKET_IFNAME": "=" + interface}  # `=`: this one, not a prefix
+
+
+def threads_per_rank(cores: int, ranks: int) -> int:
+    """OMP_NUM_THREADS: a rank's share of its node's cores."""
+    return max(1, cores // ranks)
+
+
+def user_variables(request: RunRequest, data: str | None = None) -> dict[str, str]:
+    """The user's variables, which override ours, byte for byte; those of IDENTITY are left out.
+
+    `data`: where the node has the data; None: where the request says.
+    """
+    known = {DATA: data or request.data} if request.data is not None else {}
+    return known | {name: value for name, value in request.env.items() if not IDENTITY.fullmatch(name)}
 
 
 def _place(place: Place | None) -> dict[str, Any] | None:
