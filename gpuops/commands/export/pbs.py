@@ -16,7 +16,7 @@ PBS = batch.Scheduler(
 END_WITH_OTHERS = (
     "torchrun=$!",
     "# torchrun tells no node that another failed.",
-    'until [ -e "$results/failed" ]; do sleep 2; done && kill "$torchrun" &',
+    'until [ -e "$results/failed" ]; do sleep 2 &>/dev/null; done && kill "$torchrun" &',
     "watch=$!",
     'wait "$torchrun"',
     "code=$?",
