@@ -29,7 +29,7 @@ from gpuops.sync.run_folder import RunHome
 from gpuops.transport.rpc import AgentClient
 
 if TYPE_CHECKING:
-    from gpuops.transport.schemas import MadeFiles
+    from gpuops.transport.file_schemas import MadeFiles
 
 MAX_NAMED = 2
 """Files that one sentence names."""

@@ -28,7 +28,7 @@ from gpuops.sync.upload import NodePlan, Push, PushReport, commit, plan_node, re
 from gpuops.transport.rpc import AgentClient
 
 if TYPE_CHECKING:
-    from gpuops.transport import schemas
+    from gpuops.transport import file_schemas
 
 LIST_TIMEOUT_S = 600.0
 """How long a node may take to list or hash what it has."""
@@ -57,7 +57,7 @@ def list_copies(origin: AgentClient, tree_name: str, paths: Sequence[str]) -> Co
     Raises UsageError for a path without files, NodeRefused, ConnectionLost.
     """
     patterns = ["./" + glob.escape(path.strip("/")) for path in paths]
-    answer: schemas.NodeCopies = origin.call("copies", timeout=LIST_TIMEOUT_S, tree=tree_name, patterns=patterns)
+    answer: file_schemas.NodeCopies = origin.call("copies", timeout=LIST_TIMEOUT_S, tree=tree_name, patterns=patterns)
     files = [FileEntry(path, size, mtime_ns, mode) for path, size, mtime_ns, mode in answer.files]
     found = [*(file.path for file in files), *answer.edited]
     for path in paths:

@@ -39,7 +39,7 @@ from gpuops.transport.rpc import AgentClient
 
 if TYPE_CHECKING:
     from gpuops.core.reporting import Progress
-    from gpuops.transport.schemas import Checksum, OutputListing
+    from gpuops.transport.file_schemas import Checksum, OutputListing
 
 
 class UnreadableFiles(NodeError):

@@ -40,7 +40,7 @@ from gpuops.transport.rpc import AgentClient, Programs
 from gpuops.transport.tar_reader import Content, Member
 
 if TYPE_CHECKING:
-    from gpuops.transport.schemas import NodeEdits
+    from gpuops.transport.file_schemas import NodeEdits
 
 
 EDITS_TIMEOUT_S = 600.0

@@ -23,7 +23,7 @@ from gpuops.sync.uplink import Uplink
 from gpuops.transport.rpc import AgentClient
 
 if TYPE_CHECKING:
-    from gpuops.transport import schemas
+    from gpuops.transport import file_schemas
 
 
 TREE_TIMEOUT_S = 600.0
@@ -118,7 +118,7 @@ class NodePlan:
 
     client: AgentClient
     push: Push
-    answer: schemas.UploadPlan
+    answer: file_schemas.UploadPlan
 
     @cached_property
     def need(self) -> list[tuple[int, FileEntry]]:
@@ -152,9 +152,9 @@ def plan_node(push: Push, client: AgentClient) -> NodePlan:
     return NodePlan(client, push, answer)
 
 
-def _request_plan(client: AgentClient, count: int, **arguments: object) -> schemas.UploadPlan:
+def _request_plan(client: AgentClient, count: int, **arguments: object) -> file_schemas.UploadPlan:
     """The node's answer on a list of `count` files."""
-    answer: schemas.UploadPlan = client.call("plan", timeout=TREE_TIMEOUT_S, **arguments)
+    answer: file_schemas.UploadPlan = client.call("plan", timeout=TREE_TIMEOUT_S, **arguments)
     for numbers in (answer.need, answer.ask):
         if len(set(numbers)) < len(numbers) or max(numbers, default=-1) >= count:
             raise MalformedAnswer(
@@ -201,7 +201,7 @@ def commit(plan: NodePlan) -> int:
     """Put what has come in its place; how many files were removed. Raises NodeRefused, ConnectionLost."""
     if not plan.answer.push:
         return 0  # everything is there as it should be
-    answer: schemas.UploadCommit = plan.client.call(
+    answer: file_schemas.UploadCommit = plan.client.call(
         "commit", timeout=TREE_TIMEOUT_S, tree=plan.push.tree_name, push=plan.answer.push
     )
     return answer.removed

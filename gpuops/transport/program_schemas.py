@@ -11,7 +11,7 @@ from typing import Annotated, Any
 import msgspec
 from msgspec import Meta, Struct
 
-from gpuops.transport.schemas import (
+from gpuops.transport.schema_types import (
     Address,
     Count,
     FileCount,

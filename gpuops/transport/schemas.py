@@ -11,41 +11,25 @@ torch's `error`) is taken as it is.
 
 from __future__ import annotations
 
-import sys
-from collections.abc import Iterable
-from typing import Annotated, Any, Literal, NamedTuple, NotRequired, TypedDict, is_typeddict
+from typing import Annotated, Any, Literal, NamedTuple, NotRequired, TypedDict
 
 import msgspec
 from msgspec import Meta, Struct
 
-from gpuops.transport.tar_reader import MAX_FILES
-
-Count = Annotated[int, Meta(ge=0, le=(1 << 63) - 1)]
-"""Bytes or files: at most the largest size of a file."""
-Nanoseconds = Annotated[int, Meta(ge=-(1 << 63), le=(1 << 63) - 1)]
-SmallInteger = Annotated[int, Meta(ge=-(1 << 31), le=(1 << 31) - 1)]
-"""An exit code, a signal, a rank, a node's index."""
-Port = Annotated[int, Meta(ge=1, le=65535)]
-Timestamp = Annotated[float, Meta(ge=0.0, le=253_402_300_799.0)]
-"""UTC seconds, until the end of the year 9999, which is as far as `datetime` goes."""
-FiniteNumber = Annotated[float, Meta(ge=-sys.float_info.max, le=sys.float_info.max)]
-Amount = Annotated[float, Meta(ge=0.0, le=1e15)]
-Name = Annotated[str, Meta(max_length=4096)]
-"""Any short text, file names included. `SafeFolder` decides whether a file of that name may be written here."""
-FileCount = Meta(max_length=MAX_FILES)
-LongText = Annotated[str, Meta(max_length=1 << 20)]
-Sha256 = Annotated[str, Meta(pattern=r"^[0-9a-f]{64}\Z")]
-FileRow = tuple[Name, Count, Nanoseconds]
-"""A file's path, its size in bytes and the time of its last change."""
-
-
-class Address(str):
-    """An IP address."""
-
-
-class Sentence(str):
-    """A sentence of a node on one short line, so that it can neither forge nor hide a line of gpuops' output."""
-
+from gpuops.transport import file_schemas
+from gpuops.transport.schema_types import (
+    Address,
+    Amount,
+    Count,
+    FiniteNumber,
+    LongText,
+    Name,
+    Port,
+    Sentence,
+    SmallInteger,
+    Timestamp,
+    prepare_shapes,
+)
 
 # -- what a node is ---------------------------------------------------------------------------------
 
@@ -198,46 +182,6 @@ class SetupResult(Struct, frozen=True):
     """The command has succeeded before, and nothing that it reads has changed."""
 
 
-class UploadPlan(Struct, frozen=True):
-    """Verb `plan`. `need` and `ask` are positions in the list of files that the node was given."""
-
-    push: Annotated[str, Meta(pattern=r"^[0-9A-Za-z]{0,64}\Z")]
-    """The identifier to commit the upload with; empty where the node's files are up to date."""
-    need: list[Count]
-    ask: list[Count]
-    """Files whose checksum decides whether they are needed."""
-    kept: list[Name]
-    """Files that were edited on the node and stay there."""
-    conflicts: list[Name]
-    """Files that were edited on the node and differ here as well."""
-    rsync: Name = ""
-    """What the node's rsync says of its version; empty without one, and where nobody asked."""
-    adds: bool = False
-    """Whether all else that the node has stays, as it was asked; False: an agent that knows no such plan."""
-    replaces: Count | None = None
-    """Bytes of the needed files that an older version or a part on the node may spare; None: an agent without
-    `relay`."""
-
-
-class UploadCommit(Struct, frozen=True):
-    """Verb `commit`."""
-
-    removed: Count
-
-
-class NodeEdit(Struct, frozen=True):
-    """A pushed file that was edited on the node."""
-
-    path: Name
-    state: Literal["changed", "deleted"]
-
-
-class NodeEdits(Struct, frozen=True):
-    """Verb `edits`."""
-
-    files: list[NodeEdit]
-
-
 # -- a run's logs and results -----------------------------------------------------------------------
 
 
@@ -338,39 +282,6 @@ class LogEnd(Struct, frozen=True):
     result: ResultDocument | None
 
 
-class OutputListing(Struct, frozen=True):
-    """Verb `outs`: the files of a run that its `--out` patterns match."""
-
-    files: Annotated[list[FileRow], FileCount]
-
-
-class MadeFiles(Struct, frozen=True):
-    """Verb `made`: path, size, time, the run that made the file, and whether it was put back from that run."""
-
-    files: Annotated[list[tuple[Name, Count, Nanoseconds, Name, bool]], FileCount]
-
-
-class DiscardedFiles(Struct, frozen=True):
-    """Verb `discard`."""
-
-    removed: Count
-
-
-class NodeCopies(Struct, frozen=True):
-    """Verb `copies`: path, size, time and mode of files that no push wrote; and those that one wrote, and that were
-    changed since."""
-
-    files: Annotated[list[tuple[Name, Count, Nanoseconds, Annotated[int, Meta(ge=0, le=0o777)]]], FileCount]
-    edited: Annotated[list[Name], FileCount]
-
-
-class Checksum(Struct, frozen=True):
-    """An item of verb `sums`."""
-
-    path: Name
-    sha256: Sha256
-
-
 class VerbShapes(NamedTuple):
     """What one verb may send."""
 
@@ -391,34 +302,22 @@ VERB_SHAPES = {
     "reach": VerbShapes(ReachReport),
     "python": VerbShapes(NodePython, ProgressLine),
     "setup": VerbShapes(SetupResult, SetupOutput),
-    "plan": VerbShapes(UploadPlan),
-    "commit": VerbShapes(UploadCommit),
-    "copies": VerbShapes(NodeCopies),
-    "edits": VerbShapes(NodeEdits),
+    "plan": VerbShapes(file_schemas.UploadPlan),
+    "commit": VerbShapes(file_schemas.UploadCommit),
+    "copies": VerbShapes(file_schemas.NodeCopies),
+    "edits": VerbShapes(file_schemas.NodeEdits),
     "start": VerbShapes(Acknowledgement),
     "run": VerbShapes(NodeRunState),
     "stop": VerbShapes(Acknowledgement),
     "urls": VerbShapes(Acknowledgement),
     "home": VerbShapes(Acknowledgement),
     "tail": VerbShapes(LogEnd, LogPiece),
-    "outs": VerbShapes(OutputListing),
-    "sums": VerbShapes(Acknowledgement, Checksum),
-    "made": VerbShapes(MadeFiles),
-    "discard": VerbShapes(DiscardedFiles),
+    "outs": VerbShapes(file_schemas.OutputListing),
+    "sums": VerbShapes(Acknowledgement, file_schemas.Checksum),
+    "made": VerbShapes(file_schemas.MadeFiles),
+    "discard": VerbShapes(file_schemas.DiscardedFiles),
     "lease": VerbShapes(Acknowledgement),
 }
-
-
-def prepare_shapes(shapes: Iterable[object]) -> None:
-    """Have msgspec build its description of each Struct and TypedDict among `shapes`; other objects are skipped.
-
-    msgspec builds it at the first use of a type, and another thread that uses the type meanwhile takes an unfinished
-    description for a complete one, which crashes the interpreter. Threads talk to nodes, so a module with shapes calls
-    this at its end, under the lock of its import.
-    """
-    for shape in shapes:
-        if is_typeddict(shape) or isinstance(shape, type(Struct)):
-            msgspec.json.Decoder(shape)
 
 
 prepare_shapes([*globals().values()])

@@ -20,7 +20,8 @@ from gpuops.agent.wire_format import PROTOCOL
 from gpuops.core.errors import MalformedAnswer, NodeRefused
 from gpuops.core.format import one_line
 from gpuops.transport.program_schemas import AgentRefusal, JournalEvent, RefusalLine
-from gpuops.transport.schemas import VERB_SHAPES, Address, OtherHello, ResultDocument, Sentence
+from gpuops.transport.schema_types import Address, Sentence
+from gpuops.transport.schemas import VERB_SHAPES, OtherHello, ResultDocument
 from gpuops.transport.tar_reader import MAX_FILES
 
 MAX_REASON_CHARS = 200

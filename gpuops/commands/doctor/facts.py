@@ -11,7 +11,7 @@ from dataclasses import dataclass
 
 from msgspec import Struct, field
 
-from gpuops.transport import schemas, validation
+from gpuops.transport import schema_types, schemas, validation
 
 FAULT_SIGNS = ("ERR!", "Unknown Error", "requires reset", "GPU is lost")
 """What nvidia-smi prints in a column instead of a value where a GPU is broken."""
@@ -215,7 +215,7 @@ class Facts(Struct, frozen=True):
     """Why a probe has no result, by its name."""
 
 
-schemas.prepare_shapes([*globals().values()])
+schema_types.prepare_shapes([*globals().values()])
 
 
 def parse_facts(document: Mapping[str, object]) -> Facts:

@@ -66,7 +66,7 @@ def torchrun(job: ExportJob) -> str:
     return shell.torchrun_line(job, node="$node", head="$head", port="$port", run="$job", indent="    ")
 
 
-def call(job: ExportJob, *variables: str) -> str:
+def call_on_node(job: ExportJob, *variables: str) -> str:
     """Text for another shell: what it has to know of this one, and the call of `on_each_node`."""
     names = [*(["second"] if job.nodes > 1 else []), "head", "port", "job", *variables]
     functions = [*(["interface_towards"] if job.nodes > 1 else []), "on_each_node"]

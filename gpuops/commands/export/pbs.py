@@ -80,7 +80,7 @@ def _start(job: ExportJob) -> list[str]:
         "command -v pbsdsh >/dev/null || PATH=$PATH:/opt/pbs/bin",
         each,
         '    pbsdsh -n "$node" -- /bin/bash -lc \\',
-        f'        "node=$node; {batch.call(job, "folder", "results")}" &',
+        f'        "node=$node; {batch.call_on_node(job, "folder", "results")}" &',
         "done",
         "wait",
         "",

@@ -74,5 +74,5 @@ def _srun(job: ExportJob) -> list[str]:
         *(login if job.request.prelude else []),
         f"srun --nodes={job.nodes} --ntasks-per-node=1 --cpus-per-task={job.cpus} --kill-on-bad-exit=1 --wait=0 \\",
         f"    --input=none --export=ALL bash {'-lc' if job.request.prelude else '-c'} \\",
-        f'    "{batch.call(job)}" &',
+        f'    "{batch.call_on_node(job)}" &',
     ]

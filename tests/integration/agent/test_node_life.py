@@ -19,7 +19,8 @@ from gpuops.agent.processes import PROC
 from gpuops.agent.wire_format import PROTOCOL
 from gpuops.core.errors import NodeRefused
 from gpuops.transport.rpc import AgentClient
-from gpuops.transport.schemas import Address, Route
+from gpuops.transport.schema_types import Address
+from gpuops.transport.schemas import Route
 from tests.integration.agent.conftest import RealNode, alive, carrying, until
 
 NOTE = "import os; open(f'pid.{os.getpid()}', 'w').close();"

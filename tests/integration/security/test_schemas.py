@@ -213,6 +213,7 @@ TRUE: dict[str, tuple[dict[str, Any], dict[str, Any] | None]] = {
     "plan": ({"push": "0a1b", "need": [0, 2], "ask": [1], "stale": [], "kept": ["a.py"], "conflicts": ["b/c"]}, None),
     "commit": ({"written": 2, "removed": 0}, None),
     "edits": ({"files": [{"path": "a.py", "state": "changed", "size": 5, "pushed": [4, 5, 33188, None]}]}, None),
+    "copies": ({"files": [["data/a", 5, 1_700_000_000_000_000_000, 0o644]], "edited": ["a.py"]}, None),
     "start": ({}, None),
     "run": ({"state": "ended", "result": RESULT, "handed": {"a.pt": 1},
              "sink": {"state": "copying", "folder": "/v/a-1", "done": 5, "total": 9}}, None),

@@ -25,7 +25,7 @@ from gpuops.sync.log_mirror import mirror
 from gpuops.sync.merged_outputs import OutFolder
 from gpuops.sync.merged_outputs_record import Arrival
 from gpuops.sync.run_folder import RunHome
-from gpuops.transport import schemas, validation
+from gpuops.transport import file_schemas, schemas, validation
 from gpuops.transport.bulk_transfer import transfer
 from gpuops.transport.rpc import AgentClient
 from gpuops.transport.tar_reader import members
@@ -176,7 +176,7 @@ def test_so_are_the_words_of_a_result() -> None:
 
 def test_a_checksum_ends_with_its_last_digit() -> None:
     with pytest.raises(ValueError, match="sha256"):
-        validation.convert({"path": "a", "sha256": "0" * 64 + "\n"}, schemas.Checksum)
+        validation.convert({"path": "a", "sha256": "0" * 64 + "\n"}, file_schemas.Checksum)
 
 
 @pytest.mark.parametrize("number", ["²", "9" * 5000, "٣" * 30, "-5", ""])

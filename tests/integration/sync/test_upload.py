@@ -17,7 +17,7 @@ from gpuops.sync.project_files import FileEntry
 from gpuops.sync.scan import Tree, scan, summary
 from gpuops.sync.secret_scan import MAX_WHOLE_BYTES
 from gpuops.sync.upload import PushReport
-from gpuops.transport.schemas import NodeEdit, NodeEdits
+from gpuops.transport.file_schemas import NodeEdit, NodeEdits
 from tests.conftest import open_folder, without_root
 from tests.fakes.inprocess import InProcessClient
 from tests.integration.sync.push_world import World, contents

@@ -18,7 +18,8 @@ from gpuops.nodes import session
 from gpuops.transport import rpc
 from gpuops.transport.connection import ProcessConnection
 from gpuops.transport.rpc import AgentClient, NodePaths
-from gpuops.transport.schemas import FreePort, ProgressLine, Sentence
+from gpuops.transport.schema_types import Sentence
+from gpuops.transport.schemas import FreePort, ProgressLine
 from tests.conftest import until
 
 HANG_S = 120.0

@@ -19,7 +19,8 @@ from gpuops.nodes.rendezvous import (
     list_candidates,
     without_shared_addresses,
 )
-from gpuops.transport.schemas import Address, InterfaceAddress
+from gpuops.transport.schema_types import Address
+from gpuops.transport.schemas import InterfaceAddress
 
 PORTS = {0: [23456, 23457, 40000], 1: [40001], 2: [40002]}
 

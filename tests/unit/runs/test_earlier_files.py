@@ -17,7 +17,7 @@ from gpuops.runs.start_decision import EarlierFile
 from gpuops.sync.merged_outputs import OutFolder
 from gpuops.sync.merged_outputs_record import Arrival
 from gpuops.sync.run_folder import RunHome
-from gpuops.transport.schemas import DiscardedFiles, MadeFiles
+from gpuops.transport.file_schemas import DiscardedFiles, MadeFiles
 
 
 class Node:

@@ -33,7 +33,8 @@ from gpuops.runs.results.collect import Agents, _fetch_from_nodes
 from gpuops.sync.archive import FetchedNode
 from gpuops.sync.download import UnreadableFiles
 from gpuops.sync.run_folder import RunHome
-from gpuops.transport.schemas import NodeRunState, Sentence, SinkState
+from gpuops.transport.schema_types import Sentence
+from gpuops.transport.schemas import NodeRunState, SinkState
 from tests.conftest import HANG_S, until
 
 REQUEST = RunRequest(kind="command", mode="run", nodes=1, gpus=None, argv=("true",))
