@@ -24,6 +24,7 @@ file_lock     locks between processes
 files         small files of gpuops' own, written whole
 safe_paths    which names of files that a node tells may be used
 safe_folder   files whose paths a node has named, written without following links
+safe_open     opens one of them in an open folder: no link, nothing but a plain file
 git           questions to git that run nothing a repository names
 typed_paths   paths that a user types
 names         names that a user types, matched with known ones

@@ -25,23 +25,23 @@ from typing import Any, Protocol
 from gpuops.agent.wire_format import Whole
 from gpuops.core.errors import LocalDisk, NodeError
 from gpuops.core.platform import HERE, System, replace
+from gpuops.core.safe_open import (
+    ABSENT_ERRNOS,
+    FOLDER,
+    HAS_HANDLES,
+    LINK_IN_THE_WAY,
+    PLAIN,
+    flush_file,
+    flush_folder,
+    open_folder,
+    open_plain,
+    set_date,
+)
 from gpuops.core.safe_paths import is_inside
 
 DISK_RESERVE_BYTES = 16 << 20
 """Bytes of the disk that no node's file takes: the record of the run needs room, too."""
 BLOCK_BYTES = 1 << 20
-LINK_IN_THE_WAY = "a link is in the way"
-HAS_HANDLES = {os.open, os.mkdir, os.unlink, os.rmdir, os.rename, os.stat} <= os.supports_dir_fd
-"""Whether files can be named relative to an open folder. Windows cannot: there each folder on the way is checked just
-before the access, which a process of the user could outrun, but no node."""
-FOLDER = os.O_RDONLY | getattr(os, "O_DIRECTORY", 0) | getattr(os, "O_NOFOLLOW", 0) | getattr(os, "O_CLOEXEC", 0)
-PLAIN = getattr(os, "O_NOFOLLOW", 0) | getattr(os, "O_BINARY", 0) | getattr(os, "O_CLOEXEC", 0)
-ABSENT_ERRNOS = (errno.ENOENT, errno.ENOTDIR, errno.ELOOP)
-NO_FOLDER_FLUSH = (errno.EINVAL, errno.ENOTSUP, errno.ENOSYS)
-"""What disks answer that flush files but no folders."""
-JUNCTION = 0xA0000003
-"""Windows' other kind of link (`IO_REPARSE_TAG_MOUNT_POINT`)."""
-NO_WAIT = getattr(os, "O_NONBLOCK", 0)  # a pipe in a file's place must not block us
 
 
 class Readable(Protocol):
@@ -107,7 +107,7 @@ class SafeFolder:
                 if make:
                     with suppress(FileExistsError):
                         os.mkdir(at, dir_fd=handle)
-                inner = _entered(at, handle, place)
+                inner = open_folder(at, handle, place)
                 if handle is not None:
                     os.close(handle)
                 handle = inner
@@ -168,7 +168,7 @@ class SafeFolder:
     def reading(self, path: str) -> BufferedReader:
         """Open a plain file for reading. Raises OSError for anything else."""
         with self._parent(path) as (folder, name):
-            return open(_plain(name, os.O_RDONLY, folder), "rb")
+            return open(open_plain(name, os.O_RDONLY, folder), "rb")
 
     def sha256(self, path: str) -> str | None:
         """SHA-256 of a file's current bytes; None where it cannot be read."""
@@ -217,7 +217,7 @@ class SafeFolder:
                     if mode != 0o666 and hasattr(os, "fchmod"):
                         os.fchmod(file.fileno(), mode)
                 if mtime_ns is not None:
-                    _date(name, folder, mtime_ns)
+                    set_date(name, folder, mtime_ns)
             except BaseException:
                 with suppress(OSError):
                     os.unlink(name, dir_fd=folder)
@@ -247,7 +247,7 @@ class SafeFolder:
     def date(self, path: str, mtime_ns: int) -> None:
         """Set a file's time, where this disk can store it."""
         with self._parent(path) as (folder, name):
-            _date(name, folder, mtime_ns)
+            set_date(name, folder, mtime_ns)
 
     def link(self, path: str, target: str) -> None:
         """Create a symbolic link. The caller checks its target with `stays_inside`."""
@@ -291,7 +291,7 @@ class SafeFolder:
             raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC), str(self.path / path))
         with (
             self._parent(path, make=True) as (folder, name),
-            open(_plain(name, os.O_RDWR | os.O_CREAT, folder), "r+b", buffering=0) as file,
+            open(open_plain(name, os.O_RDWR | os.O_CREAT, folder), "r+b", buffering=0) as file,
         ):
             if os.fstat(file.fileno()).st_size < offset:
                 return False
@@ -304,7 +304,7 @@ class SafeFolder:
         the file's size."""
         with (
             self._parent(path) as (folder, name),
-            open(_plain(name, os.O_WRONLY | os.O_APPEND, folder), "ab", buffering=0) as file,
+            open(open_plain(name, os.O_WRONLY | os.O_APPEND, folder), "ab", buffering=0) as file,
         ):
             Whole(file).write(data)
             os.fsync(file.fileno())
@@ -316,14 +316,14 @@ class SafeFolder:
         if not HAS_HANDLES:
             for place, _, names in os.walk(self.path) if files else ():  # Windows flushes no folder
                 for name in names:
-                    _flush_file(os.path.join(place, name), os.O_RDWR, None)
+                    flush_file(os.path.join(place, name), os.O_RDWR, None)
             return
         try:
             with self._parent("x") as (handle, _):
                 for _, _, names, folder in os.fwalk(".", dir_fd=handle):
                     for name in names if files else ():
-                        _flush_file(name, os.O_RDONLY, folder)
-                    _flush_folder(folder)
+                        flush_file(name, os.O_RDONLY, folder)
+                    flush_folder(folder)
         except FileNotFoundError:
             pass
 
@@ -350,65 +350,3 @@ class SafeFolder:
             except OSError:
                 return
             path = path.rpartition("/")[0]
-
-
-def _entered(at: str, above: int | None, place: str) -> int | None:
-    """Open a folder; None on systems without handles. Raises OSError for a link, and for anything but a folder."""
-    try:
-        if HAS_HANDLES:
-            return os.open(at, FOLDER, dir_fd=above)
-        seen = os.lstat(at)
-        if stat.S_ISDIR(seen.st_mode) and getattr(seen, "st_reparse_tag", 0) != JUNCTION:
-            return None
-        raise OSError(errno.ELOOP if stat.S_ISDIR(seen.st_mode) else errno.ENOTDIR, "it is no folder")
-    except OSError as error:
-        is_link = error.errno == errno.ELOOP or os.path.islink(place)
-        raise OSError(
-            errno.ELOOP if is_link else error.errno, LINK_IN_THE_WAY if is_link else error.strerror, place
-        ) from error
-
-
-def _plain(name: str, flags: int, folder: int | None) -> int:
-    """Open a plain file. Raises OSError for a link, a pipe, a device."""
-    if not HAS_HANDLES and os.path.islink(name):
-        raise OSError(errno.ELOOP, LINK_IN_THE_WAY, name)
-    try:
-        found = os.open(name, flags | PLAIN | NO_WAIT, 0o666, dir_fd=folder)
-    except OSError as error:
-        if error.errno == errno.ELOOP:
-            error.strerror = LINK_IN_THE_WAY
-        raise
-    if not stat.S_ISREG(os.fstat(found).st_mode):
-        os.close(found)
-        raise OSError(errno.EINVAL, "it is no plain file", name)
-    return found
-
-
-def _flush_file(name: str, flags: int, folder: int | None) -> None:
-    """Flush a plain file; a link, and what has gone meanwhile, is passed over."""
-    try:
-        handle = _plain(name, flags, folder)
-    except OSError as error:
-        if error.errno in (*ABSENT_ERRNOS, errno.EINVAL):
-            return
-        raise
-    try:
-        os.fsync(handle)
-    finally:
-        os.close(handle)
-
-
-def _flush_folder(folder: int) -> None:
-    try:
-        os.fsync(folder)
-    except OSError as error:
-        if error.errno not in NO_FOLDER_FLUSH:
-            raise
-
-
-def _date(name: str, folder: int | None, mtime_ns: int) -> None:
-    with suppress(OverflowError, ValueError, OSError, NotImplementedError):  # a time that no file can have
-        if HAS_HANDLES:
-            os.utime(name, ns=(mtime_ns, mtime_ns), dir_fd=folder, follow_symlinks=False)
-        else:
-            os.utime(name, ns=(mtime_ns, mtime_ns))
