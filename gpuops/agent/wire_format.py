@@ -7,7 +7,6 @@ sent frames: pieces of such a stream, and between them messages.
 
 from __future__ import annotations
 
-import hashlib
 import json
 import struct
 import zlib
@@ -116,6 +115,8 @@ class RunningSum:
     def __init__(self) -> None:
         self.offset = 0
         """Bytes so far."""
+        import hashlib  # loads OpenSSL: a conversation does without
+
         self._digest = hashlib.sha256()
 
     def add(self, data: bytes) -> list[tuple[int, str]]:

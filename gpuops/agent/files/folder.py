@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import contextlib
 import errno
-import hashlib
 import os
 import re
 import stat
@@ -69,6 +68,8 @@ def stat_entry(path: bytes) -> Found:
 
 
 def sha256(path: bytes) -> str:
+    import hashlib  # loads OpenSSL: most programs of the agent do without
+
     digest = hashlib.sha256()
     with open(path, "rb") as file:
         for block in iter(lambda: file.read(HASH_BLOCK_BYTES), b""):

@@ -3,27 +3,33 @@ through the agent."""
 
 from __future__ import annotations
 
+import importlib
 import os
 import sys
 import threading
 import time
 from typing import BinaryIO, Callable, List, Sequence
 
-from gpuops.agent.files.earlier_outputs import restore
 from gpuops.agent.files.folder import FULL_DISK_ERRORS, disk_full
-from gpuops.agent.files.output_files import left
-from gpuops.agent.files.push_steps import receive
-from gpuops.agent.files.rsync_receiver import receive_by_rsync
-from gpuops.agent.files.tar_streams import send
 from gpuops.agent.node import TOUCH_INTERVAL_S, Node, Refusal, parse_node
 
 Work = Callable[[Node, List[str], BinaryIO, BinaryIO], int]
 """A mode's function: its node, its other arguments, stdin and stdout; the exit code."""
 
+WORKS = {
+    "receive": "push_steps:receive",
+    "rsync-receive": "rsync_receiver:receive_by_rsync",
+    "send": "tar_streams:send",
+    "restore": "earlier_outputs:restore",
+    "left": "output_files:left",
+}
+"""Module and function of each mode: a program imports its own alone."""
+
 
 def main(mode: str, arguments: Sequence[str]) -> int:
     """Run the mode's function. Raises as `run` does."""
-    work = {"receive": receive, "rsync-receive": receive_by_rsync, "send": send, "restore": restore, "left": left}[mode]
+    module, function = WORKS[mode].split(":")
+    work: Work = getattr(importlib.import_module("gpuops.agent.files." + module), function)
     return run(work, arguments, touches=mode == "rsync-receive")
 
 

@@ -17,7 +17,9 @@ from gpuops.agent.workers import WORKERS, Job
 from gpuops.core.errors import ConnectionLost, NodeError
 from gpuops.core.format import one_line
 from gpuops.transport.ssh import errors, proxy
+from gpuops.transport.ssh.errors import HostKeyChanged
 from gpuops.transport.ssh.host_keys import fingerprint, host_key_kind
+from gpuops.transport.ssh.kept_handshakes import KeptHandshakes
 from gpuops.transport.ssh.key_authentication import authenticate
 from gpuops.transport.ssh.limits import GATE, Gate, Limits
 from gpuops.transport.ssh.target import Target
@@ -119,7 +121,16 @@ def log_in(target: Target, limits: Limits) -> OpenLogin:
     """Log in, once. Raises Refused, ConnectionLost, HostKeyChanged, Denied, NodeError."""
     if not target.host_keys:
         raise errors.unpinned(target)
-    wire, transport = handshake(target, limits.connect_s, target.host_keys)
+    kept = _KEPT.take(target.address)
+    if kept is not None:
+        try:
+            return _log_in_on(target, limits, *kept)
+        except (ConnectionLost, HostKeyChanged):
+            pass  # the server waited no longer, or showed another of its keys: it is asked anew
+    return _log_in_on(target, limits, *handshake(target, limits.connect_s, target.host_keys))
+
+
+def _log_in_on(target: Target, limits: Limits, wire: proxy.Wire, transport: paramiko.Transport) -> OpenLogin:
     try:
         verify_host_key(target, transport)
         authenticate(transport, target)
@@ -189,6 +200,9 @@ def end_transport(wire: proxy.Wire, transport: paramiko.Transport) -> None:
     wire.close()
 
 
+_KEPT = KeptHandshakes(end_transport)
+
+
 def _without_timer(_timeout: float) -> None:
     """paramiko would begin a thread for each handshake, to end it late; `start_client` has a limit itself."""
 
@@ -224,14 +238,16 @@ def scan_host_key(
 ) -> tuple[str, ...]:
     """The host key that the server presents, of the first type in `prefer` (types, or whole keys) that it has.
 
-    One key, from one connection: newer servers punish hosts that only look. Raises ConnectionLost.
+    One key, from one connection, on which a login by paramiko that follows goes on. Raises ConnectionLost.
     """
 
     def scan() -> tuple[str, ...]:
         wire, transport = handshake(target, timeout_s, prefer)
-        try:
-            return (read_host_key(transport),)
-        finally:
+        shown = read_host_key(transport)
+        if target.by_system:
             end_transport(wire, transport)
+        else:
+            _KEPT.keep(target.address, wire, transport)
+        return (shown,)
 
     return gate.start(target.address, scan)

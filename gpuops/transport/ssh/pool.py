@@ -85,7 +85,7 @@ class Pool:
             return [entry.login for entry in self._entries.values()]
 
     def _new(self, target: Target, folder: Path) -> Login:
-        if by_system(target):
+        if target.by_system:
             return SystemLogin(target, folder, self.limits, self._gate)
         return ParamikoLogin(target, self.limits, self._gate)
 
@@ -121,13 +121,8 @@ class Pool:
             entry.login.close()
 
 
-def by_system(target: Target) -> bool:
-    """Whether a login needs the system's `ssh`."""
-    return target.system or bool(target.proxy)
-
-
 def _key(target: Target, folder: Path) -> Hashable:
-    return (target, str(folder) if by_system(target) else "")
+    return (target, str(folder) if target.by_system else "")
 
 
 POOL = Pool()

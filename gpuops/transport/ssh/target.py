@@ -48,6 +48,11 @@ class Target:
             raise UsageError("an option of ssh has a name that none has", "check your SSH configuration")
 
     @property
+    def by_system(self) -> bool:
+        """Whether a login needs the system's `ssh`."""
+        return self.system or bool(self.proxy)
+
+    @property
     def where(self) -> str:
         """For messages: `user@host:port`, without what goes without saying."""
         host = f"[{self.host}]" if ":" in self.host and self.port != 22 else self.host

@@ -11,7 +11,7 @@ from typing import Any
 import pytest
 
 from gpuops.agent import wire_format
-from gpuops.agent.files import earlier_outputs, output_files, transfer_modes
+from gpuops.agent.files import earlier_outputs, output_files, push_steps, transfer_modes
 from gpuops.agent.files.earlier_outputs import restore
 from gpuops.agent.files.folder import stat_entry
 from gpuops.agent.files.push_comparison import Record, store_record
@@ -126,8 +126,9 @@ def test_a_disk_that_is_full_is_told_as_such(node: Node, monkeypatch: pytest.Mon
     def fill(*_: Any) -> int:
         raise OSError(errno.ENOSPC, "No space left on device")
 
+    monkeypatch.setattr(earlier_outputs, "restore", fill)
+    monkeypatch.setattr(push_steps, "receive", fill)
     for mode in ("restore", "receive"):
-        monkeypatch.setattr(transfer_modes, mode, fill)
         with pytest.raises(Refusal, match="the disk is full"):
             transfer_modes.main(mode, ["--node", node.dir])
 

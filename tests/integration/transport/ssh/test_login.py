@@ -13,17 +13,20 @@ from contextlib import contextmanager, suppress
 from dataclasses import replace
 from pathlib import Path
 
+import paramiko
 import psutil
 import pytest
 
 from gpuops.core.errors import ConnectionLost, NodeError
-from gpuops.transport.ssh import Denied, HostKeyChanged, fingerprint, scan_host_key
+from gpuops.transport.ssh import Denied, HostKeyChanged, fingerprint, paramiko_transport, scan_host_key
+from gpuops.transport.ssh.kept_handshakes import KeptHandshakes
 from gpuops.transport.ssh.limits import Gate, Limits
 from gpuops.transport.ssh.pool import Pool
+from gpuops.transport.ssh.proxy import Wire
 from tests.conftest import HANG_S, until
-from tests.integration.transport.ssh.conftest import KINDS, Connect, MakeSshd
+from tests.integration.transport.ssh.conftest import KINDS, Connect, MakeSshd, of_kind
 from tests.integration.transport.ssh.programs import feed, read_all, run
-from tests.sshd import make_key
+from tests.sshd import Sshd, make_key
 
 both = pytest.mark.parametrize("kind", KINDS)
 
@@ -49,6 +52,65 @@ def test_the_pinned_key_decides_which_of_its_keys_a_server_shows(sshd: MakeSshd,
     assert run(connected(server.target(host_keys=(more,)), kind), ["echo", "in"])[1] == b"in\n"
     assert scan_host_key(server.target(), prefer=("ssh-rsa",)) == (more,)
     assert scan_host_key(server.target(), prefer=(server.host_key,)) == (server.host_key,)
+
+
+def connections(server: Sshd) -> int:
+    return server.log().count("Connection from ")
+
+
+@both
+def test_a_login_by_paramiko_goes_on_where_the_host_has_shown_its_key(
+    sshd: MakeSshd, connected: Connect, kind: str
+) -> None:
+    server = sshd({"LogLevel": "VERBOSE"})
+    assert scan_host_key(of_kind(server.target(), kind)) == (server.host_key,)
+    assert run(connected(server.target(), kind), ["echo", "in"])[1] == b"in\n"
+    assert connections(server) == (1 if kind == "paramiko" else 2)
+
+
+def test_a_server_that_waits_for_no_login_is_asked_anew(sshd: MakeSshd, connected: Connect) -> None:
+    server = sshd({"LogLevel": "VERBOSE"})
+    scan_host_key(server.target())
+    until(lambda: connections(server) == 1, "the server has written of it")
+    server.cut()
+    assert run(connected(server.target()), ["echo", "in"])[1] == b"in\n"
+    assert connections(server) == 2
+
+
+def test_a_host_that_has_shown_another_of_its_keys_is_asked_for_the_pinned_one(
+    sshd: MakeSshd, connected: Connect
+) -> None:
+    server = sshd()
+    more = make_key(server.folder / "more_key", kind="rsa")
+    server.stop()
+    with (server.folder / "sshd_config").open("a") as config:
+        config.write(f"HostKey {server.folder / 'more_key'}\n")
+    (server.folder / "log").unlink()
+    server.start()
+    assert scan_host_key(server.target(), prefer=("ssh-rsa",)) == (more,)
+    assert run(connected(server.target()), ["echo", "in"])[1] == b"in\n"
+
+
+def test_a_connection_on_which_nobody_logs_in_is_closed(sshd: MakeSshd, monkeypatch: pytest.MonkeyPatch) -> None:
+    server = sshd()
+    ended: list[object] = []
+
+    def end(wire: Wire, transport: paramiko.Transport) -> None:
+        paramiko_transport.end_transport(wire, transport)
+        ended.append(transport)
+
+    monkeypatch.setattr(paramiko_transport, "_KEPT", KeptHandshakes(end, keep_s=0.05))
+    scan_host_key(server.target())
+    until(lambda: ended, "it is closed")
+    first = KeptHandshakes(end)
+    monkeypatch.setattr(paramiko_transport, "_KEPT", first)
+    scan_host_key(server.target())
+    scan_host_key(server.target())
+    assert len(ended) == 2, "one is kept for each address"
+    kept = first.take(server.target().address)
+    assert kept is not None
+    assert first.take(server.target().address) is None
+    end(*kept)
 
 
 @both
