@@ -1,5 +1,6 @@
-"""The program on a node: watchdog and agent. Standard library only, Python 3.8; the client imports `wire_format` alone
-(`result_storage.presigned_requests` to try a bucket, `fetch.permitted` and `fetch.web` to judge and try an address).
+"""The program on a node: watchdog and agent. Standard library only, Python 3.8; the client imports `wire_format` and
+`workers` alone (`result_storage.presigned_requests` to try a bucket, `fetch.permitted` and `fetch.web` to judge and try
+an address).
 
 Each of these may import only what stands below it:
 
@@ -23,5 +24,6 @@ machine_resources  its boot, cores and memory
 http_connection    connections to web servers and object stores
 wire_format        what client and node must agree on byte for byte
 node               the node's folder, its files, and refusals
+workers            threads that take the next work when theirs has ended; the client's as well
 compiled_code      this program, compiled once on a node
 """

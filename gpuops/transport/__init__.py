@@ -10,6 +10,7 @@ program_schemas  the shape of what the agent's programs print, and of a node's o
 validation       converts what a node says to those shapes, or rejects it
 relay            the program on a node that passes a push on; `link_certificate`: for two such nodes
 bulk_transfer    one bulk transfer, which ends within a limit whichever side stops
+deadlines        actions at a time that mostly does not come, by one thread
 rsync            sends files to a node by this computer's rsync
 rsync_joint      joins its ends to a program on the node, and notices silence
 rsync_relay      what it starts as its remote shell
