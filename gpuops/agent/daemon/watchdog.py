@@ -17,13 +17,25 @@ import time
 from typing import Any, Iterable, Sequence
 
 from gpuops.agent import client_activity, lease_clock, processes
-from gpuops.agent.node import Node, NodeSettings, log, open_append, parse_node, program_argv, write_json
-from gpuops.agent.processes import find_process
+from gpuops.agent.node import (
+    Node,
+    NodeSettings,
+    local_path,
+    log,
+    open_append,
+    parse_node,
+    program_argv,
+    read_json,
+    write_json,
+)
+from gpuops.agent.processes import find_process, is_living
 from gpuops.agent.result_storage import end_after_upload
 from gpuops.agent.result_storage.wait_for_download import HeldRuns
 from gpuops.agent.rpc.connect import ask
 from gpuops.agent.run_files import run_markers
 
+HOLDER = "hold.json"
+"""Records the process that holds this machine for a batch job (`daemon.hold_command`)."""
 LEASE_CHECK_INTERVAL_S = 2.0
 """Time between two checks of the lease: an end comes this much late at most."""
 LEAVE_LIMIT_S = 90.0
@@ -67,7 +79,7 @@ def main(_mode: str, arguments: Sequence[str]) -> int:
     """`--node DIR`: watch until the node ends. Exits at once where another watchdog runs."""
     node, _ = parse_node(arguments)
     os.chdir(node.dir)
-    lock = os.open("watchdog.lock", os.O_WRONLY | os.O_CREAT, 0o600)
+    lock = os.open(local_path("watchdog.lock"), os.O_WRONLY | os.O_CREAT, 0o600)
     try:
         fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
     except BlockingIOError:
@@ -122,6 +134,10 @@ class Watchdog:
             if self._has_host_ended():
                 self._end_processes("end", "the node whose machine this one shares has ended", "now")
                 self._note_end("the node whose machine it shared has ended")
+                return
+            if self._is_holder_gone():
+                self._end_processes("end", "what held this machine for its batch job was killed", "now")
+                self._note_end("what held this machine for its batch job was killed")
                 return
             if self._is_removed():
                 self._end_node("its folder was removed")
@@ -186,6 +202,11 @@ class Watchdog:
         if host is None:
             return False
         return os.path.exists(host.path("ended.json")) or not os.path.exists(host.path("node.json"))
+
+    def _is_holder_gone(self) -> bool:
+        """Whether this machine is a batch job's, and no process holds it any more: nobody else may end what is here."""
+        holder = read_json(HOLDER)
+        return bool(holder) and not is_living(holder["pid"], holder["start"])
 
     def _keep_agent_running(self) -> None:
         processes.reap_orphans()

@@ -14,12 +14,12 @@ import threading
 import time
 from typing import Any, Sequence
 
-from gpuops.agent.node import Node, Refusal, parse_node, read_json
+from gpuops.agent.node import Node, Refusal, local_path, parse_node, read_json
 from gpuops.agent.processes import is_living
 from gpuops.agent.wire_format import MAGIC, Whole
 
 SOCKET = "agent.sock"
-"""Relative on purpose: the path of a Unix socket may have 107 bytes, and a node's folder may have more."""
+"""Relative on purpose, as `local_path` gives it: the path of a Unix socket may have 107 bytes, and a node's folder may have more."""
 RESTART_LIMIT_S = 30.0
 """Time that a new agent may take to answer after its predecessor died."""
 RETRY_INTERVAL_S = 0.1
@@ -33,7 +33,7 @@ def dial(limit_s: float | None = None) -> socket.socket:
     connection = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
     try:
         connection.settimeout(limit_s)
-        connection.connect(SOCKET)
+        connection.connect(local_path(SOCKET))
     except OSError:
         connection.close()
         raise

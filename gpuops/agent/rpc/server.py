@@ -18,7 +18,7 @@ import traceback
 from typing import Any, Callable, Dict
 
 from gpuops.agent.client_activity import connected, note_heard
-from gpuops.agent.node import Cancelled, Emit, Node, Refusal, log
+from gpuops.agent.node import Cancelled, Emit, Node, Refusal, local_path, log
 from gpuops.agent.rpc.connect import SOCKET
 
 Verb = Callable[[Node, Dict[str, Any], Emit], Dict[str, Any]]
@@ -75,11 +75,12 @@ class Server:
 
     def __init__(self, node: Node) -> None:
         self._node = node
-        if os.path.lexists(SOCKET):
-            os.unlink(SOCKET)  # of a killed agent; the watchdog runs one agent at a time
+        path = local_path(SOCKET)
+        if os.path.lexists(path):
+            os.unlink(path)  # of a killed agent; the watchdog runs one agent at a time
         self._socket = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
-        self._socket.bind(SOCKET)
-        os.chmod(SOCKET, 0o600)
+        self._socket.bind(path)
+        os.chmod(path, 0o600)
         self._socket.listen(MAX_WAITING_CONNECTIONS)
 
     def serve(self) -> None:
