@@ -258,7 +258,7 @@ def _create_and_wait(
     check_price(machines_of(ctx, row))
     if is_rented(provisioner):
         ctx.out.say("not yet protected: keep this computer on until the nodes are ready")
-    with ctx.progress.during(f"waiting for {row.name}", request.timeout_min * 60, whose=Whose.PROVIDER):
+    with ctx.progress.during(f"waiting for {row.name}", row.queue_s + request.timeout_min * 60, whose=Whose.PROVIDER):
         session = wait_ready(ctx, provisioner, row, request, check_price)
     try:
         ctx.ensure_guard(row)

@@ -234,13 +234,14 @@ class Resource:
     - `machines`, of what is no machine: how many it stands for (a provider's own cluster). `create` may leave them out
       until their provider has numbered them; `list_owned` then has them by their marks, and gpuops waits for that.
     - `queued`: True while it waits at its provider for its turn, which is no part of the time to get ready.
+    - `left`: True of one that has ended, and whose node's files are there all the same, beside it (`inside_modes`).
     - `ends`: when it ends by itself, whatever the lease says (UTC seconds), once it is ready.
     - `phase`: what it is at until it is ready, in words; `hopeless`: why it will never be; `stopped`: True where that
       lies with the machine and not with its image, so that another one may do. `hopeless` says nothing of a node that
       is `running`.
 
-    `queued`, `phase`, `hopeless`, `stopped`, `reclaimed`, `by` and `why_ended` are of the present: what `describe` leaves out
-    is no longer so. Of all else what was known stays.
+    `queued`, `phase`, `hopeless`, `stopped`, `reclaimed`, `by` and `why_ended` are of the present: what `describe`
+    leaves out is no longer so. Of all else what was known stays.
     """
 
     kind: str

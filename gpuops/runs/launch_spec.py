@@ -27,9 +27,9 @@ JOIN_TIMEOUT_S = 300
 SCRUB = (
     "PET_", "MASTER_", "TORCHELASTIC_", "RANK", "LOCAL_RANK", "NODE_RANK", "GROUP_RANK", "ROLE_RANK", "ROLE_NAME",
     "WORLD_SIZE", "LOCAL_WORLD_SIZE", "GROUP_WORLD_SIZE", "ROLE_WORLD_SIZE", "GPUOPS_HOST_KEY", "RUNPOD_API_KEY",
-    "SLURM_", "PBS_", "PMI_", "PMIX_",
+    "SLURM_", "SLURMD_", "PBS_", "PMI_", "PMIX_",
 )  # fmt: skip
-"""What a provider's image or an outer launcher may have set, and torchrun would believe; what a batch system says of its
+"""What a provider's image or an outer launcher may have set, and torchrun would believe; what a batch system says of a
 job, by which Lightning and MPI would take the ranks for theirs; and the machine's own keys."""
 
 IDENTITY = re.compile(

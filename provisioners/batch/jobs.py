@@ -105,11 +105,12 @@ def _present(node: NodeRecord, job: Job | None, inside: Inside, now: float) -> t
     """A node's state, and what `Resource.data` says of it besides."""
     if job is None or job.state is JobState.OVER:
         why = job.why_over if job else ""
-        return ResourceState.ENDED, {"why_ended": why, **({"reclaimed": True} if job and job.preempted else {})}
+        ended = {"why_ended": why, "left": node.held is not None}
+        return ResourceState.ENDED, ended | ({"reclaimed": True} if job and job.preempted else {})
     if job.state is JobState.QUEUED:
         return ResourceState.STARTING, {"queued": True, "phase": job.phase, "hopeless": job.hopeless}
     if node.state is ResourceState.ENDED:
-        return ResourceState.ENDED, {}
+        return ResourceState.ENDED, {"left": True}
     if node.held is None:
         return ResourceState.STARTING, {"phase": "its job has begun"}
     ends = {} if job.left_s is None else {"ends": now + job.left_s - END_MARGIN_S}

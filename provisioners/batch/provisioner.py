@@ -270,7 +270,7 @@ class BatchProvisioner(ABC):
                 self.logins.ask(login, ["rm", "-f", files[-1]])
                 agent.end_node(str(resource.data["folder"]))
         if files and known is not None and not self._look_anew(login).resources:
-            self._forget_unused(login, known)
+            self.logins.book.remove_unchanged(login.name, known)
 
     def _tidy(self, login: LoginNode) -> None:
         """Remove what a crashed command has left where nothing of ours is."""
@@ -280,15 +280,10 @@ class BatchProvisioner(ABC):
         if known is not None and self.context.clock.now() - known.written_at > ABANDONED_S:
             with suppress(GpuopsError):  # it stays in the book, and the next list tries again
                 bootstrap.remove_agent(self.logins.connection(login), login.root)
-                self._forget_unused(login, known)
-
-    def _forget_unused(self, login: LoginNode, known: Any) -> None:
-        self.logins.book.remove_unchanged(login.name, known)
-        with suppress(OSError):
-            self.logins.accepted.forget(login.name)
+                self.logins.book.remove_unchanged(login.name, known)
 
     def forget(self, region: str) -> bool:
-        """A login node is gone for good."""
+        """A login node is gone for good, or was set up anew. Until then the key that was accepted for it stays so."""
         was_accepted = self.logins.accepted.forget(region)
         return self.logins.book.remove(region) or was_accepted
 

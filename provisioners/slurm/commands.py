@@ -33,6 +33,13 @@ scontrol show config | sed -n 's/^KillWait *= *\([0-9]*\).*/killwait|\1/p'
 ASSOCIATIONS = "sacctmgr -nP show assoc user=$(id -un) format=account,partition,qos 2>/dev/null"
 JOBS = """TZ=UTC SLURM_TIME_FORMAT=standard squeue -u "$(id -un)" -t all -h -o '%i|%j|%T|%D|%L|%S|%r' """
 """`-t all`: what has ended is still known for some minutes (MinJobAge)."""
+STEP = """job=$1 step=$2
+shift 2
+found=$(squeue -h -j "$job" -o %i 2>&1) || case $found in *"Invalid job id"*) found= ;; esac
+[ -n "$found" ] || exec "$@" --left
+eval "exec $step" '"$@"'
+"""
+"""A controller that does not answer says nothing of a job."""
 WALLTIME_WARNING_S = 60
 WAITING = frozenset({"PENDING", "REQUEUED", "REQUEUE_HOLD", "SPECIAL_EXIT", "REQUEUE_FED", "RESV_DEL_HOLD"})
 OVER = frozenset({
@@ -77,8 +84,10 @@ def job_script(submission: Submission, python: str) -> str:
 
 
 def step_words(job: str, node: str) -> list[str]:
-    """Starts a program on a node of a job beside the step that holds it, sharing what that has."""
-    return ["srun", f"--jobid={job}", "--overlap", "--quiet", "-N1", "-n1", "-w", node, "--gres=none", "--mpi=none"]
+    """Starts a program on a node of a job, beside the step that holds it and sharing what that has; once the job is
+    over, here on the login node, which it is told."""
+    step = ["srun", f"--jobid={job}", "--overlap", "--quiet", "-N1", "-n1", "-w", node, "--gres=none", "--mpi=none"]
+    return ["sh", "-c", STEP, "sh", job, shlex.join(step)]
 
 
 def parse_jobs(text: str, prefix: str, now: float) -> list[Job]:
@@ -111,9 +120,10 @@ def _parse_job(fields: Sequence[str], mark: str, token: str, now: float) -> Job:
 
 def describe_wait(reason: str, start: float | None, now: float) -> str:
     """`queued: Priority, starts about 14:20`."""
-    first = reason.split(",")[0].strip("() ") or "no reason given"
-    first = f"{first} (a limit of yours or of your group)" if OWN_LIMIT.fullmatch(first) else first
-    return f"queued: {first}" + (f", starts about {clock_time(start, now)}" if start and start > now else "")
+    first = reason.split(",")[0].strip("() ")
+    why = f": {first}" if first not in ("", "None") else ""
+    why += " (a limit of yours or of your group)" if OWN_LIMIT.fullmatch(first) else ""
+    return f"queued{why}" + (f", starts about {clock_time(start, now)}" if start and start > now else "")
 
 
 def explain_never(reason: str) -> str:

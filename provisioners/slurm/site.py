@@ -97,7 +97,7 @@ def _walltime(wishes: Wishes, partition: Partition) -> float:
     wanted = max(1.0, round(wishes.hours * 60)) * 60
     if partition.max_s is not None and wanted > partition.max_s:
         raise Rejected(
-            f"partition {partition.name} gives a job {span(partition.max_s)} at most, --max-hours asks for {span(wanted)}",
+            f"partition {partition.name} gives a job {span(partition.max_s)}, and --max-hours is {span(wanted)}",
             f"--max-hours {partition.max_s / 3600:g}, or another --partition",
         )
     return wanted
@@ -108,6 +108,12 @@ def _fitting_nodes(wishes: Wishes, site: Site, partition: str) -> list[NodeKind]
     nodes = [node for node in site.nodes if node.partition == partition]
     if wishes.gpu_type:
         nodes = [node for node in nodes if wishes.gpu_type in node.gpu_types]
+        if not nodes:
+            types = sorted({kind for node in site.nodes for kind in node.gpu_types})
+            raise Rejected(
+                f"no node of partition {partition} has a GPU that Slurm calls {wishes.gpu_type}",
+                f"types here: {', '.join(types) or 'none is told, leave out --gpu-type'}",
+            )
     feature = wishes.words.get("constraint", "")
     return [node for node in nodes if feature in node.features] or nodes if feature else nodes
 
@@ -150,7 +156,10 @@ def explain_refusal(text: str, wishes: Wishes, site: Site, associations: str) ->
             f"there are: {', '.join(known) or 'no features at all'}",
         )
     if "reservation" in said:
-        return Rejected(f"reservation {words.get('reservation', '')} cannot be used", "scontrol show reservation")
+        return Rejected(
+            f"reservation {words.get('reservation', '')} cannot be used",
+            "see which there are: scontrol show reservation",
+        )
     if "configuration is not available" in said or "node count" in said or "more processors" in said:
         partition = site.partition_of(wishes).name
         return NoCapacity(
@@ -165,7 +174,7 @@ def explain_refusal(text: str, wishes: Wishes, site: Site, associations: str) ->
 
 
 def _last_line(text: str) -> str:
-    lines = [line.strip() for line in text.splitlines() if line.strip()]
+    lines = [line.strip() for line in text.splitlines() if line.strip() and "--help" not in line]
     return (
         lines[-1].removeprefix("sbatch: error: ").removeprefix("allocation failure: ") if lines else "it says nothing"
     )

@@ -1,8 +1,8 @@
 """Mode `hold`: the node is one machine of a batch job, whose share of the job lives as long as this process does.
 
-A batch system ends what a job's own process has left behind, and starts that process on each machine of the job. So the
-watchdog has a parent here that stays in the foreground: it ends when the watchdog does, which ends the job with its last
-machine, and the watchdog ends with it. The batch system signals this process alone, before it takes the machine back:
+A batch system ends what a job's own process has left behind, and starts that process on each machine of the job. So
+the watchdog has a parent here that stays in the foreground: it ends when the watchdog does, which ends the job with its
+last machine, and the watchdog ends with it. The batch system signals this process before it takes the machine back:
 that becomes a preemption notice, and the node ends once its run has stopped.
 
 The folders are made on the login node, before the job is submitted (`--prepare`); all machines share that home. What a
@@ -39,7 +39,7 @@ WALLTIME_WARNING_S = 60.0
 """How long a job still has when SIGUSR1 comes."""
 KILL_WAIT_S = 30.0
 """How long it has after SIGTERM, where node.json does not say."""
-FAREWELL_S = 3.0
+FAREWELL_S = 1.0
 """Time for clients to hear how the run ended that such a signal has stopped."""
 
 

@@ -125,7 +125,8 @@ class Watchdog:
         self._end_all()
         wait_s = 0.0
         while True:
-            terminated = signal.SIGTERM in self._wake.wait(wait_s)
+            # Some batch systems signal every process of a job that ends: what holds the machine decides then.
+            terminated = signal.SIGTERM in self._wake.wait(wait_s) and not os.path.exists(HOLDER)
             self._keep_agent_running()
             end = self._next_end()
             if terminated or self._has_ended():

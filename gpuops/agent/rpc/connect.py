@@ -8,18 +8,17 @@ from __future__ import annotations
 import io
 import json
 import os
+import signal
 import socket
 import sys
 import threading
 import time
 from typing import Any, Sequence
 
-from gpuops.agent.node import Node, Refusal, local_path, parse_node, read_json
+from gpuops.agent.node import LOCAL, SOCKET, Node, Refusal, local_path, parse_node, read_json
 from gpuops.agent.processes import is_living
 from gpuops.agent.wire_format import MAGIC, Whole
 
-SOCKET = "agent.sock"
-"""Relative on purpose, as `local_path` gives it: the path of a Unix socket may have 107 bytes, and a node's folder may have more."""
 RESTART_LIMIT_S = 30.0
 """Time that a new agent may take to answer after its predecessor died."""
 RETRY_INTERVAL_S = 0.1
@@ -55,19 +54,42 @@ def ask(verb: str, args: dict[str, Any], limit_s: float) -> dict[str, Any]:
 
 
 def main(_mode: str, arguments: Sequence[str]) -> int:
-    """`--node DIR`: print MAGIC, then pass bytes both ways until either side ends."""
-    node, _ = parse_node(arguments)
-    connection = reach(node)
+    """`--node DIR`: print MAGIC, then pass bytes both ways until either side ends. What a batch job has left in
+    its folder is served from here, where the node has ended, or by `--left` its machine has."""
+    node, rest = parse_node(arguments)
+    is_jobs = os.path.islink(node.path(LOCAL))
+    if "--left" in rest or (is_jobs and os.path.exists(node.path("ended.json"))):
+        connection = _serve_left(node)
+    else:
+        connection = reach(node)
+        if is_jobs:
+            signal.signal(signal.SIGTERM, signal.SIG_IGN)  # sent to all of a job that ends, whose client is to hear why
     threading.Thread(target=_to_agent, args=(connection,), daemon=True).start()
     return _to_client(connection)
 
 
-def reach(node: Node) -> socket.socket:
-    """Connect to the node's agent, which may be restarting. Raises Refusal(`no-node`, `ended`, `no-agent`)."""
+def _serve_left(node: Node) -> socket.socket:
+    """A conversation with this very process. Raises Refusal(`no-node`)."""
+    from gpuops.agent.rpc.server import READING, Conversation
+    from gpuops.agent.run.result import settle_lost_runs
+
+    _enter(node)
+    settle_lost_runs(node)
+    ours, its = socket.socketpair()
+    threading.Thread(target=Conversation(node, its, READING).listen, daemon=True).start()
+    return ours
+
+
+def _enter(node: Node) -> None:
     try:
         os.chdir(node.dir)
     except OSError:
         raise Refusal("no-node", f"there is no node in {node.dir}", "it was removed, or never started") from None
+
+
+def reach(node: Node) -> socket.socket:
+    """Connect to the node's agent, which may be restarting. Raises Refusal(`no-node`, `ended`, `no-agent`)."""
+    _enter(node)
     deadline = time.monotonic() + RESTART_LIMIT_S
     while True:
         refuse_ended(node)

@@ -15,11 +15,10 @@ import socket
 import threading
 import time
 import traceback
-from typing import Any, Callable, Dict
+from typing import Any, Callable, Collection, Dict
 
 from gpuops.agent.client_activity import connected, note_heard
-from gpuops.agent.node import Cancelled, Emit, Node, Refusal, local_path, log
-from gpuops.agent.rpc.connect import SOCKET
+from gpuops.agent.node import SOCKET, Cancelled, Emit, Node, Refusal, local_path, log, read_json
 
 Verb = Callable[[Node, Dict[str, Any], Emit], Dict[str, Any]]
 
@@ -51,6 +50,8 @@ VERBS = {
     "lease": "lease_clock:lease",
 }
 """Module and function of each verb, imported with its first request."""
+READING = frozenset({"ping", "run", "tail", "outs", "sums", "made", "stop", "home"})
+"""Verbs that need nothing but the node's files."""
 ACTIVITY = frozenset({"python", "setup", "plan", "commit", "discard", "start", "home"})
 """Verbs that are a sign of use, at their start and with every item."""
 MAX_WAITING_CONNECTIONS = 64
@@ -108,10 +109,12 @@ def accept_connection(listener: socket.socket, sleep: Callable[[float], None] = 
 
 
 class Conversation:
-    """One client, which may disconnect after any byte that it sends or receives."""
+    """One client, which may disconnect after any byte that it sends or receives. `verbs`: those of a node that has
+    ended; None: all."""
 
-    def __init__(self, node: Node, connection: socket.socket) -> None:
+    def __init__(self, node: Node, connection: socket.socket, verbs: Collection[str] | None = None) -> None:
         self._node = node
+        self._verbs = verbs
         self._socket = connection
         self._write = threading.Lock()
         self._open: dict[Any, threading.Event] = {}
@@ -166,6 +169,9 @@ class Conversation:
         self._open.pop(request, None)
 
     def _call(self, request: Any, verb: str, args: dict[str, Any]) -> dict[str, Any]:
+        if self._verbs is not None and verb not in self._verbs:
+            why = (read_json("ended.json") or {}).get("why") or "its job is over"
+            raise Refusal("ended", f"this node has ended: {why}", "start a new one")
         cancelled = self._open[request]
         is_use = verb in ACTIVITY
 

@@ -1,7 +1,7 @@
 """Preemption notices: the provider announces on the machine itself that it takes the machine back, or may soon.
 
-`node.json` says where to ask: `"notices": {"kind": "ec2", "url": …}`, with `every_s` for another interval than 5 s. On a
-machine of a batch job (`daemon.hold_command`) a file tells it.
+`node.json` says where to ask: `"notices": {"kind": "ec2", "url": …}`, with `every_s` for another interval than 5 s. On
+a machine of a batch job (`daemon.hold_command`) a file tells it.
 A thread polls the service while a run is on. A service that does not answer is no failure.
 """
 
@@ -28,7 +28,7 @@ UPLOAD_RESERVE_S = 40.0
 NOTICE_FILE = "notice.json"
 """`{"by", "at"}`, in a machine's own folder (`node.LOCAL`)."""
 JOB_POLL_INTERVAL_S = 0.5
-JOB_RESERVE_S = 3.0
+JOB_RESERVE_S = 1.0
 """The results of a batch job lie on a disk that stays, so that the run needs only the time to end."""
 TOKEN_LIFETIME_S = 21600
 TOKEN_RENEWAL_S = TOKEN_LIFETIME_S / 2

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import shutil
 from collections.abc import Sequence
 from pathlib import Path
@@ -24,7 +25,7 @@ StateSaveLocation=/run/slurm/state
 SlurmdSpoolDir=/run/slurm/spool
 SlurmctldPidFile=/run/slurm/slurmctld.pid
 SlurmdPidFile=/run/slurm/slurmd.pid
-ProctrackType=proctrack/linuxproc
+ProctrackType=proctrack/@PROCTRACK
 TaskPlugin=task/none
 SwitchType=switch/none
 MpiDefault=none
@@ -48,12 +49,22 @@ START = """
 mkdir -p /run/slurm/state /run/slurm/spool /run/munge /etc/slurm
 printf '%s' "$1" >/etc/slurm/slurm.conf
 printf '%s' "$2" >/etc/slurm/gres.conf
-echo CgroupPlugin=cgroup/v1 >/etc/slurm/cgroup.conf # slurmd looks for one mounted, though nothing here uses it
+echo CgroupPlugin=cgroup/v1 >/etc/slurm/cgroup.conf
+if [ "$3" ]; then # a part of this machine's hierarchy, so that jobs of the same number on two hosts are not one
+    mount -t tmpfs tmpfs /sys/fs/cgroup
+    mkdir /sys/fs/cgroup/freezer /run/freezer
+    mount -t cgroup -o freezer freezer /run/freezer
+    mkdir "/run/freezer/$3"
+    mount --bind "/run/freezer/$3" /sys/fs/cgroup/freezer
+fi
 printf '%01024d' 7 >/run/munge/key; chmod 600 /run/munge/key
 for gpu in 0 1 2 3; do mknod "/run/gpu$gpu" c 1 3; done
 munged --key-file /run/munge/key --socket /run/munge/munge.socket.2 --pid-file /run/munge/pid \\
     --log-file /run/munge/log --seed-file /run/munge/seed
 """
+
+
+GROUPS = f"/run/freezer/gpuops-lab-{os.getpid()}-*"
 
 
 def why_no_slurm() -> str | None:
@@ -64,9 +75,11 @@ def why_no_slurm() -> str | None:
 
 
 class Slurm:
-    """Up, with all nodes idle, once it is made. `home`: the folder that all hosts have as /root."""
+    """Up, with all nodes idle, once it is made. `home`: the folder that all hosts have as /root. `proctrack`: by which
+    it knows a job's processes; `cgroup`, as most sites, takes a kernel with the first version of these."""
 
-    def __init__(self, lab: Lab, home: Path) -> None:
+    def __init__(self, lab: Lab, home: Path, proctrack: str = "cgroup") -> None:
+        self._proctrack = proctrack
         self.login = lab.host("login", home=home)
         self.nodes = [lab.host(name, home=home) for name in NODES]
         for host in self.hosts:
@@ -78,9 +91,18 @@ class Slurm:
         return [self.login, *self.nodes]
 
     def _start(self, host: Host) -> None:
-        host.run(["bash", "-euc", START, "start", CONFIG, GRES], check=True)
+        group = f"gpuops-lab-{os.getpid()}-{host.name}" if self._proctrack == "cgroup" else ""
+        config = CONFIG.replace("@PROCTRACK", self._proctrack)
+        host.run(["bash", "-euc", START, "start", config, GRES, group], check=True)
         daemon = "slurmctld" if host is self.login else "slurmd"
         host.run([daemon, "-L", f"/run/slurm/{daemon}.log"], check=True)
+
+    def close(self) -> None:
+        """End all jobs, and remove what the kernel would keep of them."""
+        self.login.run(["scancel", "--full", "--signal=KILL", "--user=root"])
+        for host in self.nodes:
+            host.run(["pkill", "-KILL", "slurm"])  # of this host's own processes
+            host.run(["find", "/run/freezer", "-mindepth", "1", "-depth", "-type", "d", "-path", GROUPS, "-delete"])
 
     def ask(self, *argv: str) -> list[str]:
         """What a command on the login node prints, by lines."""
