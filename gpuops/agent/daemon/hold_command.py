@@ -24,10 +24,10 @@ from typing import Any, Sequence
 from gpuops.agent import processes
 from gpuops.agent.daemon.init_command import prepare_node, refuse_foreign, start_watchdog
 from gpuops.agent.daemon.main import UNWATCHED_LIMIT_S
-from gpuops.agent.daemon.watchdog import HOLDER, Wake, record_process
+from gpuops.agent.daemon.watchdog import Wake, record_process
 from gpuops.agent.lease_clock import is_run_live
 from gpuops.agent.node import LOCAL, Node, Refusal, log, parse_options, read_json, remove_file, write_json
-from gpuops.agent.rpc.connect import is_watched
+from gpuops.agent.rpc.connect import HOLDER, is_watched
 from gpuops.agent.run.preemption_notices import NOTICE_FILE
 from gpuops.agent.run_files import run_markers
 

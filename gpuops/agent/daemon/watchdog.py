@@ -25,17 +25,14 @@ from gpuops.agent.node import (
     open_append,
     parse_node,
     program_argv,
-    read_json,
     write_json,
 )
-from gpuops.agent.processes import find_process, is_living
+from gpuops.agent.processes import find_process
 from gpuops.agent.result_storage import end_after_upload
 from gpuops.agent.result_storage.wait_for_download import HeldRuns
-from gpuops.agent.rpc.connect import ask
+from gpuops.agent.rpc.connect import HOLDER, HOLDER_KILLED, ask, is_holder_gone
 from gpuops.agent.run_files import run_markers
 
-HOLDER = "hold.json"
-"""Records the process that holds this machine for a batch job (`daemon.hold_command`)."""
 LEASE_CHECK_INTERVAL_S = 2.0
 """Time between two checks of the lease: an end comes this much late at most."""
 LEAVE_LIMIT_S = 90.0
@@ -136,9 +133,9 @@ class Watchdog:
                 self._end_processes("end", "the node whose machine this one shares has ended", "now")
                 self._note_end("the node whose machine it shared has ended")
                 return
-            if self._is_holder_gone():
-                self._end_processes("end", "what held this machine for its batch job was killed", "now")
-                self._note_end("what held this machine for its batch job was killed")
+            if is_holder_gone(self._node):
+                self._end_processes("end", HOLDER_KILLED, "now")
+                self._note_end(HOLDER_KILLED)
                 return
             if self._is_removed():
                 self._end_node("its folder was removed")
@@ -203,11 +200,6 @@ class Watchdog:
         if host is None:
             return False
         return os.path.exists(host.path("ended.json")) or not os.path.exists(host.path("node.json"))
-
-    def _is_holder_gone(self) -> bool:
-        """Whether this machine is a batch job's, and no process holds it any more: nobody else may end what is here."""
-        holder = read_json(HOLDER)
-        return bool(holder) and not is_living(holder["pid"], holder["start"])
 
     def _keep_agent_running(self) -> None:
         processes.reap_orphans()

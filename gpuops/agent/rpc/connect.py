@@ -15,10 +15,13 @@ import threading
 import time
 from typing import Any, Sequence
 
-from gpuops.agent.node import LOCAL, SOCKET, Node, Refusal, local_path, parse_node, read_json
+from gpuops.agent.node import LOCAL, SOCKET, Node, Refusal, local_path, parse_node, read_json, write_json
 from gpuops.agent.processes import is_living
 from gpuops.agent.wire_format import MAGIC, Whole
 
+HOLDER = "hold.json"
+"""Records the process that holds this machine for a batch job (`daemon.hold_command`)."""
+HOLDER_KILLED = "what held this machine for its batch job was killed"
 RESTART_LIMIT_S = 30.0
 """Time that a new agent may take to answer after its predecessor died."""
 RETRY_INTERVAL_S = 0.1
@@ -58,8 +61,10 @@ def main(_mode: str, arguments: Sequence[str]) -> int:
     its folder is served from here, where the node has ended, or by `--left` its machine has."""
     node, rest = parse_node(arguments)
     is_jobs = os.path.islink(node.path(LOCAL))
-    if "--left" in rest or (is_jobs and os.path.exists(node.path("ended.json"))):
-        connection = _serve_left(node)
+    if "--left" in rest:
+        connection = _serve_left(node, "its job is over")
+    elif is_jobs and (os.path.exists(node.path("ended.json")) or is_holder_gone(node)):
+        connection = _serve_left(node, HOLDER_KILLED)
     else:
         connection = reach(node)
         if is_jobs:
@@ -68,12 +73,14 @@ def main(_mode: str, arguments: Sequence[str]) -> int:
     return _to_client(connection)
 
 
-def _serve_left(node: Node) -> socket.socket:
-    """A conversation with this very process. Raises Refusal(`no-node`)."""
+def _serve_left(node: Node, why: str) -> socket.socket:
+    """A conversation with this very process; `why` the node has ended, unless it says so. Raises Refusal(`no-node`)."""
     from gpuops.agent.rpc.server import READING, Conversation
     from gpuops.agent.run.result import settle_lost_runs
 
     _enter(node)
+    if not os.path.exists("ended.json"):
+        write_json("ended.json", {"at": time.time(), "why": why})
     settle_lost_runs(node)
     ours, its = socket.socketpair()
     threading.Thread(target=Conversation(node, its, READING).listen, daemon=True).start()
@@ -108,6 +115,12 @@ def refuse_ended(node: Node) -> None:
     ended = read_json(node.path("ended.json"))
     if ended:
         raise Refusal("ended", f"this node has ended: {ended.get('why', '')}", "start a new one")
+
+
+def is_holder_gone(node: Node) -> bool:
+    """Whether this machine is a batch job's, and no process holds it any more: nobody else may end what is here."""
+    holder = read_json(node.path(HOLDER))
+    return bool(holder) and not is_living(holder["pid"], holder["start"])
 
 
 def is_watched(node: Node) -> bool:
