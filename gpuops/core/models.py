@@ -209,7 +209,8 @@ class Resource:
 
     - `inside`: where the node is within what `connection` reaches, the words of a command there that starts a program
       in it, before the program's own: `["docker", "exec", "-i", NAME]`. `inside_modes`: the agent's modes that are
-      started so, where all else runs beside, on the same files (a batch system's login node).
+      started so, where all else runs beside, on the same files (a batch system's login node). `inside_shell` and
+      `inside_terminal`: the same for a person's command, without and with a terminal.
 
     By `ssh` also `target`: how to log in, as `gpuops.transport.ssh.Target.document` gives it (`host`, `port`,
     `user`, `identities` as paths on this computer, `host_keys` as `ssh-ed25519 AAAA…`; without a host

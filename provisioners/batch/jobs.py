@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from enum import Enum
 from pathlib import Path
@@ -59,8 +59,9 @@ def output_file(login: LoginNode, name: str) -> str:
     return f"{login.root}/agent/{name}.out"
 
 
-Inside = Callable[[Job, str], Sequence[str]]
-"""The command on the login node that starts a program on a machine of a job; its second argument is the machine."""
+Inside = Callable[[Job, str], Mapping[str, Sequence[str]]]
+"""The commands on the login node that start a program on a machine of a job, by their names in `Resource.data`; its
+second argument is the machine."""
 
 
 def job_resource(job: Job, login: LoginNode, ssh_folder: Path) -> Resource:
@@ -114,7 +115,7 @@ def _present(node: NodeRecord, job: Job | None, inside: Inside, now: float) -> t
     if node.held is None:
         return ResourceState.STARTING, {"phase": "its job has begun"}
     ends = {} if job.left_s is None else {"ends": now + job.left_s - END_MARGIN_S}
-    return ResourceState.RUNNING, {"inside": list(inside(job, node.held)), "inside_modes": ["connect"], **ends}
+    return ResourceState.RUNNING, {**inside(job, node.held), "inside_modes": ["connect"], **ends}
 
 
 def job_of(node: NodeRecord, jobs: Sequence[Job]) -> Job | None:

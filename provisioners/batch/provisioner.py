@@ -92,8 +92,8 @@ class BatchProvisioner(ABC):
         """End jobs by their names; gone already is success. Raises ProviderError."""
 
     @abstractmethod
-    def inside(self, job: Job, host: str) -> Sequence[str]:
-        """The command on the login node that starts a program on a machine of a job."""
+    def inside(self, job: Job, host: str) -> Mapping[str, Sequence[str]]:
+        """The commands on the login node that start a program on a machine of a job: see `jobs.Inside`."""
 
     # Making.
 

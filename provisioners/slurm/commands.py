@@ -86,8 +86,12 @@ def job_script(submission: Submission, python: str) -> str:
 def step_words(job: str, node: str) -> list[str]:
     """Starts a program on a node of a job, beside the step that holds it and sharing what that has; once the job is
     over, here on the login node, which it is told."""
-    step = ["srun", f"--jobid={job}", "--overlap", "--quiet", "-N1", "-n1", "-w", node, "--gres=none", "--mpi=none"]
-    return ["sh", "-c", STEP, "sh", job, shlex.join(step)]
+    return ["sh", "-c", STEP, "sh", job, shlex.join([*shell_words(job, node), "--gres=none"])]
+
+
+def shell_words(job: str, node: str) -> list[str]:
+    """Starts a person's command on a node of a job, who is to see its GPUs."""
+    return ["srun", f"--jobid={job}", "--overlap", "--quiet", "-N1", "-n1", "-w", node, "--mpi=none"]
 
 
 def parse_jobs(text: str, prefix: str, now: float) -> list[Job]:

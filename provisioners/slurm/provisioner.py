@@ -124,5 +124,10 @@ class SlurmProvisioner(BatchProvisioner):
             if answer.code:
                 raise Unknown(f"Slurm did not cancel {name}: {answer.last_line}", "try again in a minute")
 
-    def inside(self, job: Job, host: str) -> Sequence[str]:
-        return self.logins.words(commands.step_words(job.id, host))
+    def inside(self, job: Job, host: str) -> Mapping[str, Sequence[str]]:
+        shell = commands.shell_words(job.id, host)
+        return {
+            "inside": self.logins.words(commands.step_words(job.id, host)),
+            "inside_shell": self.logins.words(shell),
+            "inside_terminal": self.logins.words([*shell, "--pty"]),
+        }

@@ -79,6 +79,7 @@ class Slurm:
     it knows a job's processes; `cgroup`, as most sites, takes a kernel with the first version of these."""
 
     def __init__(self, lab: Lab, home: Path, proctrack: str = "cgroup") -> None:
+        self._home = home
         self._proctrack = proctrack
         self.login = lab.host("login", home=home)
         self.nodes = [lab.host(name, home=home) for name in NODES]
@@ -107,6 +108,14 @@ class Slurm:
     def ask(self, *argv: str) -> list[str]:
         """What a command on the login node prints, by lines."""
         return self.login.run(argv, check=True).stdout.splitlines()
+
+    def ours(self) -> list[str]:
+        """Command lines of what runs of ours on the nodes."""
+        return [line for host in self.nodes for line in host.processes() if ".gpuops-" in line]
+
+    def files(self) -> list[str]:
+        """What lies of ours in the home."""
+        return sorted(str(path) for path in self._home.glob(".gpuops-*"))
 
     def jobs(self) -> Sequence[str]:
         return self.ask("squeue", "-h", "-o", "%i %j %T")
