@@ -79,7 +79,7 @@ class Slurm:
     it knows a job's processes; `cgroup`, as most sites, takes a kernel with the first version of these."""
 
     def __init__(self, lab: Lab, home: Path, proctrack: str = "cgroup") -> None:
-        self._home = home
+        self.home = home
         self._proctrack = proctrack
         self.login = lab.host("login", home=home)
         self.nodes = [lab.host(name, home=home) for name in NODES]
@@ -115,7 +115,7 @@ class Slurm:
 
     def files(self) -> list[str]:
         """What lies of ours in the home."""
-        return sorted(str(path) for path in self._home.glob(".gpuops-*"))
+        return sorted(str(path) for path in self.home.glob(".gpuops-*"))
 
     def jobs(self) -> Sequence[str]:
         return self.ask("squeue", "-h", "-o", "%i %j %T")

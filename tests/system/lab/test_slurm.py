@@ -3,8 +3,11 @@ whatever becomes of the job, the laptop or what holds a machine. Nothing stays i
 
 from __future__ import annotations
 
+import shutil
 import signal
 import subprocess
+import sys
+from pathlib import Path
 
 import pytest
 
@@ -24,6 +27,7 @@ while not stop.exists() and not go.exists():
 pathlib.Path("snapshots").mkdir(exist_ok=True)
 pathlib.Path(f"snapshots/{rank}.txt").write_text("stopped" if stop.exists() else "done")
 """
+ROOT = Path(__file__).parents[3]
 NODES = ("--nodes", "2", "--gpus", "2")
 RUN = ("run", "--all-nodes")
 
@@ -135,6 +139,23 @@ def test_a_lost_laptop_finds_all_of_it_afterwards(user: Laptop, slurm: Slurm) ->
     assert done.returncode == 0, done.stderr
     assert results(user) == {"0.txt": "stopped", "1.txt": "stopped"}
     expect_nothing_left(user, slurm)
+
+
+def test_on_the_login_node_itself(slurm: Slurm) -> None:
+    """Without `--host`; the queue is asked as a process, and so are the nodes."""
+    for package in ("gpuops", "provisioners"):
+        shutil.copytree(ROOT / package, slurm.home / "src" / package, ignore=shutil.ignore_patterns("__pycache__"))
+    (slurm.home / "project").mkdir()
+    (slurm.home / "project" / "script.py").write_text(SCRIPT)
+    (slurm.home / "project" / "go").touch()
+    gpuops = ["env", "-C", "/root/project", "PYTHONPATH=/root/src", sys.executable, "-m", "gpuops"]
+    done = slurm.login.run([*gpuops, *RUN, "--on", "slurm", *NODES, "--", "python3", "script.py"])
+    assert done.returncode == 0, done.stderr
+    assert "rank 1 on c2 sees 0,1 []" in done.stdout
+    (result,) = slurm.home.glob("project/runs/*/out/snapshots/1.txt")
+    assert result.read_text() == "done"
+    until(lambda: not slurm.jobs() and not slurm.ours(), f"nothing is left, but {slurm.jobs()} {slurm.ours()}")
+    until(lambda: not slurm.files(), f"no file, but {slurm.files()}")
 
 
 def test_what_holds_a_machine_is_killed(user: Laptop, slurm: Slurm) -> None:
