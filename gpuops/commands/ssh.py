@@ -192,8 +192,9 @@ def forward(ctx: Context, row: ClusterRow, machine: Resource, node: int, port: i
     from gpuops.transport import ssh
 
     check_free(local_port)
+    there = machine.address if machine.data.get("inside_modes") else "127.0.0.1"  # beside the login node, or at it
     program, *rest = ssh.command_line(
-        ctx.home / "ssh", row.name, host_index(machine, node), (), forwards=(f"{local_port}:127.0.0.1:{port}",)
+        ctx.home / "ssh", row.name, host_index(machine, node), (), forwards=(f"{local_port}:{there}:{port}",)
     )
     url = f"http://127.0.0.1:{local_port}"
 
