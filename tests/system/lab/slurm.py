@@ -74,11 +74,17 @@ def why_no_slurm() -> str | None:
     return f"a Slurm cluster needs {', '.join(missing)} (Debian: {packages})" if missing else None
 
 
+def has_freezer() -> bool:
+    """Whether this kernel has the group of the first version by which Slurm knows a job's processes."""
+    mounts = Path("/proc/self/mounts").read_text()
+    return " cgroup " in mounts and "/freezer " in mounts
+
+
 class Slurm:
     """Up, with all nodes idle, once it is made. `home`: the folder that all hosts have as /root. `proctrack`: by which
     it knows a job's processes; `cgroup`, as most sites, takes a kernel with the first version of these."""
 
-    def __init__(self, lab: Lab, home: Path, proctrack: str = "cgroup") -> None:
+    def __init__(self, lab: Lab, home: Path, proctrack: str) -> None:
         self.home = home
         self._proctrack = proctrack
         self.login = lab.host("login", home=home)

@@ -17,7 +17,8 @@ from tests.system.lab.laptop import Laptop
 from tests.system.lab.slurm import Slurm
 
 SCRIPT = """
-import os, pathlib, time
+import os, pathlib, signal, time
+signal.signal(signal.SIGTERM, signal.SIG_IGN)  # without cgroups Slurm signals every process of a job at once
 rank = os.environ.get("RANK") or os.environ["GPUOPS_NODE"]
 outer = [name for name in os.environ if name.startswith(("SLURM", "PMI"))]
 print("rank", rank, "on", os.uname().nodename, "sees", os.environ.get("CUDA_VISIBLE_DEVICES"), outer, flush=True)
@@ -105,6 +106,20 @@ def test_a_job_that_can_never_run_is_not_waited_for(user: Laptop, slurm: Slurm) 
     done = user.run("up", "slurm", *place(user, slurm), *NODES, "--sbatch-arg=--hold")
     assert done.returncode == 4, done.stderr
     assert "Slurm will never start its job (JobHeldUser)" in done.stderr
+    expect_nothing_left(user, slurm)
+
+
+@pytest.mark.proof
+@pytest.mark.parametrize("slurm", ["linuxproc"], indirect=True)
+@pytest.mark.parametrize("what", ["job", "hold", "watchdog", "agent"])
+def test_without_cgroups_nothing_outlives_its_job(user: Laptop, slurm: Slurm, what: str) -> None:
+    run = begin(user, slurm)
+    if what == "job":
+        slurm.ask("scancel", slurm.jobs()[0].split()[0])
+    else:
+        slurm.nodes[1].run(["pkill", "-KILL", "-f", f"[.]pyz {what} "])
+    _, err = run.communicate(timeout=HANG_S)
+    assert run.returncode == 4, err
     expect_nothing_left(user, slurm)
 
 
