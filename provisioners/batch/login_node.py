@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import shutil
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -75,13 +76,14 @@ class Answer:
 class LoginNodes:
     """Each login node of this command, and those that something of ours may be at (`<home>/<provider>/hosts.json`)."""
 
-    def __init__(self, context: Context, provider: str, prelude: str) -> None:
-        """`prelude`: lines of shell before each command."""
+    def __init__(self, context: Context, provider: str, program: str, prelude: str) -> None:
+        """`program`: a command that this machine has where it is one; `prelude`: lines of shell before each command."""
         self.ssh_folder = context.home / "ssh"
         folder = context.home / provider
         self.book = HostBook(folder / "hosts.json", context.clock)
         self.accepted = AcceptedKeys(folder / "known_hosts")
         self._context = context
+        self._program = program
         self._prelude = prelude
         self._logins = Logins(self.ssh_folder, self.book, self.accepted)
 
@@ -115,10 +117,13 @@ class LoginNodes:
             for name in regions or self.book.names()
             if (host := self.book.get(name)) is not None
         ]
-        # What lies in the home of this machine needs no book.
-        if (HERE in regions or not regions) and Path(self._root(str(Path.home()))).is_dir():
+        if HERE in regions or (not regions and self._may_be_here()):
             found.append(self.log_in(Request("")))
         return found
+
+    def _may_be_here(self) -> bool:
+        """Whether this machine may have something of ours; its home says it, and no book."""
+        return shutil.which(self._program) is not None and Path(self._root(str(Path.home()))).is_dir()
 
     def record(self, login: LoginNode) -> None:
         """Note that something of ours will be there."""

@@ -69,14 +69,17 @@ class BatchProvisioner(ABC):
 
     contract = CONTRACT
     name: str
+    program: str
+    """A command of the batch system's, by which a login node is known."""
     prelude = ""
     settle_s = 30.0
     gone_s = 120.0
 
     def __init__(self, context: Context) -> None:
         self.context = context
-        self.logins = LoginNodes(context, self.name, self.prelude)
+        self.logins = LoginNodes(context, self.name, self.program, self.prelude)
         self._looks: dict[str, tuple[float, Look]] = {}
+        self._turns: dict[str, threading.Lock] = {}
         self._lock = threading.Lock()
 
     @abstractmethod
@@ -188,14 +191,15 @@ class BatchProvisioner(ABC):
     def last_words(self, resource: Resource) -> str:
         """The last lines that a node's job has written by itself."""
         login = self.logins.of(resource)
-        token = resource.token if resource.kind == JOB else job_token(resource.token)
-        file = output_file(login, job_name(f"{resource.name.rpartition('-')[0]}-job", token))
+        file = output_file(login, _job_name(resource))
         answer = as_provider_errors(lambda: self.logins.ask(login, ["tail", "-n", str(LAST_LINES), file]))
         return "" if answer.code else answer.text.strip()
 
     def _look(self, login: LoginNode) -> Look:
         """Jobs first: what is listed of nodes is as new as they are. Raises ProviderError."""
         with self._lock:
+            turn = self._turns.setdefault(login.name, threading.Lock())
+        with turn:
             at, look = self._looks.get(login.name, (0.0, None))
             if look is None or self.context.clock.monotonic() - at > LOOK_VALID_S:
                 look = self._look_anew(login)
@@ -234,8 +238,7 @@ class BatchProvisioner(ABC):
         return dataclasses.replace(machine, data={**machine.data, "why_ended": why})
 
     def _forget_look(self, name: str) -> None:
-        with self._lock:
-            self._looks.pop(name, None)
+        self._looks.pop(name, None)
 
     # Ending.
 
@@ -258,18 +261,14 @@ class BatchProvisioner(ABC):
 
     def _end(self, login: LoginNode, resources: Sequence[Resource]) -> None:
         known = self.logins.book.get(login.name)
-        jobs = {job.mark: job for job in self.list_jobs(login) if job.state is not JobState.OVER}
-        wanted = {_job_mark(resource): resource for resource in resources}
-        if names := sorted(job.name for mark, job in jobs.items() if mark in wanted):
+        active = {job.name for job in self.list_jobs(login) if job.state is not JobState.OVER}
+        if names := sorted(active & {_job_name(resource) for resource in resources}):
             self.cancel(login, names)
-        agent = self.logins.agent(login)
-        files = []
-        for resource in resources:
-            if resource.is_machine and _job_mark(resource) not in jobs:
-                files.append(output_file(login, job_name(_job_mark(resource), job_token(resource.token))))
-                self.logins.ask(login, ["rm", "-f", files[-1]])
-                agent.end_node(str(resource.data["folder"]))
-        if files and known is not None and not self._look_anew(login).resources:
+        over = [resource for resource in resources if resource.is_machine and _job_name(resource) not in active]
+        for resource in over:
+            self.logins.ask(login, ["rm", "-f", output_file(login, _job_name(resource))])
+            self.logins.agent(login).end_node(str(resource.data["folder"]))
+        if over and known is not None and not self._look_anew(login).resources:
             self.logins.book.remove_unchanged(login.name, known)
 
     def _tidy(self, login: LoginNode) -> None:
@@ -302,8 +301,11 @@ def _record(intent: Intent, index: int, folder: str) -> NodeRecord:
     )
 
 
-def _job_mark(resource: Resource) -> str:
-    return resource.name if resource.kind == JOB else f"{resource.name.rpartition('-')[0]}-job"
+def _job_name(resource: Resource) -> str:
+    """What a job, or that of a node, is called."""
+    if resource.kind == JOB:
+        return job_name(resource.name, resource.token)
+    return job_name(f"{resource.name.rpartition('-')[0]}-job", job_token(resource.token))
 
 
 def explain_output(text: str, login: str) -> str:

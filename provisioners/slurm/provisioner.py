@@ -23,6 +23,7 @@ JOB_ID = re.compile(r"^(\d+)(?:;\S*)?$", re.MULTILINE)
 
 class SlurmProvisioner(BatchProvisioner):
     name = "slurm"
+    program = "squeue"
     prelude = commands.PRELUDE
     capabilities: Mapping[str, bool | str] = {
         "multinode": True,
