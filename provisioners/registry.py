@@ -24,6 +24,7 @@ if TYPE_CHECKING:
 BUILT_IN = {
     "local": "provisioners.local:LocalProvisioner",
     "ssh": "provisioners.ssh:SshProvisioner",
+    "slurm": "provisioners.slurm:SlurmProvisioner",
     "runpod": "provisioners.runpod:RunpodProvisioner",
     "aws": "provisioners.aws:AwsProvisioner",
 }

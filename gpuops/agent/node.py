@@ -9,6 +9,8 @@
     lease.json  activity           until when we may live; the last sign of use (its mtime)
     watchdog.json  agent.json      {"pid", "start"} of the two processes
     watchdog.lock                  held by the one watchdog
+    hold.json  local               of a batch job's machine: the process that holds it, as above; link to a folder
+                                   there, with the lock, the socket and the notice that the machine is taken back
     live.json                      exists while a run is on: its name, start and boot
     over.json                      why the node may end early: {"why"}
     ended.json                     how the node's life ended: {"at", "why"}
@@ -33,6 +35,11 @@ import threading
 import time
 from typing import Any, BinaryIO, Callable, Dict, NamedTuple, Sequence
 
+LOCAL = "local"
+"""In a node's folder that lies on a shared disk: link to a folder of its machine's own."""
+SOCKET = "agent.sock"
+"""Relative on purpose, as `local_path` gives it: the path of a Unix socket may have 107 bytes, and a node's folder may
+have more."""
 Emit = Callable[[Dict[str, Any]], None]
 """Sends one item of a verb's answer to the client. Raises Cancelled."""
 BEAT_INTERVAL_S = 5.0
@@ -79,6 +86,11 @@ class NodeSettings(NamedTuple):
     rented: bool = False
     scratch: str | None = None
     """Our folder on the machine's local disk, if `init` found one to use (files.local_disk)."""
+
+
+def local_path(name: str) -> str:
+    """Where a socket or a lock lies, for a process in the node's folder: network file systems are bad at both."""
+    return os.path.join(LOCAL, name) if os.path.islink(LOCAL) else name
 
 
 class Node:

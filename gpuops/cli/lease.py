@@ -29,9 +29,10 @@ def lease(
     as_json: Json = False,
 ) -> None:
     from gpuops.clusters import selection
-    from gpuops.core.errors import NodeError
+    from gpuops.core.errors import NodeError, UsageError
+    from gpuops.core.format import clock_time
     from gpuops.core.models import Lease
-    from gpuops.nodes.session import open_session, send_lease
+    from gpuops.nodes.session import machines_of, open_session, send_lease
     from gpuops.offers import lease_limits
     from gpuops.offers.search import balance_shortfall
 
@@ -46,6 +47,12 @@ def lease(
         if ours == Lease():
             ctx.out.say(f"note: {row.name} had no end until now")
         ours = lease_limits.extend_lease(ours, by_s, now)
+        ends = lease_limits.machines_end(machines_of(ctx, row))
+        if ends is not None and (ours.hard_end or 0.0) > ends:
+            raise UsageError(
+                f"{row.name} was given its machines until {clock_time(ends, now)}, and no lease is longer than that",
+                "bring up another with a longer --max-hours",
+            )
         with closing(open_session(ctx, row, any_version=True)) as session:
             send_lease(session, ours, now)
         if not ctx.ledger.set_lease(row.id, ours):

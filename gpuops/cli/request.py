@@ -82,6 +82,7 @@ def machine_request(provider: str, flags: MachineFlags, options: Mapping[str, An
         max_price=flags.max_price,
         image=flags.image,
         timeout_min=flags.timeout or TIMEOUT_MIN,
+        max_hours=flags.max_hours,
         options=options,
         wait_s=None if flags.wait is None else parse_span(flags.wait),
     )

@@ -37,7 +37,7 @@ from gpuops.nodes import bootstrap
 from gpuops.nodes.session import ClusterSession, machines_of, send_lease
 from gpuops.offers import offer_table
 from gpuops.offers.billing_account import payer_record
-from gpuops.offers.lease_limits import LeaseLimits, until_offer_ends
+from gpuops.offers.lease_limits import LeaseLimits, within_life, within_offer
 from gpuops.offers.price_approval import PRICE_ROUNDING, PriceApproval
 from gpuops.offers.price_terms import Terms
 from gpuops.offers.refusals import Refusals
@@ -193,7 +193,7 @@ def bring_up(
         offer_table.show_offers(ctx, offers)
     if sentence := foreword(offers[0]):
         ctx.out.say(sentence)
-    terms = Terms(ctx, request, until_offer_ends(wish, offers[0]), rented, search, approval)
+    terms = Terms(ctx, request, within_offer(wish, offers[0]), rented, search, approval)
     terms.confirm_price(offers)
     agent, _ = bootstrap.build_agent(ctx.home / "cache")
     now = ctx.clock.now()
@@ -258,7 +258,7 @@ def _create_and_wait(
     check_price(machines_of(ctx, row))
     if is_rented(provisioner):
         ctx.out.say("not yet protected: keep this computer on until the nodes are ready")
-    with ctx.progress.during(f"waiting for {row.name}", request.timeout_min * 60, whose=Whose.PROVIDER):
+    with ctx.progress.during(f"waiting for {row.name}", row.queue_s + request.timeout_min * 60, whose=Whose.PROVIDER):
         session = wait_ready(ctx, provisioner, row, request, check_price)
     try:
         ctx.ensure_guard(row)
@@ -325,7 +325,7 @@ def _start_lease(ctx: Context, session: ClusterSession, terms: Terms, provisione
             "while it is on"
         )
     price = max(offer.per_hour, actual_price)
-    lease = terms.lease(price, now, since=session.row.created)
+    lease = within_life(terms.lease(price, now, since=session.row.created), session.machines)
     send_lease(session, lease, now)
     if not ctx.ledger.mark_up(session.row.id, lease, now):
         raise Interrupted(f"another command ends {session.row.name} while it is being created", "gpuops status")

@@ -68,16 +68,21 @@ def wait_ready(
     """
     clock = ctx.clock
     started = clock.monotonic()
-    deadline = started + min(request.timeout_min * 60, row.boot_deadline - clock.now())
-    is_timeout_shorter = deadline >= started + request.timeout_min * 60
+    timeout_s = request.timeout_min * 60
+    deadline = started + min(row.queue_s + timeout_s, row.boot_deadline - clock.now())
+    is_timeout_shorter = deadline >= started + timeout_s
     readiness = _Readiness(ctx, provisioner, row, request.nodes, check)
     poller = Poller.every(clock, POLL_SLOW_S, deadline)
+    was_queued = row.queue_s > 0
     for attempt in poller:
         if attempt.started - started < FAST_POLL_PERIOD_S:
             poller.retry_after(POLL_RENTED_S if is_rented(provisioner) else POLL_S)
         try:
             is_settled = attempt.started - started >= provisioner.settle_s
             session, why = readiness.attempt(is_settled=is_settled)
+            if was_queued and not readiness.is_queued:
+                poller.end_at(min(deadline, clock.monotonic() + timeout_s))
+            was_queued = readiness.is_queued
             if session:
                 return session
         except RateLimited as error:
@@ -95,7 +100,7 @@ def wait_ready(
             why = error.message
         ctx.progress.waits(why + _cost_so_far(ctx, row, readiness.machines))
     machine_log = _quote_machine_log(provisioner, machines_of(ctx, row) or readiness.machines)
-    flag = "--timeout" if is_timeout_shorter else "--max-cost"
+    flag = "--wait" if was_queued else "--timeout" if is_timeout_shorter else "--max-cost"
     raise NodeError(
         f"{row.name} was not ready after {span(clock.monotonic() - started)}: {why}{machine_log}",
         f"raise {flag} if it only needs longer",
@@ -126,6 +131,11 @@ class _Readiness:
         """Machines that their provider has known."""
         self._refused_until = math.inf
         """Until when a refused login may still be transient (monotonic); set by the first refusal."""
+
+    @property
+    def is_queued(self) -> bool:
+        """Whether a machine still waits for its turn."""
+        return any(machine.data.get("queued") for machine in self.machines)
 
     def attempt(self, *, is_settled: bool) -> tuple[ClusterSession | None, str]:
         """The session, or why there is none yet. `is_settled`: the provider lists all that it created by now."""

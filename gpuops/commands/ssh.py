@@ -123,7 +123,7 @@ def pick_node(ctx: Context, name: str | None, node: int, verb: str) -> tuple[Clu
 
 def open_shell(ctx: Context, row: ClusterRow, machine: Resource, node: int, command: Sequence[str]) -> int:
     """Open a shell on a node, or run one command, in the project's folder there. Returns its exit code."""
-    argv = node_command(row, machine, node, command)
+    argv = node_command(row, machine, node, command, terminal=needs_terminal(ctx, command))
     if machine.data.get("connection") == "process":
         return _run_foreground(argv)
     from gpuops.transport import ssh
@@ -134,17 +134,25 @@ def open_shell(ctx: Context, row: ClusterRow, machine: Resource, node: int, comm
 
 
 def node_command(
-    row: ClusterRow, machine: Resource, node: int, command: Sequence[str], *, merged: bool = False
+    row: ClusterRow,
+    machine: Resource,
+    node: int,
+    command: Sequence[str],
+    *,
+    merged: bool = False,
+    terminal: bool = False,
 ) -> list[str]:
     """The argv, on a node, of a command in the project's folder there; of a shell where there is no command.
 
     A single word with a blank or a sign of the shell is a line for `sh`. `merged`: its errors go where its output goes.
+    `terminal`: it has one.
     """
     folder = f"{machine.data['root']}/{row.name}/n{node}"
     if len(command) == 1 and SHELL_SIGNS.search(command[0]):
         command = ["sh", "-c", command[0]]
     script = (MERGED if merged else "") + (COMMAND if command else SHELL)
-    return ["sh", "-c", script, "sh", f"{folder}/project", f"{folder}/image.sh", *command]
+    inside = machine.data.get("inside_terminal" if terminal else "inside_shell") or ()
+    return [*inside, "sh", "-c", script, "sh", f"{folder}/project", f"{folder}/image.sh", *command]
 
 
 def needs_terminal(ctx: Context, command: Sequence[str]) -> bool:
@@ -184,8 +192,9 @@ def forward(ctx: Context, row: ClusterRow, machine: Resource, node: int, port: i
     from gpuops.transport import ssh
 
     check_free(local_port)
+    there = machine.address if machine.data.get("inside_modes") else "127.0.0.1"  # beside the login node, or at it
     program, *rest = ssh.command_line(
-        ctx.home / "ssh", row.name, host_index(machine, node), (), forwards=(f"{local_port}:127.0.0.1:{port}",)
+        ctx.home / "ssh", row.name, host_index(machine, node), (), forwards=(f"{local_port}:{there}:{port}",)
     )
     url = f"http://127.0.0.1:{local_port}"
 
@@ -244,6 +253,8 @@ def host_name_lines(ctx: Context, row: ClusterRow, machines: Sequence[Resource])
     """Sentences: how the nodes of a cluster are reached by plain `ssh` and by editors; none for local nodes."""
     if any(machine.data.get("connection") != "ssh" for machine in machines):
         return []
+    if any(machine.data.get("inside") for machine in machines):
+        return [f"log in: gpuops ssh {row.name}"]
     folder = ctx.home / "ssh"
     hosts = f"gpuops-{row.name}-0" + (f" to gpuops-{row.name}-{len(machines) - 1}" if len(machines) > 1 else "")
     include = _how_to_include(_read_user_config(), folder, row.name)

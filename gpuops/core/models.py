@@ -88,11 +88,13 @@ class Request:
     fits can be named."""
     image: str | None = None
     timeout_min: float = 20.0
+    max_hours: float | None = None
+    """For how long they are wanted at most. The core's lease keeps it; a provider may have to be told before."""
     options: Mapping[str, Any] = field(default_factory=dict)
     """The provider's own options (`Provisioner.options`), by name."""
     wait_s: float | None = None
     """How long the core searches while no offer is available. None: half an hour for replacements of preempted machines
-    (`search.REPLACEMENT_SEARCH_S`), else it does not wait."""
+    (`search.REPLACEMENT_SEARCH_S`), else it does not wait. Where machines are queued for: how long, else a day."""
 
 
 @dataclass(frozen=True)
@@ -146,11 +148,17 @@ class Offer:
     data: Mapping[str, Any] = field(default_factory=dict)
     """The provider's own, given back to `create`. The core reads, where it is there: `columns` (heading to text, for
     the table), `ends` (UTC seconds: when its machines end at the latest, whatever the lease says), `why`
-    (why the first is first), `place` (where its machines would be: once such were taken back, offers
+    (why the first is first), `queue_s` (how long its machines may be `queued`), `idle_min` (their idle end without
+    `--idle`), `place` (where its machines would be: once such were taken back, offers
     elsewhere come first) and `quota` (its name: where QuotaExceeded is raised for one offer, others under the same
     quota are not asked for, and the rest still are)."""
     notes: Sequence[str] = ()
     """Sentences the user should read before accepting (`2 nodes but 1 GPU: ranks run on CPU`)."""
+
+    @property
+    def queue_s(self) -> float:
+        """How long its machines may be `queued`."""
+        return float(self.data.get("queue_s") or 0.0)
 
     @property
     def per_hour(self) -> float:
@@ -200,7 +208,9 @@ class Resource:
       machine's cores, default 1, for nodes that share a machine.
 
     - `inside`: where the node is within what `connection` reaches, the words of a command there that starts a program
-      in it, before the program's own: `["docker", "exec", "-i", NAME]`.
+      in it, before the program's own: `["docker", "exec", "-i", NAME]`. `inside_modes`: the agent's modes that are
+      started so, where all else runs beside, on the same files (a batch system's login node). `inside_shell` and
+      `inside_terminal`: the same for a person's command, without and with a terminal.
 
     By `ssh` also `target`: how to log in, as `gpuops.transport.ssh.Target.document` gives it (`host`, `port`,
     `user`, `identities` as paths on this computer, `host_keys` as `ssh-ed25519 AAAA…`; without a host
@@ -224,12 +234,15 @@ class Resource:
     - `ends_itself`: False where this one cannot be trusted to, though its provider's others can.
     - `machines`, of what is no machine: how many it stands for (a provider's own cluster). `create` may leave them out
       until their provider has numbered them; `list_owned` then has them by their marks, and gpuops waits for that.
+    - `queued`: True while it waits at its provider for its turn, which is no part of the time to get ready.
+    - `left`: True of one that has ended, and whose node's files are there all the same, beside it (`inside_modes`).
+    - `ends`: when it ends by itself, whatever the lease says (UTC seconds), once it is ready.
     - `phase`: what it is at until it is ready, in words; `hopeless`: why it will never be; `stopped`: True where that
       lies with the machine and not with its image, so that another one may do. `hopeless` says nothing of a node that
       is `running`.
 
-    `phase`, `hopeless`, `stopped`, `reclaimed`, `by` and `why_ended` are of the present: what `describe` leaves out
-    is no longer so. Of all else what was known stays.
+    `queued`, `phase`, `hopeless`, `stopped`, `reclaimed`, `by` and `why_ended` are of the present: what `describe`
+    leaves out is no longer so. Of all else what was known stays.
     """
 
     kind: str

@@ -93,6 +93,10 @@ class Poller:
         poller._pauses = chain(others, repeat(pauses_s[-1]))
         return poller
 
+    def end_at(self, deadline: float) -> None:
+        """Another deadline, from the next pause on."""
+        self._deadline = deadline
+
     def retry_after(self, seconds: float | None) -> None:
         """The next pause alone, as a provider asks for it; None or 0: as it would be."""
         self._asked_s = seconds

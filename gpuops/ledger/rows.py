@@ -75,6 +75,11 @@ class ClusterRow(Owned):
         return Payer.parse(self.offer.get("payer"))
 
     @property
+    def queue_s(self) -> float:
+        """How long its machines may be queued for, as its offer says."""
+        return float((self.offer.get("data") or {}).get("queue_s") or 0.0)
+
+    @property
     def offered_per_hour(self) -> float:
         """$/h of its offer; 0 where none was accepted yet."""
         return sum(float(price["per_hour"]) for price in self.offer.get("prices") or ())

@@ -16,13 +16,15 @@ from gpuops.transport.rpc import AgentClient
 
 
 def node_has_ended(provider: Provisioner, row: ClusterRow, machine: Resource, index: int) -> bool:
-    """Whether a node's machine has ended, or a virtual node has while its machine goes on.
+    """Whether a node's machine has ended, or a virtual node has while its machine goes on. A node whose files can be
+    read all the same has not: it still answers what is asked of a run.
 
     Raises ProviderError, and NodeError where that of a virtual node cannot be known.
     """
-    return provider.describe(machine).status.has_ended or (
-        is_virtual(machine) and _agent_has_ended(row, machine, index)
-    )
+    described = provider.describe(machine)
+    if described.data.get("left"):
+        return False
+    return described.status.has_ended or (is_virtual(machine) and _agent_has_ended(row, machine, index))
 
 
 def _agent_has_ended(row: ClusterRow, machine: Resource, index: int) -> bool:

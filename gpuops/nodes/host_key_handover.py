@@ -59,7 +59,7 @@ done
 exit 0
 """
 """Puts the new key in the place of the old one and has the server, the uppermost sshd above this shell, read it."""
-OF_THE_PRESENT = frozenset({"phase", "hopeless", "stopped", "reclaimed", "by", "why_ended"})
+OF_THE_PRESENT = frozenset({"queued", "phase", "hopeless", "stopped", "reclaimed", "by", "why_ended"})
 """What `Resource.data` says of a machine as it is now: a description that omits it takes it back."""
 BOOT_WATCH_SCRIPT = r"""
 watch=$1

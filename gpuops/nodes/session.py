@@ -245,12 +245,20 @@ def suggest_giving_up(row: ClusterRow, machine: Resource, hint: str) -> str:
     return "; ".join(filter(None, [hint, f"gone for good? gpuops down {row.name} --force"]))
 
 
-def absent_session(row: ClusterRow, machines: Sequence[Resource], error: NodeError) -> ClusterSession:
-    """A session with a cluster none of whose nodes answers: every request raises `error`."""
-    nodes = [
-        UnreachableAgent(f"node{index}", node_paths(row.name, machine, index), error)
-        for index, machine in enumerate(machines)
-    ]
+def left_session(row: ClusterRow, machines: Sequence[Resource], error: NodeError) -> ClusterSession:
+    """A session with a cluster none of whose nodes lives: what one has left in a batch system's home is read as from
+    its agent; every request to another raises `error`."""
+
+    def open_left(index: int) -> AgentClient:
+        machine = machines[index]
+        try:
+            if not machine.data.get("inside_modes"):
+                raise error
+            return _open_client(node_paths(row.name, machine, index), machine, index)
+        except NodeError:
+            return UnreachableAgent(f"node{index}", node_paths(row.name, machine, index), error)
+
+    nodes = on_each(open_left, range(len(machines)))
     return ClusterSession(row, list(machines), [*nodes], [None for _ in nodes], [0.0 for _ in nodes])
 
 

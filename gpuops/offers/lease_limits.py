@@ -8,12 +8,13 @@ from __future__ import annotations
 import dataclasses
 import math
 import re
+from collections.abc import Sequence
 from dataclasses import dataclass
 from enum import Enum
 
 from gpuops.core.errors import UsageError
 from gpuops.core.format import clock_time, money, span
-from gpuops.core.models import Lease, Offer, Request
+from gpuops.core.models import Lease, Offer, Request, Resource
 
 RENTED_HOURS = 24.0
 """Hard end of rented machines without `--max-hours`."""
@@ -64,10 +65,23 @@ class LeaseLimits:
     offer that ends by itself."""
 
 
-def until_offer_ends(limits: LeaseLimits, offer: Offer) -> LeaseLimits:
-    """The limits for an offer that may end by itself (`Offer.data["ends"]`, UTC seconds)."""
-    ends = offer.data.get("ends")
-    return limits if ends is None else dataclasses.replace(limits, until=min(ends, limits.until or ends))
+def within_offer(limits: LeaseLimits, offer: Offer) -> LeaseLimits:
+    """The limits for an offer that may end by itself (`Offer.data["ends"]`, UTC seconds), and those that it has
+    where the flags name none (`idle_min`)."""
+    ends, idle_min = offer.data.get("ends"), offer.data.get("idle_min")
+    until = limits.until if ends is None else min(ends, limits.until or ends)
+    return dataclasses.replace(limits, until=until, idle_min=idle_min if limits.idle_min is None else limits.idle_min)
+
+
+def machines_end(machines: Sequence[Resource]) -> float | None:
+    """When the first of these machines ends by itself, UTC seconds; None where none does."""
+    return min((float(machine.data["ends"]) for machine in machines if machine.data.get("ends")), default=None)
+
+
+def within_life(lease: Lease, machines: Sequence[Resource]) -> Lease:
+    """The lease, no longer than its machines live."""
+    ends = machines_end(machines)
+    return lease if ends is None else dataclasses.replace(lease, hard_end=min(lease.hard_end or ends, ends))
 
 
 def new_lease(limits: LeaseLimits, *, rented: bool, per_hour: float, now: float, since: float | None = None) -> Lease:

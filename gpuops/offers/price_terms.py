@@ -81,7 +81,7 @@ class Terms:
     def boot_end(self, offer: Offer, now: float) -> float:
         """The end of the boot lease: machines that are not ready yet cost money, too."""
         requested = self._requested_lease(offer.per_hour, now)
-        longest = now + self._request.timeout_min * 60 + BOOT_MARGIN_S
+        longest = now + offer.queue_s + self._request.timeout_min * 60 + BOOT_MARGIN_S
         return min(end for end in (longest, requested.money_end, self._limits.until) if end is not None)
 
     def lease(self, per_hour: float, now: float, since: float | None = None) -> Lease:

@@ -18,7 +18,7 @@ def connect(machine: Resource, index: int) -> Connection:
         return outer
     from gpuops.transport.nested import NestedConnection
 
-    return NestedConnection(outer, [str(word) for word in inside])
+    return NestedConnection(outer, [str(word) for word in inside], machine.data.get("inside_modes"))
 
 
 def _connect_machine(machine: Resource, index: int) -> Connection:

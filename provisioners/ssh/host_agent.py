@@ -10,7 +10,6 @@ from typing import TYPE_CHECKING, Any
 
 from gpuops.core.errors import NodeError, NodeRefused, RefusalKind, Rejected
 from gpuops.core.models import ResourceState
-from provisioners.ssh.hosts import KnownHost
 
 if TYPE_CHECKING:
     from gpuops.transport import program_schemas
@@ -62,6 +61,8 @@ class NodeRecord:
     token: str | None = None
     on: int | None = None
     """Of a virtual node, the index of the node whose machine it shares."""
+    held: str | None = None
+    """Of a node in a batch job, the machine that it is on, once it is."""
 
 
 def parse_record(document: Mapping[str, Any]) -> NodeRecord | None:
@@ -69,23 +70,25 @@ def parse_record(document: Mapping[str, Any]) -> NodeRecord | None:
     mark, folder, state = (document.get(name) for name in ("mark", "folder", "state"))
     if not (isinstance(mark, str) and isinstance(folder, str) and isinstance(state, str)):
         return None
-    more = {name: document.get(name) for name in ("gpus", "cores_share", "artefact", "token", "on")}
+    more = {name: document.get(name) for name in ("gpus", "cores_share", "artefact", "token", "on", "held")}
     return NodeRecord(mark, folder, ResourceState.parse(state), **more)
 
 
 class HostAgent:
-    """The agent on one host. `cache`: the folder on this computer for the one that is brought."""
+    """The agent on one host, under `root`, run by `python` there. `cache`: the folder on this computer for the one that
+    is brought."""
 
-    def __init__(self, connection: Connection, host: KnownHost, cache: Path) -> None:
+    def __init__(self, connection: Connection, root: str, python: str, cache: Path) -> None:
         self._connection = connection
-        self._host = host
+        self._root = root
+        self._python = python
         self._cache = cache
 
     def install(self, artefact: Path) -> str:
         """Bring an agent. Returns its path there. Raises NodeError, ConnectionLost."""
         from gpuops.nodes import bootstrap
 
-        return bootstrap.install_agent(self._connection, self._host.root, artefact)
+        return bootstrap.install_agent(self._connection, self._root, artefact)
 
     def create_node(self, agent: str, artefact: Path, folder: str, document: Mapping[str, Any]) -> None:
         """Start a node by an installed agent. Another command's end of the last node may have removed that since: it
@@ -93,19 +96,17 @@ class HostAgent:
         from gpuops.nodes import bootstrap
 
         try:
-            bootstrap.init(self._connection, self._host.python, agent, folder, document)
+            bootstrap.init(self._connection, self._python, agent, folder, document)
         except NodeError:
             if bootstrap.is_installed(self._connection, agent):
                 raise
-            bootstrap.init(self._connection, self._host.python, self.install(artefact), folder, document)
+            bootstrap.init(self._connection, self._python, self.install(artefact), folder, document)
 
     def list_nodes(self, name: str) -> list[NodeRecord]:
         """The nodes of the host that is called `name`. Raises Rejected, NodeRefused, NodeError, ConnectionLost."""
-        documents = self._call(LIST_SCRIPT, self._host.root, name).nodes
+        documents = self._call(LIST_SCRIPT, self._root, name).nodes
         if documents is None:
-            raise Rejected(
-                f"what answers on {name} is no agent of gpuops", f"look at what {self._host.python} is there"
-            )
+            raise Rejected(f"what answers on {name} is no agent of gpuops", f"look at what {self._python} is there")
         return [record for document in documents if (record := parse_record(document)) is not None]
 
     def end_node(self, name: str, folder: str) -> bool:
@@ -118,7 +119,7 @@ class HostAgent:
         """What the agent there answers; ours is brought where there is none."""
         from gpuops.nodes import bootstrap
 
-        argv = ["sh", "-c", script, "sh", self._host.python, f"{self._host.root}/agent", *arguments]
+        argv = ["sh", "-c", script, "sh", self._python, f"{self._root}/agent", *arguments]
         try:
             return bootstrap.call_agent_mode(self._connection, argv)
         except NodeRefused as error:

@@ -131,13 +131,13 @@ class SshProvisioner:
         hosts = list(dict.fromkeys(place.host for place in places))
 
         def install(name: str) -> str:
-            return _as_provider_errors(lambda: self._agent(name, self._book.require(name)).install(intent.agent))
+            return as_provider_errors(lambda: self._agent(name, self._book.require(name)).install(intent.agent))
 
         agents = dict(zip(hosts, on_each(install, hosts), strict=True))
 
         def create_node(index: int) -> Resource:
             place = places[index]
-            return _as_provider_errors(lambda: self._create_node(index, place, agents[place.host], intent))
+            return as_provider_errors(lambda: self._create_node(index, place, agents[place.host], intent))
 
         made = on_each(create_node, range(len(places)))
         for resource in made:
@@ -149,7 +149,7 @@ class SshProvisioner:
 
     def _agent(self, name: str, known_host: KnownHost) -> HostAgent:
         connection = self._logins.connection(name, known_host.target)
-        return HostAgent(connection, known_host, self.context.home / "cache")
+        return HostAgent(connection, known_host.root, known_host.python, self.context.home / "cache")
 
     def _create_node(self, index: int, place: NodePlace, agent: str, intent: Intent) -> Resource:
         known_host = self._book.require(place.host)
@@ -212,7 +212,7 @@ class SshProvisioner:
         """Remove what a crashed command has left on a host that has no node."""
         from gpuops.nodes import bootstrap
 
-        _as_provider_errors(
+        as_provider_errors(
             lambda: bootstrap.remove_agent(self._logins.connection(name, known_host.target), known_host.root)
         )
         self._forget_unused(name, known_host)
@@ -280,7 +280,7 @@ class SshProvisioner:
     def _end(self, resource: Resource) -> None:
         name, known_host, entry = resource.region, _known_host(resource), self._book.get(resource.region)
         folder = str(resource.data["folder"])
-        is_used = _as_provider_errors(lambda: self._agent(name, known_host).end_node(name, folder))
+        is_used = as_provider_errors(lambda: self._agent(name, known_host).end_node(name, folder))
         if entry is not None and not is_used:
             self._forget_unused(name, entry)
 
@@ -336,7 +336,7 @@ def _refuse_doubles(hosts: Sequence[Host], nodes: int) -> None:
             )
 
 
-def _as_provider_errors(work: Callable[[], T]) -> T:
+def as_provider_errors(work: Callable[[], T]) -> T:
     """The value of `work`, with a node's errors raised as a provider's."""
     try:
         return work()

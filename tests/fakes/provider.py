@@ -59,6 +59,8 @@ class Fault:
     state: str = ""
     """describe: the state it tells."""
     address: str | None = None
+    queued: bool = False
+    """describe: the machine waits for its turn."""
     lie: bool = False
     """destroy: accepts, and ends nothing; list_owned: lists nothing."""
 
@@ -135,8 +137,17 @@ class Scripted:
     def offers(self, request: Request) -> Sequence[Offer]:
         self._raise(self._fault("offers"))
         prices = self.script.get("offers_at", [PRICE * request.nodes])
+        data = {"queue_s": self.script.get("queue_s", 0.0)}
         return [
-            Offer(NAME, f"offer-{index}", f"offer {index}", request.nodes, 0, prices=(Price("machines", price),))
+            Offer(
+                NAME,
+                f"offer-{index}",
+                f"offer {index}",
+                request.nodes,
+                0,
+                prices=(Price("machines", price),),
+                data=data,
+            )
             for index, price in enumerate(prices)
         ]
 
@@ -208,7 +219,8 @@ class Scripted:
         if not there:
             return dataclasses.replace(resource, state="ended")
         address = there[0].address if fault.address is None else fault.address
-        return dataclasses.replace(there[0], state=fault.state or there[0].state, address=address)
+        data = {**there[0].data, **({"queued": True} if fault.queued else {})}
+        return dataclasses.replace(there[0], state=fault.state or there[0].state, address=address, data=data)
 
     def destroy(self, resources: Sequence[Resource]) -> None:
         fault = self._fault("destroy")

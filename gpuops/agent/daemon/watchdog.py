@@ -17,11 +17,20 @@ import time
 from typing import Any, Iterable, Sequence
 
 from gpuops.agent import client_activity, lease_clock, processes
-from gpuops.agent.node import Node, NodeSettings, log, open_append, parse_node, program_argv, write_json
+from gpuops.agent.node import (
+    Node,
+    NodeSettings,
+    local_path,
+    log,
+    open_append,
+    parse_node,
+    program_argv,
+    write_json,
+)
 from gpuops.agent.processes import find_process
 from gpuops.agent.result_storage import end_after_upload
 from gpuops.agent.result_storage.wait_for_download import HeldRuns
-from gpuops.agent.rpc.connect import ask
+from gpuops.agent.rpc.connect import HOLDER, HOLDER_KILLED, ask, is_holder_gone
 from gpuops.agent.run_files import run_markers
 
 LEASE_CHECK_INTERVAL_S = 2.0
@@ -67,7 +76,7 @@ def main(_mode: str, arguments: Sequence[str]) -> int:
     """`--node DIR`: watch until the node ends. Exits at once where another watchdog runs."""
     node, _ = parse_node(arguments)
     os.chdir(node.dir)
-    lock = os.open("watchdog.lock", os.O_WRONLY | os.O_CREAT, 0o600)
+    lock = os.open(local_path("watchdog.lock"), os.O_WRONLY | os.O_CREAT, 0o600)
     try:
         fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
     except BlockingIOError:
@@ -113,7 +122,8 @@ class Watchdog:
         self._end_all()
         wait_s = 0.0
         while True:
-            terminated = signal.SIGTERM in self._wake.wait(wait_s)
+            # Some batch systems signal every process of a job that ends: what holds the machine decides then.
+            terminated = signal.SIGTERM in self._wake.wait(wait_s) and not os.path.exists(HOLDER)
             self._keep_agent_running()
             end = self._next_end()
             if terminated or self._has_ended():
@@ -122,6 +132,10 @@ class Watchdog:
             if self._has_host_ended():
                 self._end_processes("end", "the node whose machine this one shares has ended", "now")
                 self._note_end("the node whose machine it shared has ended")
+                return
+            if is_holder_gone(self._node):
+                self._end_processes("end", HOLDER_KILLED, "now")
+                self._note_end(HOLDER_KILLED)
                 return
             if self._is_removed():
                 self._end_node("its folder was removed")

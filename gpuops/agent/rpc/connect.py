@@ -8,18 +8,20 @@ from __future__ import annotations
 import io
 import json
 import os
+import signal
 import socket
 import sys
 import threading
 import time
 from typing import Any, Sequence
 
-from gpuops.agent.node import Node, Refusal, parse_node, read_json
+from gpuops.agent.node import LOCAL, SOCKET, Node, Refusal, local_path, parse_node, read_json, write_json
 from gpuops.agent.processes import is_living
 from gpuops.agent.wire_format import MAGIC, Whole
 
-SOCKET = "agent.sock"
-"""Relative on purpose: the path of a Unix socket may have 107 bytes, and a node's folder may have more."""
+HOLDER = "hold.json"
+"""Records the process that holds this machine for a batch job (`daemon.hold_command`)."""
+HOLDER_KILLED = "what held this machine for its batch job was killed"
 RESTART_LIMIT_S = 30.0
 """Time that a new agent may take to answer after its predecessor died."""
 RETRY_INTERVAL_S = 0.1
@@ -33,7 +35,7 @@ def dial(limit_s: float | None = None) -> socket.socket:
     connection = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
     try:
         connection.settimeout(limit_s)
-        connection.connect(SOCKET)
+        connection.connect(local_path(SOCKET))
     except OSError:
         connection.close()
         raise
@@ -55,19 +57,46 @@ def ask(verb: str, args: dict[str, Any], limit_s: float) -> dict[str, Any]:
 
 
 def main(_mode: str, arguments: Sequence[str]) -> int:
-    """`--node DIR`: print MAGIC, then pass bytes both ways until either side ends."""
-    node, _ = parse_node(arguments)
-    connection = reach(node)
+    """`--node DIR`: print MAGIC, then pass bytes both ways until either side ends. What a batch job has left in
+    its folder is served from here, where the node has ended, or by `--left` its machine has."""
+    node, rest = parse_node(arguments)
+    is_jobs = os.path.islink(node.path(LOCAL))
+    if "--left" in rest:
+        connection = _serve_left(node, "its job is over")
+    elif is_jobs and (os.path.exists(node.path("ended.json")) or is_holder_gone(node)):
+        connection = _serve_left(node, HOLDER_KILLED)
+    else:
+        connection = reach(node)
+        if is_jobs:
+            signal.signal(signal.SIGTERM, signal.SIG_IGN)  # sent to all of a job that ends, whose client is to hear why
     threading.Thread(target=_to_agent, args=(connection,), daemon=True).start()
     return _to_client(connection)
 
 
-def reach(node: Node) -> socket.socket:
-    """Connect to the node's agent, which may be restarting. Raises Refusal(`no-node`, `ended`, `no-agent`)."""
+def _serve_left(node: Node, why: str) -> socket.socket:
+    """A conversation with this very process; `why` the node has ended, unless it says so. Raises Refusal(`no-node`)."""
+    from gpuops.agent.rpc.server import READING, Conversation
+    from gpuops.agent.run.result import settle_lost_runs
+
+    _enter(node)
+    if not os.path.exists("ended.json"):
+        write_json("ended.json", {"at": time.time(), "why": why})
+    settle_lost_runs(node)
+    ours, its = socket.socketpair()
+    threading.Thread(target=Conversation(node, its, READING).listen, daemon=True).start()
+    return ours
+
+
+def _enter(node: Node) -> None:
     try:
         os.chdir(node.dir)
     except OSError:
         raise Refusal("no-node", f"there is no node in {node.dir}", "it was removed, or never started") from None
+
+
+def reach(node: Node) -> socket.socket:
+    """Connect to the node's agent, which may be restarting. Raises Refusal(`no-node`, `ended`, `no-agent`)."""
+    _enter(node)
     deadline = time.monotonic() + RESTART_LIMIT_S
     while True:
         refuse_ended(node)
@@ -86,6 +115,12 @@ def refuse_ended(node: Node) -> None:
     ended = read_json(node.path("ended.json"))
     if ended:
         raise Refusal("ended", f"this node has ended: {ended.get('why', '')}", "start a new one")
+
+
+def is_holder_gone(node: Node) -> bool:
+    """Whether this machine is a batch job's, and no process holds it any more: nobody else may end what is here."""
+    holder = read_json(node.path(HOLDER))
+    return bool(holder) and not is_living(holder["pid"], holder["start"])
 
 
 def is_watched(node: Node) -> bool:

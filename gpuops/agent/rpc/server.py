@@ -16,11 +16,10 @@ import threading
 import time
 import traceback
 from functools import partial
-from typing import Any, Callable, Dict
+from typing import Any, Callable, Collection, Dict
 
 from gpuops.agent.client_activity import connected, note_heard
-from gpuops.agent.node import Cancelled, Emit, Node, Refusal, log
-from gpuops.agent.rpc.connect import SOCKET
+from gpuops.agent.node import SOCKET, Cancelled, Emit, Node, Refusal, local_path, log, read_json
 from gpuops.agent.workers import WORKERS
 
 Verb = Callable[[Node, Dict[str, Any], Emit], Dict[str, Any]]
@@ -54,6 +53,8 @@ VERBS = {
     "lease": "lease_clock:lease",
 }
 """Module and function of each verb, imported with its first request."""
+READING = frozenset({"ping", "run", "tail", "outs", "sums", "made", "stop", "home"})
+"""Verbs that need nothing but the node's files."""
 ACTIVITY = frozenset({"python", "setup", "plan", "commit", "discard", "start", "home"})
 """Verbs that are a sign of use, at their start and with every item."""
 MAX_WAITING_CONNECTIONS = 64
@@ -78,11 +79,12 @@ class Server:
 
     def __init__(self, node: Node) -> None:
         self._node = node
-        if os.path.lexists(SOCKET):
-            os.unlink(SOCKET)  # of a killed agent; the watchdog runs one agent at a time
+        path = local_path(SOCKET)
+        if os.path.lexists(path):
+            os.unlink(path)  # of a killed agent; the watchdog runs one agent at a time
         self._socket = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
-        self._socket.bind(SOCKET)
-        os.chmod(SOCKET, 0o600)
+        self._socket.bind(path)
+        os.chmod(path, 0o600)
         self._socket.listen(MAX_WAITING_CONNECTIONS)
 
     def serve(self) -> None:
@@ -110,10 +112,12 @@ def accept_connection(listener: socket.socket, sleep: Callable[[float], None] = 
 
 
 class Conversation:
-    """One client, which may disconnect after any byte that it sends or receives."""
+    """One client, which may disconnect after any byte that it sends or receives. `verbs`: those of a node that has
+    ended; None: all."""
 
-    def __init__(self, node: Node, connection: socket.socket) -> None:
+    def __init__(self, node: Node, connection: socket.socket, verbs: Collection[str] | None = None) -> None:
         self._node = node
+        self._verbs = verbs
         self._socket = connection
         self._write = threading.Lock()
         self._open: dict[Any, threading.Event] = {}
@@ -168,6 +172,9 @@ class Conversation:
         self._open.pop(request, None)
 
     def _call(self, request: Any, verb: str, args: dict[str, Any]) -> dict[str, Any]:
+        if self._verbs is not None and verb not in self._verbs:
+            why = (read_json("ended.json") or {}).get("why") or "its job is over"
+            raise Refusal("ended", f"this node has ended: {why}", "start a new one")
         cancelled = self._open[request]
         is_use = verb in ACTIVITY
 

@@ -1,6 +1,7 @@
 """Preemption notices: the provider announces on the machine itself that it takes the machine back, or may soon.
 
-`node.json` says where to ask: `"notices": {"kind": "ec2", "url": …}`, with `every_s` for another interval than 5 s.
+`node.json` says where to ask: `"notices": {"kind": "ec2", "url": …}`, with `every_s` for another interval than 5 s. On
+a machine of a batch job (`daemon.hold_command`) a file tells it.
 A thread polls the service while a run is on. A service that does not answer is no failure.
 """
 
@@ -8,12 +9,13 @@ from __future__ import annotations
 
 import calendar
 import json
+import os
 import threading
 import time
 from functools import partial
 from typing import Any, Callable, List, Mapping, NamedTuple
 
-from gpuops.agent.node import Node, log
+from gpuops.agent.node import LOCAL, Node, log, read_json
 from gpuops.agent.run_documents import Reason
 from gpuops.agent.workers import WORKERS
 
@@ -25,6 +27,11 @@ DEFAULT_NOTICE_S = 120.0
 """Time between a notice and the machine's end, where the notice does not say."""
 UPLOAD_RESERVE_S = 40.0
 """How much of that time is reserved for storing results elsewhere."""
+NOTICE_FILE = "notice.json"
+"""`{"by", "at"}`, in a machine's own folder (`node.LOCAL`)."""
+JOB_POLL_INTERVAL_S = 0.5
+JOB_RESERVE_S = 1.0
+"""The results of a batch job lie on a disk that stays, so that the run needs only the time to end."""
 TOKEN_LIFETIME_S = 21600
 TOKEN_RENEWAL_S = TOKEN_LIFETIME_S / 2
 
@@ -35,6 +42,8 @@ class Notice(NamedTuple):
     by: str
     at: float | None
     """When the machine ends, or since when it may be taken back (UTC seconds)."""
+    reserve_s: float = UPLOAD_RESERVE_S
+    """How much of the time until then is reserved for storing results elsewhere."""
 
 
 Source = Callable[[], List[Notice]]
@@ -110,6 +119,12 @@ class Ec2:
             connection.close()
 
 
+def job_notices() -> list[Notice]:
+    """What the process that holds this machine for a batch job has heard. In the node's folder."""
+    document = read_json(os.path.join(LOCAL, NOTICE_FILE))
+    return [Notice("reclaim", document["by"], document["at"], JOB_RESERVE_S)] if document else []
+
+
 KINDS: dict[str, Callable[[str], Source]] = {"ec2": Ec2}
 """The class for each kind of service, called with its url."""
 
@@ -137,9 +152,9 @@ def remaining_s(at: float | None, now: float) -> float:
     return DEFAULT_NOTICE_S - POLL_INTERVAL_S if at is None else min(DEFAULT_NOTICE_S, max(0.0, at - now))
 
 
-def stop_within_s(at: float | None, now: float) -> float:
+def stop_within_s(notice: Notice, now: float) -> float:
     """In how many seconds a run must have stopped, so that there is time to store its results elsewhere."""
-    return max(0.0, remaining_s(at, now) - UPLOAD_RESERVE_S)
+    return max(0.0, remaining_s(notice.at, now) - notice.reserve_s)
 
 
 def watch_notices(node: Node, done: threading.Event, notify: Callable[[Notice], None]) -> None:
@@ -147,14 +162,19 @@ def watch_notices(node: Node, done: threading.Event, notify: Callable[[Notice], 
 
     A virtual node uses the service in the settings of the node whose machine it shares.
     """
+    if os.path.islink(node.path(LOCAL)):
+        _start_polling(job_notices, JOB_POLL_INTERVAL_S, done, notify)
+        return
     service = node.settings().notices
     if not service.kind:
         service = node.machine_node().settings().notices
     kind = KINDS.get(service.kind)
     if kind is not None and service.url:
-        source = kind(service.url)
-        interval_s = float(service.every_s or POLL_INTERVAL_S)
-        WORKERS.start(partial(_poll_notices, source, interval_s, done, notify), "notices")
+        _start_polling(kind(service.url), float(service.every_s or POLL_INTERVAL_S), done, notify)
+
+
+def _start_polling(source: Source, interval_s: float, done: threading.Event, notify: Callable[[Notice], None]) -> None:
+    WORKERS.start(partial(_poll_notices, source, interval_s, done, notify), "notices")
 
 
 def _poll_notices(source: Source, interval_s: float, done: threading.Event, notify: Callable[[Notice], None]) -> None:

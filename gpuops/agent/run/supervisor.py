@@ -286,7 +286,7 @@ class Supervisor:
             return
         self.preemption_reason = reason.say
         now = time.time()
-        within_s = preemption_notices.stop_within_s(notice.at, now)
+        within_s = preemption_notices.stop_within_s(notice, now)
         left_s = preemption_notices.remaining_s(notice.at, now)
         sink.set_deadline(now + left_s)
         if self._handover is not None:

@@ -12,7 +12,7 @@ import glob
 import math
 import shlex
 from collections.abc import Callable, Mapping, Sequence
-from contextlib import suppress
+from contextlib import closing, suppress
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
@@ -29,7 +29,7 @@ from gpuops.core.sink import BucketSink, SinkProgress, SinkStatus
 from gpuops.core.timings import Whose
 from gpuops.ledger.store import ClusterRow, RunRow
 from gpuops.nodes.has_ended import node_has_ended
-from gpuops.nodes.session import ClusterSession, absent_session, measure_skew, nodes_of
+from gpuops.nodes.session import ClusterSession, left_session, measure_skew, nodes_of
 from gpuops.runs.launch_spec import request_of
 from gpuops.runs.outcome.node_report import NodeReport, ReasonKind, lost_report, parse_report
 from gpuops.runs.outcome.run_outcome import BucketFetch, Evidence, FinalFetch, classify_nodes, join_sentences
@@ -115,12 +115,17 @@ class Disks:
         if known is None:
             endings = _describe_endings(ctx, self.cluster, machines) if self.ended else {}
             known = unreachable_reports(row, self.error, ended=self.ended, endings=endings)
+        session = left_session(self.cluster, machines, self.error)
+        with closing(session):
+            return self._collect(ctx, row, progress, session, known)
+
+    def _collect(
+        self, ctx: Context, row: RunRow, progress: Progress, session: ClusterSession, known: Mapping[int, NodeReport]
+    ) -> Evidence:
         salvaged, unreachable = salvage(ctx, self.cluster, row)
         if unreachable and ctx.provisioner(self.cluster.provider).capabilities.get("rented") is not True:
             raise next(iter(unreachable.values()))
-        return Agents(absent_session(self.cluster, machines, self.error), {**known, **salvaged}).collect(
-            ctx, row, progress
-        )
+        return Agents(session, {**known, **salvaged}).collect(ctx, row, progress)
 
     def release(self, row: RunRow) -> None:
         """No agent is there to be released."""

@@ -215,9 +215,9 @@ def test_a_virtual_node_hears_what_is_said_of_its_machine(metadata: Metadata, tm
     [(120.0, 80.0), (115.0, 75.0), (41.0, 1.0), (40.0, 0.0), (3.0, 0.0), (-900.0, 0.0), (7200.0, 80.0)],
 )
 def test_a_reserve_is_kept_for_the_results(left: float, within: float) -> None:
-    assert preemption_notices.stop_within_s(AT, AT - left) == within
+    assert preemption_notices.stop_within_s(Notice("reclaim", "AWS", AT), AT - left) == within
     assert (
-        preemption_notices.stop_within_s(None, AT)
+        preemption_notices.stop_within_s(Notice("reclaim", "AWS", None), AT)
         == preemption_notices.DEFAULT_NOTICE_S
         - preemption_notices.POLL_INTERVAL_S
         - preemption_notices.UPLOAD_RESERVE_S

@@ -6,6 +6,8 @@ python driver.py after:destroy:1 down          SIGKILL after it
 python driver.py lost:create up local          `create` does its work, the answer is lost
 python driver.py signal:INT:gpuops.sync.upload:push_many train …    a signal to itself when it comes to that function
 python driver.py call:start:2:KILL run …       a signal to itself before it asks a node for the 2nd `start`
+python driver.py asked:before:sbatch:2 up slurm  SIGKILL before the 2nd such command at a login node, or `after` it
+python driver.py asked:lost:sbatch:2 up slurm    it has its effect, and the connection is lost
 python driver.py taken train …                 another program takes the first port that a node has found free
 python driver.py impatient up runpod …          it waits for RunPod's answers for seconds, not for a minute
 python driver.py none …                        nothing happens; prints the number of commits
@@ -98,6 +100,28 @@ def sabotage_call(verb: str, nth: int, name: str) -> None:
     AgentClient.call = wrapped  # type: ignore[method-assign]
 
 
+def sabotage_asked(when: str, program: str, nth: int) -> None:
+    from gpuops.core.errors import ConnectionLost
+    from provisioners.batch.login_node import Answer, LoginNode, LoginNodes
+
+    real = LoginNodes.ask
+    calls = {"n": 0}
+
+    def wrapped(self: LoginNodes, login: LoginNode, argv: Any, question: str = "") -> Answer:
+        calls["n"] += program in " ".join(argv)
+        hit = calls["n"] == nth and program in " ".join(argv)
+        if hit and when == "before":
+            die()
+        answer = real(self, login, argv, question)
+        if hit and when == "after":
+            die()
+        if hit and when == "lost":
+            raise ConnectionLost("the answer was lost", "try again")
+        return answer
+
+    LoginNodes.ask = wrapped  # type: ignore[method-assign]
+
+
 def take_port() -> None:
     """Listen on the first port that is said to be free, until this process ends."""
     import socket
@@ -131,6 +155,8 @@ def main() -> None:
         sabotage_function(*rest)
     elif kind == "call":
         sabotage_call(rest[0], int(rest[1]), rest[2])
+    elif kind == "asked":
+        sabotage_asked(rest[0], rest[1], int(rest[2]))
     elif kind == "taken":
         take_port()
     elif kind == "impatient":

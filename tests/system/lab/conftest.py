@@ -12,6 +12,7 @@ from tests.integration.cli.counting import PLAIN
 from tests.system.lab.available import why_no_lab
 from tests.system.lab.hosts import Host, Lab
 from tests.system.lab.laptop import Begin, HostCounting, Laptop
+from tests.system.lab.slurm import Slurm, has_freezer, why_no_slurm
 
 
 @pytest.fixture
@@ -51,3 +52,15 @@ def begin(laptop: Laptop, hosts: tuple[Host, Host]) -> Begin:
         return counting.start(*mood, flags=flags)
 
     return make
+
+
+@pytest.fixture
+def slurm(lab: Lab, tmp_path: Path, request: pytest.FixtureRequest) -> Iterator[Slurm]:
+    """A Slurm cluster in the lab. Its parameter: by which it knows a job's processes, in place of the best there is."""
+    if reason := why_no_slurm():
+        pytest.skip(reason)
+    home = tmp_path / "shared"
+    home.mkdir(mode=0o700)
+    one = Slurm(lab, home, getattr(request, "param", "cgroup" if has_freezer() else "linuxproc"))
+    yield one
+    one.close()

@@ -8,8 +8,17 @@ from hypothesis import strategies as st
 
 from gpuops.core.errors import UsageError
 from gpuops.core.format import clock_time
-from gpuops.core.models import Lease
-from gpuops.offers.lease_limits import LeaseLimits, describe_lease, extend_lease, new_lease, parse_span
+from gpuops.core.models import MACHINE, Lease, Offer, Resource
+from gpuops.offers.lease_limits import (
+    LeaseLimits,
+    describe_lease,
+    extend_lease,
+    machines_end,
+    new_lease,
+    parse_span,
+    within_life,
+    within_offer,
+)
 
 NOW = 1_800_000_000.0
 
@@ -53,6 +62,26 @@ def test_extending_moves_the_hard_end_alone() -> None:
     assert extend_lease(Lease(NOW + 60, 5.0, NOW + 90), 3600, NOW) == Lease(NOW + 3660, 5.0, NOW + 90)
     assert extend_lease(Lease(NOW - 60), 3600, NOW) == Lease(NOW + 3600), "what has passed is counted from now"
     assert extend_lease(Lease(), 3600, NOW) == Lease(NOW + 3600)
+
+
+def test_a_lease_is_no_longer_than_its_machines_live() -> None:
+    machines = [machine(ends=NOW + 900), machine(ends=NOW + 600), machine()]
+    assert machines_end(machines) == NOW + 600
+    assert within_life(Lease(NOW + 3600, 5.0), machines) == Lease(NOW + 600, 5.0)
+    assert within_life(Lease(None, 5.0), machines) == Lease(NOW + 600, 5.0)
+    assert within_life(Lease(NOW + 60), machines) == Lease(NOW + 60)
+    assert within_life(Lease(), [machine()]) == Lease()
+
+
+def test_an_offer_may_have_ends_of_its_own() -> None:
+    offer = Offer("p", "o", "", 1, 0, data={"ends": NOW + 60, "idle_min": 30.0})
+    assert within_offer(LeaseLimits(), offer) == LeaseLimits(idle_min=30.0, until=NOW + 60)
+    assert within_offer(LeaseLimits(idle_min=5.0, until=NOW), offer) == LeaseLimits(idle_min=5.0, until=NOW)
+    assert within_offer(LeaseLimits(), Offer("p", "o", "", 1, 0)) == LeaseLimits()
+
+
+def machine(**data: float) -> Resource:
+    return Resource(MACHINE, "1", "", "gpuops-0a1b2c3d-lab-0", False, data=data)
 
 
 @pytest.mark.parametrize(

@@ -42,3 +42,17 @@ def test_a_machine_says_that_its_node_is_inside() -> None:
 
     assert isinstance(connect.connect(machine(), 0), ProcessConnection)
     assert isinstance(connect.connect(machine(inside=["podman", "exec"]), 0), NestedConnection)
+
+
+def test_only_some_of_the_agents_modes_may_go_inside() -> None:
+    outer = Outer()
+    nested = NestedConnection(outer, ["srun"], ["connect"])
+    connecting = ["python3", "-I", "/root/.gpuops-0a1b2c3d/agent/a.pyz", "connect", "--node", "n0"]
+    beside: list[list[str]] = [
+        [*connecting[:3], "send"],
+        ["python3", "-I", "connect.py", "connect"],
+        ["sh", "-c", "connect"],
+    ]
+    for argv in (connecting, *beside):
+        nested.open(argv)
+    assert outer.started == [["srun", *connecting], *beside]

@@ -10,7 +10,7 @@ import pytest
 
 from gpuops.core.errors import NoCapacity, QuotaExceeded, Rejected
 from gpuops.core.models import Offer, Request
-from gpuops.offers.lease_limits import LeaseLimits, until_offer_ends
+from gpuops.offers.lease_limits import LeaseLimits, within_offer
 from provisioners.aws.quotas import G_ON_DEMAND
 from provisioners.aws.reservations import END_EARLY_S
 from tests.fakes.aws import FakeAWS
@@ -42,7 +42,7 @@ def test_a_reservation_says_type_and_zone(fake: FakeAWS, tenant: Tenant) -> None
     assert offer.id == "us-east-1/us-east-1b/g5.12xlarge/on-demand"
     assert offer.prices[0].per_hour == pytest.approx(2 * fake.on_demand["g5.12xlarge", "us-east-1"])
     assert offer.data["ends"] is None
-    assert until_offer_ends(LeaseLimits(), offer) == LeaseLimits()
+    assert within_offer(LeaseLimits(), offer) == LeaseLimits()
     tenant.make(offer=offer)
     target = {"CapacityReservationTarget": {"CapacityReservationId": ID}}
     assert launched(fake)["CapacityReservationSpecification"] == target
@@ -67,8 +67,8 @@ def test_a_capacity_block_is_paid_counts_nothing_and_bounds_the_lease(fake: Fake
     (offer,) = offers(tenant)
     assert offer.prices[0].per_hour == 0 < offer.per_hour, "its disks and addresses cost what they always do"
     assert offer.notes == ()
-    assert until_offer_ends(LeaseLimits(max_hours=24), offer) == LeaseLimits(max_hours=24, until=ends - END_EARLY_S)
-    assert until_offer_ends(LeaseLimits(until=ends - 7000), offer).until == ends - 7000
+    assert within_offer(LeaseLimits(max_hours=24), offer) == LeaseLimits(max_hours=24, until=ends - END_EARLY_S)
+    assert within_offer(LeaseLimits(until=ends - 7000), offer).until == ends - 7000
     tenant.make(offer=offer)
     assert launched(fake)["InstanceMarketOptions"] == {"MarketType": "capacity-block"}
     fake.reservations[ID].update(ReservationType="default", AvailableInstanceCount=2)

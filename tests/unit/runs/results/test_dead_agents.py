@@ -76,7 +76,7 @@ def test_nodes_that_ended_while_they_were_followed(monkeypatch: pytest.MonkeyPat
     world = cast("Any", SimpleNamespace(provisioner=lambda _: SimpleNamespace(capabilities={"rented": rented})))
     monkeypatch.setattr("gpuops.runs.results.collect.salvage", lambda *_: ({1: found}, {0: AWAY} if away else {}))
     monkeypatch.setattr("gpuops.runs.results.collect.nodes_of", lambda *_: [])
-    monkeypatch.setattr("gpuops.runs.results.collect.absent_session", lambda *_: "no agent answers")
+    monkeypatch.setattr("gpuops.runs.results.collect.left_session", lambda *_: SimpleNamespace(close=lambda: None))
     monkeypatch.setattr("gpuops.runs.results.collect.Agents.collect", lambda self, *_: collected.append(self.reports))
     disks = Disks(cast("Any", SimpleNamespace(provider="p")), AWAY, reports=reports)
     if away and not rented:

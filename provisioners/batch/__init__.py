@@ -1,0 +1,7 @@
+"""What batch systems have in common: a job that waits in a queue, a login node that submits it, and a home that all of
+its machines share.
+
+login_node   the login node: this machine, or one that is reached by SSH; what lies of ours in the home
+jobs         a job and its nodes as resources
+provisioner  the contract, but for what is one batch system's own
+"""

@@ -1,0 +1,11 @@
+"""Slurm clusters: one job is a cluster, submitted on a login node.
+
+options      the provider's own flags, and a request checked
+commands     every command of Slurm's that is run, and what it prints
+site         what the cluster has, and what a request may have of it
+provisioner  the contract
+"""
+
+from provisioners.slurm.provisioner import SlurmProvisioner
+
+__all__ = ["SlurmProvisioner"]

@@ -1,0 +1,124 @@
+"""A node on a machine of a batch job: one process holds it, in the foreground, and hears of the job's end."""
+
+from __future__ import annotations
+
+import json
+import os
+import signal
+import subprocess
+import sys
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from gpuops.core.errors import NodeRefused
+from gpuops.transport.rpc import AgentClient
+from tests.integration.agent.conftest import HANG_S, PYTHON, RealNode, alive, until
+
+SAVES = """
+import os, time
+print("at work", flush=True)
+while not os.path.exists(os.environ["GPUOPS_STOP_FILE"]):
+    time.sleep(0.02)
+open("last.pt", "w").close()
+"""
+JOB = {"by": "Slurm", "boot_in": 600.0, "ends_in": 3600.0, "kill_wait_s": 30.0}
+
+
+class Held:
+    """A node, and the process that holds it; its machine's own files are in `local`."""
+
+    def __init__(self, node: RealNode, local: Path) -> None:
+        self.node = node
+        self.local = local
+        local.mkdir()
+        command = ["hold", "--cluster", str(node.folder.parent)]
+        self._argv = [PYTHON, "-I", str(node.artefact), *command]
+        settings = {"cluster": node.cluster, "index": node.index, "token": "t-0", "end": None, "job": JOB}
+        made = subprocess.run([*self._argv, "--prepare"], input=json.dumps({"nodes": [settings]}), text=True,
+                              capture_output=True, timeout=HANG_S)  # fmt: skip
+        assert made.stdout == '{"prepared": 1}\n', made.stderr
+
+    def start(self, **env: str) -> subprocess.Popen[bytes]:
+        surroundings = {**os.environ, "SLURM_NODEID": str(self.node.index), "TMPDIR": str(self.local), **env}
+        process = subprocess.Popen(self._argv, env=surroundings, stdin=subprocess.DEVNULL, stderr=subprocess.PIPE)
+        until(lambda: "held" in self.settings() or process.poll() is not None, "it is held")
+        self.node.process("watchdog")
+        return process
+
+    def settings(self) -> dict[str, Any]:
+        return dict(json.loads((self.node.folder / "node.json").read_text()))
+
+    def ended(self) -> str:
+        return str(json.loads((self.node.folder / "ended.json").read_text())["why"])
+
+
+@pytest.fixture
+def held(make_node: Callable[..., RealNode], tmp_path: Path) -> Iterator[Held]:
+    one = Held(make_node(init=False), tmp_path / "local")
+    yield one
+    assert list(one.local.iterdir()) == []
+
+
+@pytest.mark.parametrize(("visible", "gpus"), [("2,5", ["2", "5"]), ("GPU-0a1b", None), ("", None)])
+def test_what_a_job_was_given(held: Held, visible: str, gpus: list[str] | None) -> None:
+    process = held.start(CUDA_VISIBLE_DEVICES=visible, SLURMD_NODENAME="c7")
+    assert (held.settings()["held"], held.settings()["gpus"], held.settings()["token"]) == ("c7", gpus, "t-0")
+    lease = held.node.says("hello")["ok"]["lease"]
+    assert 3500 < lease["hard_wall"] - lease["boot_wall"] + 600 < 3700, "both count from the job's start"
+    assert held.node.end()["left"] == 0
+    assert process.wait(HANG_S) == 0, "it ends with its node"
+
+
+@pytest.mark.parametrize("sign", [signal.SIGTERM, signal.SIGUSR1])
+def test_a_job_that_ends_stops_its_run_with_a_snapshot(held: Held, sign: signal.Signals) -> None:
+    process = held.start()
+    held.node.start("r-1", [sys.executable, "-c", SAVES])
+    until(lambda: b"at work" in held.node.file("r-1", "launcher.out"), "the run is at work")
+    os.kill(held.node.process("watchdog"), signal.SIGTERM)  # some batch systems signal every process
+    process.send_signal(sign)
+    assert process.wait(HANG_S) == 0
+    result = held.node.result("r-1")
+    assert (result["outcome"], result["reason"]["kind"], result["reason"]["by"]) == ("stopped", "reclaim", "Slurm")
+    assert (held.node.folder / "project/last.pt").exists()
+    assert held.ended() == "the batch system took its machine back"
+
+
+def test_what_has_ended_is_read_and_nothing_else(held: Held) -> None:
+    process = held.start()
+    held.node.start("r-1", [sys.executable, "-c", SAVES])
+    process.terminate()
+    process.wait(HANG_S)
+    client = AgentClient(held.node.connection, held.node.paths)
+    assert [file[0] for file in client.call("outs", run="r-1", patterns=["*.pt"]).files] == ["last.pt"]
+    assert client.call("run", run="r-1").result is not None
+    for verb in ("hello", "start"):
+        with pytest.raises(NodeRefused, match="this node has ended: the batch system took its machine back"):
+            client.call(verb)
+    client.close()
+
+
+def test_its_node_ends_where_what_holds_it_is_killed(held: Held) -> None:
+    """A batch system that does not track processes would leave them all."""
+    process = held.start()
+    held.node.start("r-1", [sys.executable, "-c", SAVES])
+    watchdog, agent = held.node.process("watchdog"), held.node.process("agent")
+    process.kill()
+    process.wait(HANG_S)
+    until(lambda: not alive(watchdog) and not alive(agent), "the node has ended")
+    assert held.ended() == "what held this machine for its batch job was killed"
+    assert held.node.result("r-1")["outcome"] in ("stopped", "lost")
+    for folder in held.local.iterdir():  # nobody is left to remove it
+        for file in folder.iterdir():
+            file.unlink()
+        folder.rmdir()
+
+
+def test_a_machine_with_another_home_says_so(held: Held) -> None:
+    (held.node.folder / "node.json").unlink()
+    process = subprocess.Popen(held._argv, env={**os.environ, "SLURM_NODEID": "0"}, stderr=subprocess.PIPE, text=True)
+    _, errors = process.communicate(timeout=HANG_S)
+    assert process.returncode == 1
+    assert "this machine has another home folder than the login node" in errors

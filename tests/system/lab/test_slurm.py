@@ -1,0 +1,183 @@
+"""On a Slurm cluster with its own commands and daemons: a job is submitted from a laptop, and what was made comes home
+whatever becomes of the job, the laptop or what holds a machine. Nothing stays in the queue, on a node or at home."""
+
+from __future__ import annotations
+
+import shutil
+import signal
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from tests.conftest import HANG_S, until
+from tests.system.chaos.hits import guards, kill
+from tests.system.lab.laptop import Laptop
+from tests.system.lab.slurm import Slurm
+
+SCRIPT = """
+import os, pathlib, signal, time
+signal.signal(signal.SIGTERM, signal.SIG_IGN)  # without cgroups Slurm signals every process of a job at once
+rank = os.environ.get("RANK") or os.environ["GPUOPS_NODE"]
+outer = [name for name in os.environ if name.startswith(("SLURM", "PMI"))]
+print("rank", rank, "on", os.uname().nodename, "sees", os.environ.get("CUDA_VISIBLE_DEVICES"), outer, flush=True)
+stop, go = pathlib.Path(os.environ["GPUOPS_STOP_FILE"]), pathlib.Path("go")
+while not stop.exists() and not go.exists():
+    time.sleep(0.05)
+pathlib.Path("snapshots").mkdir(exist_ok=True)
+pathlib.Path(f"snapshots/{rank}.txt").write_text("stopped" if stop.exists() else "done")
+"""
+ROOT = Path(__file__).parents[3]
+NODES = ("--nodes", "2", "--gpus", "2")
+RUN = ("run", "--all-nodes")
+
+
+@pytest.fixture
+def user(slurm: Slurm, laptop: Laptop) -> Laptop:
+    """Gone before the cluster is."""
+    assert slurm.login.pid
+    laptop.write("script.py", SCRIPT)
+    return laptop
+
+
+def place(user: Laptop, slurm: Slurm) -> tuple[str, ...]:
+    return tuple(user.naming(slurm.login))
+
+
+def begin(user: Laptop, slurm: Slurm, *more: str) -> subprocess.Popen[str]:
+    """A run on two nodes of a job of its own, once both scripts are at work."""
+    run = user.start(*RUN, "--on", "slurm", *place(user, slurm), *NODES, *more, "--", "python3", "script.py")
+    until(lambda: len(at_work(slurm)) == 2 or run.poll() is not None, "both nodes at work")
+    assert run.poll() is None, run.communicate()
+    return run
+
+
+def at_work(slurm: Slurm) -> list[str]:
+    return [line for host in slurm.nodes for line in host.processes() if line.endswith("python3 script.py")]
+
+
+def results(user: Laptop) -> dict[str, str]:
+    return {path.name: path.read_text() for path in user.folder.glob("runs/*/out/**/*.txt")}
+
+
+def expect_nothing_left(user: Laptop, slurm: Slurm) -> None:
+    """No job, no process of ours on a node, no file in the shared home."""
+    until(lambda: not slurm.jobs(), f"no job, but {slurm.jobs()}")
+    until(lambda: not slurm.ours(), f"no process, but {slurm.ours()}")
+    until(lambda: not slurm.files(), f"no file, but {slurm.files()}")
+    assert user.clusters() == []
+
+
+def test_up_train_again_down(user: Laptop, slurm: Slurm) -> None:
+    done = user.run("up", "slurm", "--name", "lab", *place(user, slurm), *NODES, "--max-hours", "1")
+    assert done.returncode == 0, done.stderr
+    assert "2 nodes of partition gpu with 2 GPUs and 2 cores each, for 1 h 00 min" in done.stderr
+    user.write("go", "")
+    for _ in range(2):
+        done = user.run("train", "multinode", "script.py")
+        assert done.returncode == 0, done.stderr
+        assert "rank 0 on c1 sees 0,1 []" in done.stdout
+        assert "rank 3 on c2 sees 0,1 []" in done.stdout
+    assert results(user).keys() == {f"{rank}.txt" for rank in range(4)}
+    assert user.run("ssh", "lab", "--node", "1", "--", "hostname").stdout == "c2\n"
+    refused = user.run("lease", "lab", "--extend", "2h")
+    assert refused.returncode == 2
+    assert "lab was given its machines until" in refused.stderr
+    done = user.run("down", "lab")
+    assert done.returncode == 0, done.stderr
+    expect_nothing_left(user, slurm)
+
+
+def test_ctrl_c_in_the_queue_cancels(user: Laptop, slurm: Slurm) -> None:
+    (other,) = slurm.ask("sbatch", "--parsable", "-N2", "--exclusive", "-t", "9", "-o", "/dev/null", "--wrap=sleep 600")
+    until(lambda: len(slurm.jobs()) == 1, "the cluster is full")
+    up = user.start("up", "slurm", *place(user, slurm), *NODES)
+    until(lambda: len(slurm.jobs()) == 2 or up.poll() is not None, "it is queued")
+    up.send_signal(signal.SIGINT)
+    _, err = up.communicate(timeout=HANG_S)
+    assert up.returncode == 130, err
+    assert [line.split()[0] for line in slurm.jobs()] == [other]
+    slurm.ask("scancel", other)
+    expect_nothing_left(user, slurm)
+
+
+def test_a_job_that_can_never_run_is_not_waited_for(user: Laptop, slurm: Slurm) -> None:
+    done = user.run("up", "slurm", *place(user, slurm), *NODES, "--sbatch-arg=--hold")
+    assert done.returncode == 4, done.stderr
+    assert "Slurm will never start its job (JobHeldUser)" in done.stderr
+    expect_nothing_left(user, slurm)
+
+
+@pytest.mark.proof
+@pytest.mark.parametrize("slurm", ["linuxproc"], indirect=True)
+@pytest.mark.parametrize("what", ["job", "hold", "watchdog", "agent"])
+def test_without_cgroups_nothing_outlives_its_job(user: Laptop, slurm: Slurm, what: str) -> None:
+    run = begin(user, slurm)
+    if what == "job":
+        slurm.ask("scancel", slurm.jobs()[0].split()[0])
+    else:
+        slurm.nodes[1].run(["pkill", "-KILL", "-f", f"[.]pyz {what} "])
+    _, err = run.communicate(timeout=HANG_S)
+    assert run.returncode == 4, err
+    expect_nothing_left(user, slurm)
+
+
+@pytest.mark.parametrize("how", ["cancelled", "preempted", "out of time"])
+def test_a_job_that_is_taken_back_brings_its_snapshot_home(user: Laptop, slurm: Slurm, how: str) -> None:
+    run = begin(user, slurm)
+    (job,) = [line.split()[0] for line in slurm.jobs()]
+    if how == "cancelled":
+        slurm.ask("scancel", job)
+    elif how == "preempted":
+        slurm.ask("sbatch", "-p", "urgent", "-N2", "--exclusive", "-t", "1", "-o", "/dev/null", "--wrap=true")
+    else:
+        slurm.ask("scontrol", "update", f"JobId={job}", "TimeLimit=1")
+    _, err = run.communicate(timeout=HANG_S)
+    assert run.returncode == 4, err
+    assert "reclaimed by Slurm" in err
+    assert results(user) == {"0.txt": "stopped", "1.txt": "stopped"}
+    expect_nothing_left(user, slurm)
+
+
+def test_a_lost_laptop_finds_all_of_it_afterwards(user: Laptop, slurm: Slurm) -> None:
+    """The command and its guard are gone, the job is ended from outside; `down` brings home what it has left."""
+    run = begin(user, slurm)
+    run.kill()
+    run.wait()
+    for guard in guards(user):
+        kill(guard)
+    slurm.ask("scancel", slurm.jobs()[0].split()[0])
+    until(lambda: not slurm.jobs(), "the job is over")
+    assert results(user) == {}
+    done = user.run("down", "--all")
+    assert done.returncode == 0, done.stderr
+    assert results(user) == {"0.txt": "stopped", "1.txt": "stopped"}
+    expect_nothing_left(user, slurm)
+
+
+def test_on_the_login_node_itself(slurm: Slurm) -> None:
+    """Without `--host`; the queue is asked as a process, and so are the nodes."""
+    for package in ("gpuops", "provisioners"):
+        shutil.copytree(ROOT / package, slurm.home / "src" / package, ignore=shutil.ignore_patterns("__pycache__"))
+    (slurm.home / "project").mkdir()
+    (slurm.home / "project" / "script.py").write_text(SCRIPT)
+    (slurm.home / "project" / "go").touch()
+    gpuops = ["env", "-C", "/root/project", "PYTHONPATH=/root/src", sys.executable, "-m", "gpuops"]
+    done = slurm.login.run([*gpuops, *RUN, "--on", "slurm", *NODES, "--", "python3", "script.py"])
+    assert done.returncode == 0, done.stderr
+    assert "rank 1 on c2 sees 0,1 []" in done.stdout
+    (result,) = slurm.home.glob("project/runs/*/out/snapshots/1.txt")
+    assert result.read_text() == "done"
+    until(lambda: not slurm.jobs() and not slurm.ours(), f"nothing is left, but {slurm.jobs()} {slurm.ours()}")
+    until(lambda: not slurm.files(), f"no file, but {slurm.files()}")
+
+
+def test_what_holds_a_machine_is_killed(user: Laptop, slurm: Slurm) -> None:
+    """Its node ends, and the other one hears of it; what both have written comes home."""
+    run = begin(user, slurm)
+    slurm.nodes[1].run(["pkill", "-KILL", "-f", "[.]pyz hold "])
+    _, err = run.communicate(timeout=HANG_S)
+    assert run.returncode == 4, err
+    assert "the run was lost on node1" in err
+    expect_nothing_left(user, slurm)

@@ -1,0 +1,119 @@
+"""What Slurm prints, as its versions print it, and the command lines it is given."""
+
+from __future__ import annotations
+
+import pytest
+
+from provisioners.batch.jobs import Job, JobState
+from provisioners.batch.provisioner import Submission
+from provisioners.slurm import commands
+from provisioners.slurm.commands import NodeKind, Partition
+
+NOW = 1795717200.0
+"""2026-11-26T18:20:00Z."""
+MARK, TOKEN = "gpuops-0a1b2c3d-lab-job", "4b93b845e82e-9f463d65"
+LISTED = f"""\
+7|{MARK}.{TOKEN}|RUNNING|2|9:58|2026-11-26T18:25:42|None
+8|{MARK}.{TOKEN}|PENDING|2|10:00|N/A|PartitionNodeLimit
+9|{MARK}.{TOKEN}|PENDING|2|1-00:00:00|2026-11-26T18:25:42|Priority
+10|{MARK}.{TOKEN}|PREEMPTED|2|0:00|2026-11-26T18:20:12|None
+11|{MARK}.{TOKEN}|COMPLETING|1|9:55|2026-11-26T18:25:42|None
+12|gpuops-ffffffff-lab-job.{TOKEN}|RUNNING|1|9:55|2026-11-26T18:25:42|None
+13|a|name|of somebody's|RUNNING|1|x|y|z
+14|{MARK}.{TOKEN}|PENDING|2|10:00|N/A|Nodes required for job are DOWN, DRAINED or reserved for jobs in higher priority
+"""
+
+
+def jobs() -> dict[str, Job]:
+    return {job.id: job for job in commands.parse_jobs(LISTED, "gpuops-0a1b2c3d-", NOW)}
+
+
+def test_only_jobs_of_this_owner_are_listed() -> None:
+    assert list(jobs()) == ["7", "8", "9", "10", "11", "14"]
+    assert {(job.mark, job.token, job.name) for job in jobs().values()} == {(MARK, TOKEN, f"{MARK}.{TOKEN}")}
+
+
+def test_a_job_runs_until_it_holds_no_machine() -> None:
+    assert [job.state for job in jobs().values()] == [
+        JobState.RUNNING, JobState.QUEUED, JobState.QUEUED, JobState.OVER, JobState.RUNNING, JobState.QUEUED,
+    ]  # fmt: skip
+    assert (jobs()["7"].left_s, jobs()["8"].left_s) == (598.0, None)
+    assert (jobs()["10"].preempted, jobs()["10"].why_over) == (True, "another job took its place")
+
+
+def test_why_a_job_waits() -> None:
+    assert jobs()["9"].phase.startswith("queued: Priority, starts about ")
+    assert jobs()["9"].hopeless == ""
+    assert jobs()["14"].phase == "queued: Nodes required for job are DOWN"
+    assert jobs()["8"].hopeless == "Slurm will never start its job (PartitionNodeLimit): ask for less, or elsewhere"
+    assert commands.describe_wait("(None)", None, NOW) == "queued"
+
+
+@pytest.mark.parametrize(
+    ("reason", "never"),
+    [
+        ("PartitionTimeLimit", True),
+        ("JobHeldUser", True),
+        ("JobHeldAdmin", True),
+        ("BadConstraints", True),
+        ("QOSMaxGRESPerJob", True),
+        ("QOSMaxWallDurationPerJobLimit", True),
+        ("launch failed requeued held", True),
+        ("Resources", False),
+        ("QOSMaxGRESPerUser", False),
+        ("QOSGrpCpuLimit", False),
+        ("AssocGrpGRES", False),
+        ("ReqNodeNotAvail, UnavailableNodes:c[1-2]", False),
+        ("BeginTime", False),
+        ("Licenses", False),
+    ],
+)
+def test_what_never_ends(reason: str, never: bool) -> None:
+    assert bool(commands.explain_never(reason)) is never
+
+
+@pytest.mark.parametrize(
+    ("text", "seconds"),
+    [("0:05", 5.0), ("59:59", 3599.0), ("1:00:00", 3600.0), ("2-03:04:05", 183845.0), ("UNLIMITED", None), ("", None)],
+)
+def test_a_span(text: str, seconds: float | None) -> None:
+    assert commands.parse_span(text) == seconds
+
+
+@pytest.mark.parametrize(("seconds", "text"), [(3600, "1:00:00"), (90, "0:02:00"), (1, "0:01:00"), (9e5, "250:00:00")])
+def test_a_time_limit_is_in_minutes(seconds: float, text: str) -> None:
+    assert commands.format_span(seconds) == text
+
+
+def test_a_node() -> None:
+    line = "node|c1|gpu*|gpu:h100:4(S:0-1),gpu:a100:2|mix-|64|500000|ib,nvme"
+    node = NodeKind("c1", "gpu", True, 6, ["h100", "a100"], "mix-", 64, 500000, ["ib", "nvme"])
+    assert commands.parse_node(line) == node
+    assert commands.parse_node("node|c1|small|(null)|idle|4|1000|(null)") == NodeKind(
+        "c1", "small", False, 0, [], "idle", 4, 1000, ["(null)"]
+    )
+    assert commands.parse_node("slurm_load_partitions: Unable to contact slurm controller") is None
+
+
+def test_a_partition() -> None:
+    line = "partition|PartitionName=gpu AllowQos=ALL Default=YES QoS=N/A DefaultTime=01:00:00 MaxTime=UNLIMITED"
+    assert commands.parse_partition(line) == Partition("gpu", 3600.0, None)
+    assert commands.parse_partition("partition|PartitionName=x DefaultTime=NONE MaxTime=2-00:00:00") == Partition(
+        "x", None, 172800.0
+    )
+    assert commands.parse_partition("partition|") is None
+
+
+def test_the_job() -> None:
+    """One `hold` on each node, in a step that outlives any of them; nothing of the login's surroundings."""
+    data = {"sbatch": ["--partition=gpu", "--time=1:00:00"], "cpus": 8}
+    submission = Submission(f"{MARK}.{TOKEN}", "/home/al ice/lab", "/home/al ice/a.pyz", "/home/al ice/o.out", data)
+    assert commands.sbatch_words(submission) == [
+        "sbatch", "--parsable", "--no-requeue", "--export=NONE", f"--job-name={MARK}.{TOKEN}",
+        "--output=/home/al ice/o.out", "--chdir=/", "--signal=USR1@60", "--partition=gpu", "--time=1:00:00",
+    ]  # fmt: skip
+    assert commands.job_script(submission, "/usr/bin/python3") == (
+        "#!/bin/sh\nexec srun --ntasks-per-node=1 --cpus-per-task=8 --cpu-bind=none --mpi=none --kill-on-bad-exit=0 "
+        "--wait=0 --input=none --export=ALL /usr/bin/python3 -I '/home/al ice/a.pyz' "
+        "hold --cluster '/home/al ice/lab'\n"
+    )
