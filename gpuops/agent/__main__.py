@@ -7,6 +7,7 @@ import sys
 
 MODES = {
     "init": "daemon.init_command",
+    "hold": "daemon.hold",
     "watchdog": "daemon.watchdog",
     "agent": "daemon.main",
     "connect": "rpc.connect",

@@ -1,18 +1,20 @@
 """Hosts of the user's own, reached by SSH. What is made there is a folder, and what is removed is that folder.
 
 `<home>/.gpuops-<owner>/<cluster>/n<i>` on a host is a node. The folder alone makes it ours, so an interrupted
-creation is found by it. Which hosts to ask, and the host key of the first login to each, is kept in a file on this
-computer (`ssh/hosts.json`) while something of ours may be there.
+creation is found by it. With `--image` a node is a container (`container_spec`), with its folder under
+`<home>/.gpuops-<owner>-<engine>`; either of them is found without the other. Which hosts to ask, and the host key of
+the first login to each, is kept in a file on this computer (`ssh/hosts.json`) while something of ours may be there.
 """
 
 from __future__ import annotations
 
 import dataclasses
+import json
 import threading
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import suppress
 from functools import partial
-from typing import TypeVar
+from typing import TYPE_CHECKING, TypeVar
 
 from gpuops.core.account_variables import OURS
 from gpuops.core.errors import (
@@ -30,17 +32,23 @@ from gpuops.core.models import MACHINE, Intent, Journal, Offer, Option, Problem,
 from gpuops.core.parallel import on_each
 from provisioners.base import CONTRACT, Context
 from provisioners.ssh.accepted_keys import AcceptedKeys
+from provisioners.ssh.container_host import ContainerHost, FoundNode
+from provisioners.ssh.container_spec import ContainerSpec, check_image, enter_words, parse_spec, wanted_engine
 from provisioners.ssh.host_agent import HostAgent, NodeRecord
 from provisioners.ssh.hosts import HostBook, KnownHost
 from provisioners.ssh.placement import (
     Host,
     Logins,
     NodePlace,
+    host_of,
     parse_place,
     place_nodes,
     refuse_rental_flags,
     typed_hosts,
 )
+
+if TYPE_CHECKING:
+    from gpuops.transport.connection import Connection
 
 T = TypeVar("T")
 
@@ -72,6 +80,7 @@ class SshProvisioner:
         Option("hosts", "A file with a host a line, such as $PBS_NODEFILE or a hostfile of MPI.", "lines", counts=True),
         Option("identity", "The private key to log in with.", "path"),
         Option("accept-new", "Trust the key of a host that was never met before.", "bool", default=False),
+        Option("container", "What runs --image there: docker, podman or apptainer. Without: docker, else podman."),
     )
     credentials: Sequence[str] = OURS["ssh"].credentials
     surroundings: Sequence[str] = OURS["ssh"].surroundings
@@ -89,23 +98,31 @@ class SshProvisioner:
     # Before anything is made.
 
     def preflight(self, request: Request) -> Sequence[Problem]:
-        refuse_rental_flags(request, "these hosts are yours", "")
+        refuse_rental_flags(request, "these hosts are yours", "", runs_images=True)
+        wanted_engine(request)
+        if request.image is not None:
+            check_image(request.image)
         typed = typed_hosts(request)
         if not typed:
             raise UsageError("no host was named", "add --host user@address, once for each host")
-        return [problem for problem in on_each(lambda name: self._logins.problem(name, request), typed) if problem]
+        return [
+            problem for found in on_each(lambda name: self._logins.problems(name, request), typed) for problem in found
+        ]
 
     def offers(self, request: Request) -> Sequence[Offer]:
         """One offer: these hosts. More nodes than hosts are virtual ones, each with its share of the GPUs."""
+        if request.image is None and (engine := wanted_engine(request)):
+            raise UsageError(f"--container {engine} runs an image, and none was named", "add --image NAME")
         logged_in = [self._logins.log_in(typed, request) for typed in typed_hosts(request)]
         hosts, spare = logged_in[: request.nodes], logged_in[request.nodes :]
         _refuse_doubles(hosts, request.nodes)
-        places, notes = place_nodes(hosts, request.nodes, request.gpus)
+        places, notes = place_nodes(hosts, request.nodes, request.gpus, request.image or "")
         if spare:
             notes.append(f"not used, since --nodes is {request.nodes}: {', '.join(host.name for host in spare)}")
         gpus = min(place.gpu_count for place in places)
         names = ", ".join(dict.fromkeys(place.host for place in places))
-        say = f"{plural(request.nodes, 'node')} on {names}"
+        what = f"{plural(request.nodes, 'node')} in {request.image}" if request.image else plural(request.nodes, "node")
+        say = f"{what} on {names}"
         data = {"places": [place.document() for place in places]}
         return [Offer("ssh", "hosts", say, request.nodes, gpus, notes=tuple(notes), data=data)]
 
@@ -125,10 +142,11 @@ class SshProvisioner:
     def create(self, offer: Offer, intent: Intent, journal: Journal) -> Sequence[Resource]:
         places = [parse_place(document) for document in offer.data["places"]]
         for index, place in enumerate(places):
-            journal.will(MACHINE, intent.mark(index), f"{intent.token}-{index}", place.host)
+            journal.will(MACHINE, intent.mark(index), f"{intent.token}-{index}", place.region)
         for place in places:
-            self._book.record(place.host, KnownHost(place.target, self._root(place.home), place.python))
-        hosts = list(dict.fromkeys(place.host for place in places))
+            root = self._root(place.home, place.engine)
+            self._book.record(place.region, KnownHost(place.target, root, place.python, place.engine))
+        hosts = list(dict.fromkeys(place.region for place in places))
 
         def install(name: str) -> str:
             return _as_provider_errors(lambda: self._agent(name, self._book.require(name)).install(intent.agent))
@@ -137,19 +155,47 @@ class SshProvisioner:
 
         def create_node(index: int) -> Resource:
             place = places[index]
-            return _as_provider_errors(lambda: self._create_node(index, place, agents[place.host], intent))
+            create = self._create_container if place.engine else self._create_node
+            return _as_provider_errors(lambda: create(index, place, agents[place.region], intent))
 
         made = on_each(create_node, range(len(places)))
         for resource in made:
             journal.got(resource)
         return made
 
-    def _root(self, home: str) -> str:
-        return f"{home}/.gpuops-{self.context.owner}"
+    def _root(self, home: str, engine: str = "") -> str:
+        return f"{home}/.gpuops-{self.context.owner}" + (f"-{engine}" if engine else "")
+
+    def _connection(self, name: str, known_host: KnownHost) -> Connection:
+        return self._logins.connection(host_of(name), known_host.target)
 
     def _agent(self, name: str, known_host: KnownHost) -> HostAgent:
-        connection = self._logins.connection(name, known_host.target)
-        return HostAgent(connection, known_host, self.context.home / "cache")
+        return HostAgent(self._connection(name, known_host), known_host, self.context.home / "cache")
+
+    def _containers(self, name: str, known_host: KnownHost) -> ContainerHost:
+        return ContainerHost(self._connection(name, known_host), known_host.engine, known_host.root)
+
+    def _create_container(self, index: int, place: NodePlace, agent: str, intent: Intent) -> Resource:
+        """Begin to: the image may have to be pulled first, which `describe` tells."""
+        assert place.limits is not None
+        known_host = self._book.require(place.region)
+        spec = ContainerSpec(
+            engine=place.engine,
+            image=place.image,
+            owner=intent.owner,
+            mark=intent.mark(index),
+            token=f"{intent.token}-{index}",
+            root=known_host.root,
+            cluster=intent.cluster,
+            index=index,
+            host=place.region,
+            agent=agent,
+            limits=place.limits,
+            gpus=place.gpus,
+            cores_share=place.cores_share,
+        )
+        self._containers(place.region, known_host).start(spec)
+        return self._contained(place.region, known_host, FoundNode(spec, ResourceState.STARTING))
 
     def _create_node(self, index: int, place: NodePlace, agent: str, intent: Intent) -> Resource:
         known_host = self._book.require(place.host)
@@ -211,14 +257,15 @@ class SshProvisioner:
         """Remove what a crashed command has left on a host that has no node."""
         from gpuops.nodes import bootstrap
 
-        _as_provider_errors(
-            lambda: bootstrap.remove_agent(self._logins.connection(name, known_host.target), known_host.root)
-        )
+        _as_provider_errors(lambda: bootstrap.remove_agent(self._connection(name, known_host), known_host.root))
         self._forget_unused(name, known_host)
 
     def _list_nodes(self, name: str, known_host: KnownHost) -> list[Resource]:
         """The nodes under one root of a host. Raises ProviderError."""
         try:
+            if known_host.engine:
+                found = self._containers(name, known_host).found(self.context.owner)
+                return [self._contained(name, known_host, node) for node in found if node.spec.host == name]
             records = self._agent(name, known_host).list_nodes(name)
         except NodeRefused as error:
             raise Rejected(error.message, error.hint) from error
@@ -253,6 +300,33 @@ class SshProvisioner:
             },
         )
 
+    def _contained(self, name: str, known_host: KnownHost, node: FoundNode) -> Resource:
+        spec = node.spec
+        present = {"phase": node.phase, "hopeless": node.hopeless, "why_ended": node.why_ended}
+        return Resource(
+            kind=MACHINE,
+            id=f"{name}:{spec.node}",
+            region=name,
+            name=spec.mark,
+            bills=False,
+            state=node.state,
+            address=known_host.target.host,
+            port=known_host.target.port,
+            data={
+                "connection": "ssh",
+                "target": known_host.target.document(),
+                "ssh_folder": str(self._logins.folder),
+                "root": spec.root,
+                "folder": spec.node,
+                "inside": enter_words(spec),
+                "container": spec.document(),
+                "gpus": spec.gpus,
+                "cores_share": spec.cores_share,
+                "token": spec.token,
+                **{word: said for word, said in present.items() if said},
+            },
+        )
+
     def describe(self, resource: Resource) -> Resource:
         """The resource itself holds where the node is, so a host that was forgotten is reached, too."""
         for node in self._list_nodes(resource.region, _known_host(resource)):
@@ -274,21 +348,30 @@ class SshProvisioner:
                 raise ending.error
 
     def _end(self, resource: Resource) -> None:
+        from gpuops.nodes import bootstrap
+
         name, known_host, entry = resource.region, _known_host(resource), self._book.get(resource.region)
-        _as_provider_errors(lambda: self._agent(name, known_host).end_node(str(resource.data["folder"])))
+        if known_host.engine:
+            spec = parse_spec(json.loads(str(resource.data["container"])))
+            _as_provider_errors(lambda: self._containers(name, known_host).end(spec))
+        else:
+            _as_provider_errors(lambda: self._agent(name, known_host).end_node(str(resource.data["folder"])))
         if entry is not None and not self._list_nodes(name, known_host):
+            if known_host.engine:
+                bootstrap.remove_agent(self._connection(name, known_host), known_host.root)
             self._forget_unused(name, entry)
 
     def _forget_unused(self, name: str, known_host: KnownHost) -> None:
         """Forget a host where nothing of ours is left: another machine may have its address next."""
         self._book.remove_unchanged(name, known_host)
-        with suppress(OSError):
-            self._accepted.forget(name)
+        if not any(host_of(other) == host_of(name) for other in self._book.names()):
+            with suppress(OSError):
+                self._accepted.forget(host_of(name))
 
     def forget(self, region: str) -> bool:
         """Remove a host that no longer exists, or was set up anew, from the file of hosts and from the accepted keys.
         Returns whether it was in either."""
-        was_accepted = self._accepted.forget(region)
+        was_accepted = self._accepted.forget(host_of(region))
         return self._book.remove(region) or was_accepted
 
     def self_destruct(self, resource: Resource) -> Sequence[str] | None:
@@ -337,4 +420,6 @@ def _known_host(resource: Resource) -> KnownHost:
     from gpuops.transport.ssh import Target
 
     data = resource.data
-    return KnownHost(Target.from_document(dict(data["target"])), str(data["root"]), str(data["python"]))
+    target, python = Target.from_document(dict(data["target"])), str(data.get("python") or "")
+    engine = parse_spec(json.loads(str(data["container"]))).engine if data.get("container") else ""
+    return KnownHost(target, str(data["root"]), python, engine)
