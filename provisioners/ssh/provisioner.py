@@ -135,6 +135,7 @@ class SshProvisioner:
         return [
             self._resource(name, known_host, NodeRecord(name, "", ResourceState.RUNNING))
             for name, known_host in {**named, **known}.items()
+            if known_host.python  # else only its containers have one, and there is nothing to run outside of them
         ]
 
     # Making, finding, ending.

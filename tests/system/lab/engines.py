@@ -47,6 +47,20 @@ os.execvp("crun", ["crun", "--cgroup-manager=disabled", *sys.argv[1:]])
 """
 )
 ENGINE_PROGRAMS = {"dockerd": "docker.io", "docker": "docker.io", "crun": "crun"}
+PODMAN_FILES = {
+    "containers.conf": """[engine]
+cgroup_manager = "cgroupfs"
+events_logger = "file"
+runtime = "lab"
+[engine.runtimes]
+lab = ["/usr/local/bin/lab-runtime"]
+""",
+    "storage.conf": """[storage]
+driver = "overlay"
+graphroot = "/run/podman"
+runroot = "/run/podman-run"
+""",
+}
 START_DOCKERD = """
 mount -t cgroup2 cgroup2 /sys/fs/cgroup
 exec dockerd --data-root /run/docker-data --exec-root /run/docker-exec --host unix:///var/run/docker.sock \
@@ -77,6 +91,16 @@ def give_docker(host: Host, image: Path, group: str = "root") -> None:
         lambda: f"dockerd: {host.run(['cat', '/run/dockerd.log']).stdout}",
     )
     load_image(host, "docker", image)
+
+
+def give_podman(host: Host, image: Path) -> None:
+    """Set Podman up on a host for root, and give it the image."""
+    give_runtime(host)
+    host.run(["mkdir", "-p", "/etc/containers"], check=True)
+    for name, text in PODMAN_FILES.items():
+        host.write(f"/etc/containers/{name}", text)
+    host.run(["sh", "-c", "mount -t cgroup2 cgroup2 /sys/fs/cgroup"], check=True)
+    load_image(host, "podman", image)
 
 
 def give_runtime(host: Host) -> None:
