@@ -206,7 +206,9 @@ def _judge(spec: ContainerSpec, status: str, facts: Mapping[str, str], host: str
     if status in ("running", "paused"):
         return FoundNode(spec, ResourceState.RUNNING)
     if facts.get("works"):
-        phase = log if log.startswith(("pulling", "starting")) else f"pulling {spec.image}: {log}" if log else "starting"
+        phase = (
+            log if log.startswith(("pulling", "starting")) else f"pulling {spec.image}: {log}" if log else "starting"
+        )
         return FoundNode(spec, ResourceState.STARTING, phase=phase)
     try:
         why = str(json.loads(facts["ended"])["why"])

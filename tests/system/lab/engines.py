@@ -62,7 +62,7 @@ runroot = "/run/podman-run"
 """,
 }
 START_DOCKERD = """
-mount -t cgroup2 cgroup2 /sys/fs/cgroup
+grep -q " /sys/fs/cgroup " /proc/mounts || mount -t cgroup2 cgroup2 /sys/fs/cgroup
 exec dockerd --data-root /run/docker-data --exec-root /run/docker-exec --host unix:///var/run/docker.sock \
     --pidfile /run/dockerd.pid --bridge none --iptables=false --ip6tables=false --storage-driver overlay2 \
     --add-runtime lab=/usr/local/bin/lab-runtime --default-runtime lab --group "$1" >/run/dockerd.log 2>&1
@@ -79,6 +79,11 @@ def why_no_docker() -> str | None:
 def give_docker(host: Host, image: Path, group: str = "root") -> None:
     """Start Docker's daemon on a host, and give it the image."""
     give_runtime(host)
+    start_docker(host, group)
+    load_image(host, "docker", image)
+
+
+def start_docker(host: Host, group: str) -> None:
     subprocess.Popen(
         [*host.enter, "sh", "-c", START_DOCKERD, "sh", group],
         stdin=subprocess.DEVNULL,
@@ -86,11 +91,16 @@ def give_docker(host: Host, image: Path, group: str = "root") -> None:
         stderr=subprocess.DEVNULL,
         start_new_session=True,
     )
-    until(
-        lambda: host.run(["docker", "version"]).returncode == 0,
-        lambda: f"dockerd: {host.run(['cat', '/run/dockerd.log']).stdout}",
-    )
-    load_image(host, "docker", image)
+    log = ["cat", "/run/dockerd.log"]
+    until(lambda: host.run(["docker", "version"]).returncode == 0, lambda: f"dockerd: {host.run(log).stdout}")
+
+
+def restart_docker(host: Host, group: str) -> None:
+    """Stop the daemon, and what it runs, and start it again, as `systemctl restart docker` does."""
+    pid = host.run(["cat", "/run/dockerd.pid"], check=True).stdout.strip()
+    host.run(["kill", pid], check=True)
+    until(lambda: not any(line.startswith("dockerd") for line in host.processes()), "the daemon's end")
+    start_docker(host, group)
 
 
 def give_podman(host: Host, image: Path) -> None:
