@@ -46,7 +46,7 @@ for flag in ("--bundle", "-b", "--process", "-p"):
 os.execvp("crun", ["crun", "--cgroup-manager=disabled", *sys.argv[1:]])
 """
 )
-ENGINE_PROGRAMS = {"dockerd": "docker.io", "docker": "docker.io", "crun": "crun"}
+ENGINE_PROGRAMS = {"dockerd": "docker.io", "docker": "docker.io", "podman": "podman", "crun": "crun"}
 PODMAN_FILES = {
     "containers.conf": """[engine]
 cgroup_manager = "cgroupfs"
@@ -69,8 +69,8 @@ exec dockerd --data-root /run/docker-data --exec-root /run/docker-exec --host un
 """
 
 
-def why_no_docker() -> str | None:
-    """One reason why no host here can have Docker; None when it can."""
+def why_no_engines() -> str | None:
+    """One reason why no host here can have containers; None when it can."""
     missing = [name for name in ENGINE_PROGRAMS if not shutil.which(name, path=os.environ["PATH"] + ":/usr/sbin:/sbin")]
     packages = sorted({ENGINE_PROGRAMS[name] for name in missing})
     return f"containers need {', '.join(missing)} (Debian: {' '.join(packages)})" if missing else None
@@ -128,29 +128,22 @@ def load_image(host: Host, engine: str, image: Path, name: str = IMAGE, prefix: 
     assert done.returncode == 0, done.stderr
 
 
-def make_image(path: Path, python: bool = True) -> Path:
-    """A tar of a root folder: a shell, its usual programs and, where it is wanted, the Python that runs the tests."""
+def make_image(path: Path) -> Path:
+    """A tar of a root folder: a shell, its usual programs, and the Python that runs the tests, where it is here."""
+    python, stdlib = os.path.realpath(sys.executable), sysconfig.get_path("stdlib")
+    programs = [found for name in PROGRAMS if (found := shutil.which(name, path="/usr/bin:/bin"))]
+    modules = [str(module) for module in Path(stdlib, "lib-dynload").glob("*.so")]
     with tarfile.open(path, "w") as tar:
         for folder in ("dev", "etc", "proc", "sys", "tmp", "usr/bin", "var/tmp"):
             _add_folder(tar, folder)
-        programs = [found for name in PROGRAMS if (found := shutil.which(name, path="/usr/bin:/bin"))]
-        if python:
-            programs.append(os.path.realpath(sys.executable))
-        modules = list(Path(sysconfig.get_path("stdlib"), "lib-dynload").glob("*.so")) if python else []
-        for library in sorted(_libraries([*programs, *map(str, modules)]) | _dlopened()):
+        for library in sorted(_libraries([*programs, python, *modules]) | _dlopened()):
             tar.add(os.path.realpath(library), library.lstrip("/"))
         for program in programs:
-            name = (
-                program.lstrip("/")
-                if program.endswith(os.path.basename(os.path.realpath(sys.executable)))
-                else f"usr/bin/{os.path.basename(program)}"
-            )
-            tar.add(os.path.realpath(program), name)
+            tar.add(os.path.realpath(program), f"usr/bin/{os.path.basename(program)}")
+        tar.add(python, python.lstrip("/"))
+        tar.add(stdlib, stdlib.lstrip("/"), filter=_keep)
         _add_link(tar, "bin", "usr/bin")
-        if python:
-            _add_link(tar, "usr/bin/python3", os.path.realpath(sys.executable))
-            stdlib = sysconfig.get_path("stdlib")
-            tar.add(stdlib, stdlib.lstrip("/"), filter=_keep)
+        _add_link(tar, "usr/bin/python3", python)
     return path
 
 

@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 
 from tests.conftest import until
-from tests.system.lab.engines import IMAGE, give_docker, give_podman, make_image, restart_docker, why_no_docker
+from tests.system.lab.engines import IMAGE, give_docker, give_podman, make_image, restart_docker, why_no_engines
 from tests.system.lab.hosts import Host, Lab
 from tests.system.lab.laptop import Laptop, root
 
@@ -31,7 +31,7 @@ time.sleep(1000)
 
 @pytest.fixture(scope="module")
 def image(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Path]:
-    if reason := why_no_docker():
+    if reason := why_no_engines():
         pytest.skip(reason)
     path = make_image(tmp_path_factory.mktemp("image") / "base.tar")
     yield path
