@@ -201,6 +201,8 @@ class Resource:
 
     - `inside`: where the node is within what `connection` reaches, the words of a command there that starts a program
       in it, before the program's own: `["docker", "exec", "-i", NAME]`.
+    - `within`: where the agent is on the machine and only what a run starts is in an image: the words that start a
+      program there (`["apptainer", "exec", IMAGE]`).
 
     By `ssh` also `target`: how to log in, as `gpuops.transport.ssh.Target.document` gives it (`host`, `port`,
     `user`, `identities` as paths on this computer, `host_keys` as `ssh-ed25519 AAAA…`; without a host

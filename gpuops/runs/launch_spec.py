@@ -61,14 +61,16 @@ def torchrun_command(
 ) -> list[str]:
     """The torchrun line of one node; `command` is what a rank runs, byte for byte.
 
-    `{python}`, `{agent}` and `{run}` are filled in by the node's agent, up to the first `--`.
+    `{python}`, `{agent}` and `{run}` are filled in by the node's agent, up to the first `--`. In an image the agent's
+    Python need not be, and the run's own starts the rank wrapper.
     """
     return [
         node.python, "-m", "torch.distributed.run",
         f"--nnodes={nodes}", f"--node-rank={node.index}", f"--nproc-per-node={node.ranks}",
         f"--master-addr={master[0]}", f"--master-port={master[1]}",
         f"--rdzv-id={rendezvous}", f"--rdzv-conf=timeout={JOIN_TIMEOUT_S}", "--max-restarts=0",
-        "--log-dir={run}/elastic", "--no-python", "{python}", "-I", "{agent}", "rank", "--node-run", "{run}", "--",
+        "--log-dir={run}/elastic", "--no-python",
+        node.python if node.within else "{python}", "-I", "{agent}", "rank", "--node-run", "{run}", "--",
         *command,
     ]  # fmt: skip
 
@@ -144,6 +146,7 @@ def node_specs(
             "argv": _argv(request, node, len(parts), master, f"{run}-a{attempt}"),
             "env": _environment(request, node, parts),
             "user_env": _users(request, node),
+            **({"within": [*node.within]} if node.within else {}),
             "path_first": [folder] if (folder := posixpath.dirname(node.python)) else [],
             "ranks": node.ranks,
             "rank_base": sum(before.ranks for before in parts[:position]),

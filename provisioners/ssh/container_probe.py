@@ -46,6 +46,11 @@ said=$(timeout 30 "$engine" manifest inspect "$image" 2>&1 >/dev/null) ||
 exit 0
 """
 """Asks for one of the engines `$1`, and for the image `$2`, which Podman is to pull by the name `$3`."""
+IMAGE_FILE_SCRIPT = r"""
+command -v apptainer >/dev/null 2>&1 && echo 'engine yes'
+[ -e "$1" ] && echo 'image yes'
+exit 0
+"""
 DENIED_SIGNS = ("denied", "unauthorized", "authentication required", "403 ")
 UNKNOWN_SIGNS = ("no such manifest", "manifest unknown", "not found", "name unknown", "repository does not exist")
 
@@ -111,6 +116,19 @@ def parse_facts(text: str, label: str, gpus: int) -> ContainerFacts:
         has_image=said.get("image") == "here",
         no_image=said.get("no-image", ""),
     )
+
+
+def image_file_problems(connection: Connection, name: str, image: str) -> list[Problem]:
+    """What keeps a host from running an image file by Apptainer. Raises NodeError, ConnectionLost."""
+    from gpuops.nodes import bootstrap
+
+    said = bootstrap.run_step(connection, ["sh", "-c", IMAGE_FILE_SCRIPT, "sh", image]).decode(errors="replace")
+    if "engine yes" not in said.splitlines():
+        return [Problem(f"{name} has no apptainer", "install it there, where a login finds it on its PATH")]
+    if image and "image yes" not in said.splitlines():
+        hint = f"make it there: apptainer build {image} docker://IMAGE"
+        return [Problem(f"there is no image file {image} on {name}", hint)]
+    return []
 
 
 def _reaches(limit: str, least: int) -> bool:

@@ -130,11 +130,23 @@ def wants_containers(request: Request) -> bool:
     return engine in ENGINES or (not engine and request.image is not None)
 
 
-def check_image(image: str) -> str:
+def check_image(image: str, engine: str = "") -> str:
     """The image's name. Raises UsageError for what can be none: it may be a word of a command on the hosts."""
+    if engine == APPTAINER and not image.startswith("/"):
+        raise UsageError(
+            f"--image {image} is no file on the hosts, and apptainer runs one",
+            "make it there once: apptainer build /PATH/NAME.sif docker://IMAGE; then --image /PATH/NAME.sif",
+        )
     if not IMAGE.fullmatch(image):
         raise UsageError(f"--image {image} is no image's name", "name it as docker pull does: pytorch/pytorch:2.8.0")
     return image
+
+
+def within_words(image: str, root: str, *, gpus: bool) -> list[str]:
+    """What stands before a program that Apptainer starts in an image file. It has no daemon, and the container is the
+    program: the agent stays outside. Of the user's home nothing but our folder is there."""
+    nv = ["--nv"] if gpus else []
+    return [APPTAINER, "exec", *nv, "--no-home", "--bind", root, image]
 
 
 def full_name(engine: str, image: str) -> str:

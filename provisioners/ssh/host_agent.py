@@ -58,6 +58,8 @@ class NodeRecord:
     token: str | None = None
     on: int | None = None
     """Of a virtual node, the index of the node whose machine it shares."""
+    within: Sequence[str] | None = None
+    """What starts a program in the image file that the node's runs are started in."""
 
 
 def parse_record(document: Mapping[str, Any]) -> NodeRecord | None:
@@ -65,7 +67,7 @@ def parse_record(document: Mapping[str, Any]) -> NodeRecord | None:
     mark, folder, state = (document.get(name) for name in ("mark", "folder", "state"))
     if not (isinstance(mark, str) and isinstance(folder, str) and isinstance(state, str)):
         return None
-    more = {name: document.get(name) for name in ("gpus", "cores_share", "artefact", "token", "on")}
+    more = {name: document.get(name) for name in ("gpus", "cores_share", "artefact", "token", "on", "within")}
     return NodeRecord(mark, folder, ResourceState.parse(state), **more)
 
 

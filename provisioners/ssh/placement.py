@@ -15,8 +15,8 @@ from gpuops.core.models import Problem, Request
 from gpuops.core.typed_paths import typed_path
 from gpuops.nodes.gpu_shares import divide
 from provisioners.ssh.accepted_keys import AcceptedKeys
-from provisioners.ssh.container_probe import ContainerFacts, container_problems, probe_containers
-from provisioners.ssh.container_spec import ENGINES, HostLimits, full_name, wanted_engine, wants_containers
+from provisioners.ssh.container_probe import ContainerFacts, container_problems, image_file_problems, probe_containers
+from provisioners.ssh.container_spec import APPTAINER, ENGINES, HostLimits, full_name, wanted_engine, wants_containers
 from provisioners.ssh.hosts import HostBook
 
 if TYPE_CHECKING:
@@ -81,6 +81,11 @@ class Logins:
         except GpuopsError as error:
             say = error.message if typed.removesuffix(":22") in error.message else f"{typed}: {error.message}"
             return [Problem(say, error.hint)]
+        if request.options.get("container") == APPTAINER:
+            try:
+                return image_file_problems(self.connection(host.name, host.target), host.name, request.image or "")
+            except NodeError as error:
+                return [Problem(error.message, error.hint)]
         if host.containers is None:
             return []
         return container_problems(host.name, host.containers, wanted_engine(request), request.image or "")

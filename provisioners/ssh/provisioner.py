@@ -33,7 +33,15 @@ from gpuops.core.parallel import on_each
 from provisioners.base import CONTRACT, Context
 from provisioners.ssh.accepted_keys import AcceptedKeys
 from provisioners.ssh.container_host import ContainerHost, FoundNode
-from provisioners.ssh.container_spec import ContainerSpec, check_image, enter_words, parse_spec, wanted_engine
+from provisioners.ssh.container_spec import (
+    APPTAINER,
+    ContainerSpec,
+    check_image,
+    enter_words,
+    parse_spec,
+    wanted_engine,
+    within_words,
+)
 from provisioners.ssh.host_agent import HostAgent, NodeRecord
 from provisioners.ssh.hosts import HostBook, KnownHost
 from provisioners.ssh.placement import (
@@ -101,7 +109,7 @@ class SshProvisioner:
         refuse_rental_flags(request, "these hosts are yours", "", runs_images=True)
         wanted_engine(request)
         if request.image is not None:
-            check_image(request.image)
+            check_image(request.image, wanted_engine(request))
         typed = typed_hosts(request)
         if not typed:
             raise UsageError("no host was named", "add --host user@address, once for each host")
@@ -123,7 +131,9 @@ class SshProvisioner:
         names = ", ".join(dict.fromkeys(place.host for place in places))
         what = f"{plural(request.nodes, 'node')} in {request.image}" if request.image else plural(request.nodes, "node")
         say = f"{what} on {names}"
-        data = {"places": [place.document() for place in places]}
+        data: dict[str, object] = {"places": [place.document() for place in places]}
+        if wanted_engine(request) == APPTAINER:
+            data["image_file"] = request.image
         return [Offer("ssh", "hosts", say, request.nodes, gpus, notes=tuple(notes), data=data)]
 
     def standing(self, request: Request) -> Sequence[Resource]:
@@ -156,8 +166,11 @@ class SshProvisioner:
 
         def create_node(index: int) -> Resource:
             place = places[index]
-            create = self._create_container if place.engine else self._create_node
-            return _as_provider_errors(lambda: create(index, place, agents[place.region], intent))
+            agent = agents[place.region]
+            if place.engine:
+                return _as_provider_errors(lambda: self._create_container(index, place, agent, intent))
+            image = str(offer.data.get("image_file") or "")
+            return _as_provider_errors(lambda: self._create_node(index, place, agent, intent, image))
 
         made = on_each(create_node, range(len(places)))
         for resource in made:
@@ -198,9 +211,11 @@ class SshProvisioner:
         self._containers(place.region, known_host).start(spec)
         return self._contained(place.region, known_host, FoundNode(spec, ResourceState.STARTING))
 
-    def _create_node(self, index: int, place: NodePlace, agent: str, intent: Intent) -> Resource:
+    def _create_node(self, index: int, place: NodePlace, agent: str, intent: Intent, image: str = "") -> Resource:
+        """`image`: a file that the node's runs are started in; empty without one."""
         known_host = self._book.require(place.host)
         folder = f"{known_host.root}/{intent.cluster}/n{index}"
+        within = within_words(image, known_host.root, gpus=place.all_gpus > 0) if image else None
         node = {
             "cluster": intent.cluster,
             "owner": intent.owner,
@@ -212,6 +227,7 @@ class SshProvisioner:
             "cores_share": place.cores_share,
             "artefact": intent.agent.stem,
             "host": place.host,
+            "within": within,
         }
         lease = {"boot_in": max(MIN_BOOT_LEASE_S, intent.boot_deadline - self.context.clock.now())}
         document = {"node": node, "lease": lease}
@@ -224,6 +240,7 @@ class SshProvisioner:
             cores_share=place.cores_share,
             artefact=intent.agent.stem,
             token=f"{intent.token}-{index}",
+            within=within,
         )
         return self._resource(place.host, known_host, record)
 
@@ -298,6 +315,7 @@ class SshProvisioner:
                 "artefact": node.artefact,
                 "token": node.token,
                 "on": node.on,
+                **({"within": node.within} if node.within else {}),
             },
         )
 

@@ -249,3 +249,35 @@ def test_podman(lab: Lab, laptop: Laptop, image: Path) -> None:
     until(lambda: not containers(host, "podman"), "its end")
     assert laptop.run("down", "lab").returncode == 0
     assert [path for path in host.files("/root") if "gpuops" in path] == []
+
+
+APPTAINER = """#!/bin/sh
+[ "$1" = exec ] || exit 2
+while [ "$1" != /srv/image.sif ]; do shift; done
+shift
+export APPTAINER_CONTAINER=/srv/image.sif
+exec "$@"
+"""
+"""What it is to a run: a program that becomes the one it was given, with its environment, folder and streams."""
+
+
+@pytest.mark.parametrize("kind", ["command", pytest.param("torchrun", marks=pytest.mark.proof)])
+def test_an_image_file_of_apptainer(lab: Lab, laptop: Laptop, kind: str) -> None:
+    host = lab.host("a")
+    up = ("up", "ssh", "--name", "lab", *laptop.naming(host), "--container", "apptainer", "--image", "/srv/image.sif")
+    done = laptop.run(*up)
+    assert "has no apptainer" in done.stderr
+    host.write("/usr/local/bin/apptainer", APPTAINER)
+    host.run(["chmod", "755", "/usr/local/bin/apptainer"], check=True)
+    done = laptop.run(*up)
+    assert "there is no image file /srv/image.sif on" in done.stderr
+    host.run(["touch", "/srv/image.sif"], check=True)
+    done = laptop.run(*up)
+    assert done.returncode == 0, done.stderr
+
+    (laptop.folder / "job.py").write_text("import os; print('in', os.environ.get('APPTAINER_CONTAINER'))\n")
+    line = ("train", "multigpu", "--gpus", "2", "job.py") if kind == "torchrun" else ("run", "--", "python3", "job.py")
+    done = laptop.run(*line, *(("--python", "/opt/pytorch/bin/python") if kind == "torchrun" else ()))
+    assert "in /srv/image.sif" in done.stdout, done.stdout + done.stderr
+    assert "the image's)" in done.stderr
+    assert laptop.run("down", "lab").returncode == 0

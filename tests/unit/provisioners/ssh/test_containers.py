@@ -26,6 +26,7 @@ from provisioners.ssh.container_spec import (
     parse_spec,
     start_words,
     wants_containers,
+    within_words,
 )
 from provisioners.ssh.hosts import HostBook, KnownHost
 from provisioners.ssh.placement import Host, NodePlace, host_of, parse_place, place_nodes
@@ -262,3 +263,14 @@ def test_places_in_containers(tmp_path: Path) -> None:
     book.record("ann@a+docker", known)
     assert book.get("ann@a+docker") == known
     assert SshProvisioner(Context("0badcafe", tmp_path, {})).standing(Request("ssh")) == []
+
+
+def test_the_line_of_apptainer(tmp_path: Path) -> None:
+    words = within_words("/srv/x.sif", ROOT, gpus=True)
+    assert " ".join(words) == f"apptainer exec --nv --no-home --bind {ROOT} /srv/x.sif"
+    assert "--nv" not in within_words("/srv/x.sif", ROOT, gpus=False)
+    request = Request("ssh", image="x/y:1", options={"container": "apptainer"})
+    assert not wants_containers(request), "its nodes are on the hosts themselves"
+    with pytest.raises(UsageError) as caught:
+        SshProvisioner(Context("0badcafe", tmp_path, {})).preflight(request)
+    assert caught.value.message == "--image x/y:1 is no file on the hosts, and apptainer runs one"
