@@ -14,7 +14,6 @@ import pytest
 from gpuops.core.processes import start_apart
 from tests.integration.agent.conftest import HANG_S, RealNode, until
 
-
 pytestmark = pytest.mark.skipif(sys.platform != "linux", reason="containers are Linux's")
 
 
