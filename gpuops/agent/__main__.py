@@ -8,6 +8,7 @@ import sys
 MODES = {
     "init": "daemon.init_command",
     "hold": "daemon.hold_command",
+    "contain": "daemon.contain_command",
     "watchdog": "daemon.watchdog",
     "agent": "daemon.main",
     "connect": "rpc.connect",
@@ -51,7 +52,7 @@ def main(argv):
     from gpuops.agent import compiled_code
 
     sys.argv[0] = os.path.abspath(sys.argv[0])
-    compiled_code.use(sys.argv[0], makes=argv[1] in ("init", "hold"))
+    compiled_code.use(sys.argv[0], makes=argv[1] in ("init", "hold", "contain"))
     from gpuops.agent.node import Refusal
 
     try:

@@ -80,6 +80,8 @@ class NodeSettings(NamedTuple):
     """The index of the node whose machine this virtual node shares; None for a node with a machine of its own."""
     end: Sequence[str] = ()
     """The command that ends the machine."""
+    contained: bool = False
+    """Whether the container's first program starts the watchdog (mode `contain`)."""
     boot_watch: str | None = None
     """The folder of a watchdog that came with the machine."""
     notices: NoticeService = NoticeService()

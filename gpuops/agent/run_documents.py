@@ -69,6 +69,8 @@ class LaunchSpec(NamedTuple):
     argv: Sequence[str] = ()
     prelude: Sequence[str] = ()
     """Lines of shell that run before the user's command, in the same process."""
+    within: Sequence[str] = ()
+    """The words that start a program in an image on this machine, before the program's own."""
     env: Mapping[str, str] = MappingProxyType({})
     user_env: Mapping[str, str] = MappingProxyType({})
     path_first: Sequence[str] = ()

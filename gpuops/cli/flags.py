@@ -80,7 +80,7 @@ class MachineFlags:
         bool | None, typer.Option("--spot", help="Rent interruptible machines.", show_default=False), Free.ASKED
     ] = None
     region: Annotated[str | None, _option("Where to rent."), Free.ASKED] = None
-    image: Annotated[str | None, _option("Which image rented machines start from.")] = None
+    image: Annotated[str | None, _option("Which image machines start from, or your own hosts run nodes in.")] = None
     max_price: Annotated[float | None, _option("Highest price, all nodes together.", metavar="$/H")] = None
     max_hours: Annotated[float | None, _option("The cluster ends after so many hours.", metavar="H")] = None
     max_cost: Annotated[float | None, _option("The cluster ends when it has cost so much.", metavar="$")] = None

@@ -211,6 +211,8 @@ class Resource:
       in it, before the program's own: `["docker", "exec", "-i", NAME]`. `inside_modes`: the agent's modes that are
       started so, where all else runs beside, on the same files (a batch system's login node). `inside_shell` and
       `inside_terminal`: the same for a person's command, without and with a terminal.
+    - `within`: where the agent is on the machine and only what a run starts is in an image: the words that start a
+      program there (`["apptainer", "exec", IMAGE]`).
 
     By `ssh` also `target`: how to log in, as `gpuops.transport.ssh.Target.document` gives it (`host`, `port`,
     `user`, `identities` as paths on this computer, `host_keys` as `ssh-ed25519 AAAA…`; without a host

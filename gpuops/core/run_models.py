@@ -128,3 +128,5 @@ class NodeFacts:
     """What its provider says that processes there need; the user's own variables come after it."""
     data: str | None = None
     """Where it has what `--data` names; None: where the request says."""
+    within: Sequence[str] = ()
+    """What starts a program in the image that runs are started in, before the program's own words."""

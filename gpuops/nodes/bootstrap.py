@@ -173,19 +173,20 @@ def run_step(connection: Connection, argv: Sequence[str], question: bytes = b"")
     return exchange(connection.open(argv), connection.label, question, STEP_SILENCE_LIMIT_S)
 
 
-def probe_machine(connection: Connection) -> MachineProbe:
-    """Probe a machine. Raises NodeError where it cannot become a node, ConnectionLost."""
+def probe_machine(connection: Connection, *, needs_python: bool = True) -> MachineProbe:
+    """Probe a machine. Raises NodeError where it cannot become a node, ConnectionLost. `needs_python`: whether the
+    agent is to run on it, and not in a container there."""
     said = run_step(connection, ["sh", "-c", PROBE_SCRIPT, "sh", *PYTHONS])
-    return parse_probe(said.decode(errors="replace"), connection.label)
+    return parse_probe(said.decode(errors="replace"), connection.label, needs_python=needs_python)
 
 
-def parse_probe(text: str, label: str) -> MachineProbe:
+def parse_probe(text: str, label: str, *, needs_python: bool = True) -> MachineProbe:
     """Parse what PROBE_SCRIPT printed. Raises NodeError."""
     said: dict[str, str] = {}
     for line in text.splitlines():
         word, _, rest = line.partition(" ")
         said.setdefault(word, rest.strip())
-    if not said.get("python"):
+    if needs_python and not said.get("python"):
         old = said.get("old")
         raise NodeError(
             f"{label} has no Python 3.8 or later" + (f" ({old})" if old else ""), f"install python3 on {label}"
@@ -198,7 +199,7 @@ def parse_probe(text: str, label: str) -> MachineProbe:
         say = f"{label} has {free} MB of free disk, at least {least} MB are needed"
         raise NodeError(say, f"free some space under {said['home']} there")
     return MachineProbe(
-        said.get("home", ""), said["python"], _count(said.get("gpus", "")) or 0, said.get("machine", "")
+        said.get("home", ""), said.get("python", ""), _count(said.get("gpus", "")) or 0, said.get("machine", "")
     )
 
 

@@ -134,6 +134,7 @@ def complete_handover(
             "gpus": data.get("gpus"),
             "cores_share": data.get("cores_share"),
             "artefact": agent.stem,
+            "contained": bool(data.get("inside")),
             "boot_watch": watch or None,
             "notices": data.get("notices"),
             "scratch": data.get("scratch") if rented else None,

@@ -27,6 +27,7 @@ from gpuops.core.settings import Settings
 from gpuops.nodes import environment
 from gpuops.nodes.cuda import MisfitKind, find_misfit
 from gpuops.nodes.gpu_shares import ranks_for, share_gpus
+from gpuops.nodes.python_in_image import find_python
 from gpuops.nodes.rendezvous import Endpoint
 from gpuops.nodes.session import ClusterSession
 from gpuops.transport.bulk_transfer import exchange
@@ -46,7 +47,7 @@ CPU_ONLY_VALUES = ("", "-1")
 
 
 def check_torch(
-    client: AgentClient, python: str, torch: str | None, cuda: str | None, gpus: Sequence[Gpu],
+    client: AgentClient, python: Sequence[str], torch: str | None, cuda: str | None, gpus: Sequence[Gpu],
     request: RunRequest,
 ) -> str:  # fmt: skip
     """Check torch against the GPUs; returns a note for the user, or "". Raises NodeError if it cannot use them.
@@ -56,7 +57,7 @@ def check_torch(
     """
     if request.kind != "torchrun" or not torch or request.env.get("CUDA_VISIBLE_DEVICES") in CPU_ONLY_VALUES:
         return ""
-    misfit = find_misfit(torch, cuda, gpus, python)
+    misfit = find_misfit(torch, cuda, gpus, python[-1])
     if misfit is None:
         return ""
     if misfit.kind is MisfitKind.CPU:
@@ -67,13 +68,13 @@ def check_torch(
     raise NodeError(f"{client.label}: {misfit.say}", hint)
 
 
-def _can_use_gpu(client: AgentClient, python: str, gpu: str, request: RunRequest) -> bool:
+def _can_use_gpu(client: AgentClient, python: Sequence[str], gpu: str, request: RunRequest) -> bool:
     """Whether torch uses a GPU, tried in the run's environment. Raises NodeError where the prelude fails there."""
     variables = [f"{name}={value}" for name, value in {"CUDA_VISIBLE_DEVICES": gpu, **request.env}.items()]
     shell = ["sh", "-c", BASH_OR_SH, "sh", "-c", prelude_script(request.prelude), "sh"]
     try:
         exchange(
-            client.connection.open(["env", *variables, *shell, python, "-c", TORCH_PROBE]),
+            client.connection.open(["env", *variables, *shell, *python, "-c", TORCH_PROBE]),
             client.label,
             silence_s=TORCH_PROBE_TIMEOUT_S,
         )
@@ -117,7 +118,8 @@ def prepare_pythons(
 
     def prepare(index: int) -> PreparedNode:
         client, hello, share = session.clients[index], session.hello(index), shares[index]
-        chosen = _choose_python(ctx, settings, client, hello, request, folder, shared, progress)
+        within = [str(word) for word in session.machines[index].data.get("within") or ()]
+        chosen = _choose_python(ctx, settings, client, hello, request, folder, shared, progress, within)
         facts = NodeFacts(
             index=index,
             python=chosen.python,
@@ -128,10 +130,11 @@ def prepare_pythons(
             interface=endpoints[index].interface,
             address=endpoints[index].address,
             env=dict(session.machines[index].data.get("env") or {}),
+            within=within,
         )
         own = [gpu for gpu in hello.gpus if share.gpus is None or str(gpu.index) in share.gpus]
         used = own[: facts.ranks]
-        if note := check_torch(client, chosen.python, chosen.torch, chosen.cuda, used, request):
+        if note := check_torch(client, [*within, chosen.python], chosen.torch, chosen.cuda, used, request):
             ctx.out.say(f"note: {note}")
         return PreparedNode(facts, chosen.torch, chosen.why, chosen.version, share.count)
 
@@ -175,11 +178,14 @@ def _choose_python(
     folder: Path,
     shared: bool,
     progress: Progress,
+    within: Sequence[str],
 ) -> NodePython:
     """Verb `python`. A plain command gets any Python where none has torch.
 
     Raises UsageError where an environment has to be made and what the project requires cannot be read.
     """
+    if within:
+        return find_python(client, within, request.python, needs_torch=request.kind == "torchrun")
     make, no_plan = _plan_environment(settings, hello, request, folder)
     arguments: dict[str, Any] = {
         "explicit": request.python,

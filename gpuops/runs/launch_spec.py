@@ -68,12 +68,14 @@ def torchrun_command(
 ) -> list[str]:
     """The torchrun line of one node; `command` is what a rank runs, byte for byte.
 
-    `{python}`, `{agent}` and `{run}` are filled in by the node's agent, up to the first `--`.
+    `{python}`, `{agent}` and `{run}` are filled in by the node's agent, up to the first `--`. In an image the agent's
+    Python need not be, and the run's own starts the rank wrapper.
     """
     return [
         node.python, "-m", "torch.distributed.run",
         *torchrun_options(nodes=nodes, node=node.index, ranks=node.ranks, master=master, rendezvous=rendezvous),
-        "--log-dir={run}/elastic", "--no-python", "{python}", "-I", "{agent}", "rank", "--node-run", "{run}", "--",
+        "--log-dir={run}/elastic", "--no-python",
+        node.python if node.within else "{python}", "-I", "{agent}", "rank", "--node-run", "{run}", "--",
         *command,
     ]  # fmt: skip
 
@@ -166,6 +168,7 @@ def node_specs(
             "argv": _argv(request, node, len(parts), master, f"{run}-a{attempt}"),
             "env": _environment(request, node, parts),
             "user_env": user_variables(request, node.data),
+            **({"within": [*node.within]} if node.within else {}),
             "path_first": [folder] if (folder := posixpath.dirname(node.python)) else [],
             "ranks": node.ranks,
             "rank_base": sum(before.ranks for before in parts[:position]),

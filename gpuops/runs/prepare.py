@@ -253,6 +253,8 @@ def _prepare_nodes(
         nodes = prepare_pythons(ctx, settings, session, request, folder, meeting.endpoints, progress)
     rented = is_rented(ctx.provisioner(session.row.provider))
     commands = [setup_command(request, folder, node.facts.python, rented=rented) for node in nodes]
+    if any(commands) and any(node.facts.within for node in nodes):
+        raise UsageError("--setup would run beside the image, not in it", "build it into the image, and leave it out")
     if any(commands):
         with progress.during("running the set-up command", whose=Whose.NODE):
             run_setup(ctx, session, name, folder, commands, nodes, progress)

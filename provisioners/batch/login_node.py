@@ -90,7 +90,7 @@ class LoginNodes:
     def problem(self, request: Request) -> Problem | None:
         """Why the request's login node cannot be used. Raises UsageError."""
         if host := _typed_host(request):
-            return self._logins.problem(host, request)
+            return next(iter(self._logins.problems(host, request)), None)
         try:
             self.log_in(request)
         except GpuopsError as error:

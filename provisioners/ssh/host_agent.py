@@ -63,6 +63,8 @@ class NodeRecord:
     """Of a virtual node, the index of the node whose machine it shares."""
     held: str | None = None
     """Of a node in a batch job, the machine that it is on, once it is."""
+    within: Sequence[str] | None = None
+    """What starts a program in the image file that the node's runs are started in."""
 
 
 def parse_record(document: Mapping[str, Any]) -> NodeRecord | None:
@@ -70,7 +72,7 @@ def parse_record(document: Mapping[str, Any]) -> NodeRecord | None:
     mark, folder, state = (document.get(name) for name in ("mark", "folder", "state"))
     if not (isinstance(mark, str) and isinstance(folder, str) and isinstance(state, str)):
         return None
-    more = {name: document.get(name) for name in ("gpus", "cores_share", "artefact", "token", "on", "held")}
+    more = {name: document.get(name) for name in ("gpus", "cores_share", "artefact", "token", "on", "held", "within")}
     return NodeRecord(mark, folder, ResourceState.parse(state), **more)
 
 

@@ -28,6 +28,9 @@ class KnownHost:
     target: Target
     root: str
     python: str
+    """Empty where it is needed in containers alone."""
+    engine: str = ""
+    """Of the nodes in containers; empty for nodes on the host itself, which have a root of their own."""
     written_at: float = field(default=0.0, compare=False)
     """When this entry was written, in UTC seconds; given by `HostBook`."""
 
@@ -49,9 +52,8 @@ class HostBook:
         if not entry:
             return None
         try:
-            return KnownHost(
-                Target.from_document(entry["target"]), str(entry["root"]), str(entry["python"]), _written_at(entry)
-            )
+            target, engine = Target.from_document(entry["target"]), str(entry.get("engine") or "")
+            return KnownHost(target, str(entry["root"]), str(entry["python"]), engine, _written_at(entry))
         except (KeyError, TypeError, UsageError) as error:
             shown = name if name.isprintable() else repr(name)
             raise self._unreadable(f"what it says of {shown} is not what gpuops wrote") from error
@@ -69,6 +71,7 @@ class HostBook:
                 "target": known_host.target.document(),
                 "root": known_host.root,
                 "python": known_host.python,
+                "engine": known_host.engine,
                 "at": max(self._clock.now(), _written_at(book.get(name)) + 1e-3),
             }
 

@@ -15,6 +15,8 @@ from gpuops.core.models import Problem, Request
 from gpuops.core.typed_paths import typed_path
 from gpuops.nodes.gpu_shares import divide
 from provisioners.ssh.accepted_keys import AcceptedKeys
+from provisioners.ssh.container_probe import ContainerFacts, container_problems, image_file_problems, probe_containers
+from provisioners.ssh.container_spec import APPTAINER, ENGINES, HostLimits, full_name, wanted_engine, wants_containers
 from provisioners.ssh.hosts import HostBook
 
 if TYPE_CHECKING:
@@ -48,6 +50,8 @@ class Host:
     name: str
     target: Target
     probe: MachineProbe
+    containers: ContainerFacts | None = None
+    """Where the nodes are to be in containers."""
 
 
 class UnconfirmedKey(NodeError):
@@ -67,18 +71,25 @@ class Logins:
         self._open: dict[str, Connection] = {}
         self._lock = threading.Lock()
 
-    def problem(self, typed: str, request: Request) -> Problem | None:
+    def problems(self, typed: str, request: Request) -> list[Problem]:
         """Why a host cannot be used, as data. Raises UsageError."""
         try:
-            self.log_in(typed, request)
+            host = self.log_in(typed, request)
         except UsageError:
             raise
         except UnconfirmedKey as error:
-            return Problem(error.message, error.hint, settle="accept-new")
+            return [Problem(error.message, error.hint, settle="accept-new")]
         except GpuopsError as error:
             say = error.message if typed.removesuffix(":22") in error.message else f"{typed}: {error.message}"
-            return Problem(say, error.hint)
-        return None
+            return [Problem(say, error.hint)]
+        if request.options.get("container") == APPTAINER:
+            try:
+                return image_file_problems(self.connection(host.name, host.target), host.name, request.image or "")
+            except NodeError as error:
+                return [Problem(error.message, error.hint)]
+        if host.containers is None:
+            return []
+        return container_problems(host.name, host.containers, wanted_engine(request), request.image or "")
 
     def logged_in(self, typed: Sequence[str]) -> list[Host]:
         """Those that were logged in to in this command."""
@@ -94,8 +105,12 @@ class Logins:
         target = ssh.resolve_target(typed, identity=_identity_path(request))
         name = host_name(target)
         target = dataclasses.replace(target, host_keys=self._trusted(name, target, request))
-        probe = bootstrap.probe_machine(self.connection(name, target))
-        host = Host(name, target, probe)
+        connection, contained = self.connection(name, target), wants_containers(request)
+        probe = bootstrap.probe_machine(connection, needs_python=not contained)
+        facts = None
+        if contained:
+            facts = probe_containers(connection, wanted_engine(request), request.image or "", probe.gpus)
+        host = Host(name, target, probe, facts)
         self._logged_in[typed] = host
         return host
 
@@ -184,6 +199,15 @@ class NodePlace:
     gpus: Sequence[str] | None
     """The node's own, by their indices; None: all of them."""
     cores_share: float
+    engine: str = ""
+    """Where the node is in a container: what runs it, its image, and how."""
+    image: str = ""
+    limits: HostLimits | None = None
+
+    @property
+    def region(self) -> str:
+        """What its host is called in the ledger: nodes in containers have a root, and so an entry, of their own."""
+        return f"{self.host}+{self.engine}" if self.engine else self.host
 
     @property
     def gpu_count(self) -> int:
@@ -191,16 +215,25 @@ class NodePlace:
 
     def document(self) -> dict[str, object]:
         """As `Offer.data` holds it."""
-        return {**vars(self), "target": self.target.document()}
+        limits = dataclasses.asdict(self.limits) if self.limits else None
+        return {**vars(self), "target": self.target.document(), "limits": limits}
 
 
 def parse_place(document: Mapping[str, Any]) -> NodePlace:
     from gpuops.transport.ssh import Target
 
-    return NodePlace(**{**document, "target": Target.from_document(dict(document["target"]))})
+    limits = HostLimits(**document["limits"]) if document.get("limits") else None
+    return NodePlace(**{**document, "target": Target.from_document(dict(document["target"])), "limits": limits})
 
 
-def place_nodes(hosts: Sequence[Host], nodes: int, gpus: int | None) -> tuple[list[NodePlace], list[str]]:
+def host_of(region: str) -> str:
+    """The host of a region (`NodePlace.region`)."""
+    return next((region.removesuffix(f"+{engine}") for engine in ENGINES if region.endswith(f"+{engine}")), region)
+
+
+def place_nodes(
+    hosts: Sequence[Host], nodes: int, gpus: int | None, image: str = ""
+) -> tuple[list[NodePlace], list[str]]:
     """Which node is on which host, with its share of the GPUs and cores, and sentences that the user should know.
 
     Nodes of one host are neighbours in rank order. Raises Rejected where GPUs are wanted that are not there.
@@ -210,6 +243,7 @@ def place_nodes(hosts: Sequence[Host], nodes: int, gpus: int | None) -> tuple[li
     notes: list[str] = []
     for position, host in enumerate(hosts):
         count = base + (position < more)
+        contained = _container_of(host, image)
         gpu_ids = [str(index) for index in range(host.probe.gpus)]
         shares, note = divide(gpu_ids, count, gpus, host.name)
         if note:
@@ -224,9 +258,19 @@ def place_nodes(hosts: Sequence[Host], nodes: int, gpus: int | None) -> tuple[li
                     all_gpus=host.probe.gpus,
                     gpus=None if count == 1 and gpus is None else share,
                     cores_share=1 / count,
+                    **contained,
                 )
             )
     if nodes > len(hosts):
         here = plural(len(hosts), "host")
         notes.append(f"{nodes} nodes on {here}: virtual nodes, which share cores, memory and disk")
     return places, notes
+
+
+def _container_of(host: Host, image: str) -> dict[str, Any]:
+    """What a node's place says of its container; nothing where it is on the host itself."""
+    facts = host.containers
+    if facts is None:
+        return {}
+    name = image if facts.has_image else full_name(facts.engine, image)
+    return {"engine": facts.engine, "image": name, "limits": facts.limits}

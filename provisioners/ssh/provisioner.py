@@ -1,17 +1,19 @@
 """Hosts of the user's own, reached by SSH. What is made there is a folder, and what is removed is that folder.
 
 `<home>/.gpuops-<owner>/<cluster>/n<i>` on a host is a node. The folder alone makes it ours, so an interrupted
-creation is found by it. Which hosts to ask, and the host key of the first login to each, is kept in a file on this
-computer (`ssh/hosts.json`) while something of ours may be there.
+creation is found by it. With `--image` a node is a container (`container_spec`), with its folder under
+`<home>/.gpuops-<owner>-<engine>`; either of them is found without the other. Which hosts to ask, and the host key of
+the first login to each, is kept in a file on this computer (`ssh/hosts.json`) while something of ours may be there.
 """
 
 from __future__ import annotations
 
 import dataclasses
+import json
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import suppress
 from functools import partial
-from typing import TypeVar
+from typing import TYPE_CHECKING, TypeVar
 
 from gpuops.agent.workers import WORKERS
 from gpuops.core.account_variables import OURS
@@ -30,17 +32,31 @@ from gpuops.core.models import MACHINE, Intent, Journal, Offer, Option, Problem,
 from gpuops.core.parallel import on_each
 from provisioners.base import CONTRACT, Context
 from provisioners.ssh.accepted_keys import AcceptedKeys
+from provisioners.ssh.container_host import ContainerHost, FoundNode
+from provisioners.ssh.container_spec import (
+    APPTAINER,
+    ContainerSpec,
+    check_image,
+    enter_words,
+    parse_spec,
+    wanted_engine,
+    within_words,
+)
 from provisioners.ssh.host_agent import HostAgent, NodeRecord
 from provisioners.ssh.hosts import HostBook, KnownHost
 from provisioners.ssh.placement import (
     Host,
     Logins,
     NodePlace,
+    host_of,
     parse_place,
     place_nodes,
     refuse_rental_flags,
     typed_hosts,
 )
+
+if TYPE_CHECKING:
+    from gpuops.transport.connection import Connection
 
 T = TypeVar("T")
 
@@ -72,6 +88,7 @@ class SshProvisioner:
         Option("hosts", "A file with a host a line, such as $PBS_NODEFILE or a hostfile of MPI.", "lines", counts=True),
         Option("identity", "The private key to log in with.", "path"),
         Option("accept-new", "Trust the key of a host that was never met before.", "bool", default=False),
+        Option("container", "What runs --image there: docker, podman or apptainer. Without: docker, else podman."),
     )
     credentials: Sequence[str] = OURS["ssh"].credentials
     surroundings: Sequence[str] = OURS["ssh"].surroundings
@@ -89,24 +106,34 @@ class SshProvisioner:
     # Before anything is made.
 
     def preflight(self, request: Request) -> Sequence[Problem]:
-        refuse_rental_flags(request, "these hosts are yours", "")
+        refuse_rental_flags(request, "these hosts are yours", "", but="--image")
+        wanted_engine(request)
+        if request.image is not None:
+            check_image(request.image, wanted_engine(request))
         typed = typed_hosts(request)
         if not typed:
             raise UsageError("no host was named", "add --host user@address, once for each host")
-        return [problem for problem in on_each(lambda name: self._logins.problem(name, request), typed) if problem]
+        return [
+            problem for found in on_each(lambda name: self._logins.problems(name, request), typed) for problem in found
+        ]
 
     def offers(self, request: Request) -> Sequence[Offer]:
         """One offer: these hosts. More nodes than hosts are virtual ones, each with its share of the GPUs."""
+        if request.image is None and (engine := wanted_engine(request)):
+            raise UsageError(f"--container {engine} runs an image, and none was named", "add --image NAME")
         logged_in = [self._logins.log_in(typed, request) for typed in typed_hosts(request)]
         hosts, spare = logged_in[: request.nodes], logged_in[request.nodes :]
         _refuse_doubles(hosts, request.nodes)
-        places, notes = place_nodes(hosts, request.nodes, request.gpus)
+        places, notes = place_nodes(hosts, request.nodes, request.gpus, request.image or "")
         if spare:
             notes.append(f"not used, since --nodes is {request.nodes}: {', '.join(host.name for host in spare)}")
         gpus = min(place.gpu_count for place in places)
         names = ", ".join(dict.fromkeys(place.host for place in places))
-        say = f"{plural(request.nodes, 'node')} on {names}"
-        data = {"places": [place.document() for place in places]}
+        what = f"{plural(request.nodes, 'node')} in {request.image}" if request.image else plural(request.nodes, "node")
+        say = f"{what} on {names}"
+        data: dict[str, object] = {"places": [place.document() for place in places]}
+        if wanted_engine(request) == APPTAINER:
+            data["image_file"] = request.image
         return [Offer("ssh", "hosts", say, request.nodes, gpus, notes=tuple(notes), data=data)]
 
     def standing(self, request: Request) -> Sequence[Resource]:
@@ -118,6 +145,7 @@ class SshProvisioner:
         return [
             self._resource(name, known_host, NodeRecord(name, "", ResourceState.RUNNING))
             for name, known_host in {**named, **known}.items()
+            if known_host.python  # else only its containers have one, and there is nothing to run outside of them
         ]
 
     # Making, finding, ending.
@@ -125,10 +153,11 @@ class SshProvisioner:
     def create(self, offer: Offer, intent: Intent, journal: Journal) -> Sequence[Resource]:
         places = [parse_place(document) for document in offer.data["places"]]
         for index, place in enumerate(places):
-            journal.will(MACHINE, intent.mark(index), f"{intent.token}-{index}", place.host)
+            journal.will(MACHINE, intent.mark(index), f"{intent.token}-{index}", place.region)
         for place in places:
-            self._book.record(place.host, KnownHost(place.target, self._root(place.home), place.python))
-        hosts = list(dict.fromkeys(place.host for place in places))
+            root = self._root(place.home, place.engine)
+            self._book.record(place.region, KnownHost(place.target, root, place.python, place.engine))
+        hosts = list(dict.fromkeys(place.region for place in places))
 
         def install(name: str) -> str:
             return as_provider_errors(lambda: self._agent(name, self._book.require(name)).install(intent.agent))
@@ -137,23 +166,58 @@ class SshProvisioner:
 
         def create_node(index: int) -> Resource:
             place = places[index]
-            return as_provider_errors(lambda: self._create_node(index, place, agents[place.host], intent))
+            agent = agents[place.region]
+            if place.engine:
+                return as_provider_errors(lambda: self._create_container(index, place, agent, intent))
+            image = str(offer.data.get("image_file") or "")
+            return as_provider_errors(lambda: self._create_node(index, place, agent, intent, image))
 
         made = on_each(create_node, range(len(places)))
         for resource in made:
             journal.got(resource)
         return made
 
-    def _root(self, home: str) -> str:
-        return f"{home}/.gpuops-{self.context.owner}"
+    def _root(self, home: str, engine: str = "") -> str:
+        return f"{home}/.gpuops-{self.context.owner}" + (f"-{engine}" if engine else "")
+
+    def _connection(self, name: str, known_host: KnownHost) -> Connection:
+        return self._logins.connection(host_of(name), known_host.target)
 
     def _agent(self, name: str, known_host: KnownHost) -> HostAgent:
-        connection = self._logins.connection(name, known_host.target)
-        return HostAgent(connection, known_host.root, known_host.python, self.context.home / "cache")
+        return HostAgent(
+            self._connection(name, known_host), known_host.root, known_host.python, self.context.home / "cache"
+        )
 
-    def _create_node(self, index: int, place: NodePlace, agent: str, intent: Intent) -> Resource:
+    def _containers(self, name: str, known_host: KnownHost) -> ContainerHost:
+        return ContainerHost(self._connection(name, known_host), known_host.engine, known_host.root)
+
+    def _create_container(self, index: int, place: NodePlace, agent: str, intent: Intent) -> Resource:
+        """Begin to: the image may have to be pulled first, which `describe` tells."""
+        assert place.limits is not None
+        known_host = self._book.require(place.region)
+        spec = ContainerSpec(
+            engine=place.engine,
+            image=place.image,
+            owner=intent.owner,
+            mark=intent.mark(index),
+            token=f"{intent.token}-{index}",
+            root=known_host.root,
+            cluster=intent.cluster,
+            index=index,
+            host=place.region,
+            agent=agent,
+            limits=place.limits,
+            gpus=place.gpus,
+            cores_share=place.cores_share,
+        )
+        self._containers(place.region, known_host).start(spec)
+        return self._contained(place.region, known_host, FoundNode(spec, ResourceState.STARTING))
+
+    def _create_node(self, index: int, place: NodePlace, agent: str, intent: Intent, image: str = "") -> Resource:
+        """`image`: a file that the node's runs are started in; empty without one."""
         known_host = self._book.require(place.host)
         folder = f"{known_host.root}/{intent.cluster}/n{index}"
+        within = within_words(image, known_host.root, gpus=place.all_gpus > 0) if image else None
         node = {
             "cluster": intent.cluster,
             "owner": intent.owner,
@@ -165,6 +229,7 @@ class SshProvisioner:
             "cores_share": place.cores_share,
             "artefact": intent.agent.stem,
             "host": place.host,
+            "within": within,
         }
         lease = {"boot_in": max(MIN_BOOT_LEASE_S, intent.boot_deadline - self.context.clock.now())}
         document = {"node": node, "lease": lease}
@@ -178,6 +243,7 @@ class SshProvisioner:
             cores_share=place.cores_share,
             artefact=intent.agent.stem,
             token=f"{intent.token}-{index}",
+            within=within,
         )
         return self._resource(place.host, known_host, record)
 
@@ -212,14 +278,15 @@ class SshProvisioner:
         """Remove what a crashed command has left on a host that has no node."""
         from gpuops.nodes import bootstrap
 
-        as_provider_errors(
-            lambda: bootstrap.remove_agent(self._logins.connection(name, known_host.target), known_host.root)
-        )
+        as_provider_errors(lambda: bootstrap.remove_agent(self._connection(name, known_host), known_host.root))
         self._forget_unused(name, known_host)
 
     def _list_nodes(self, name: str, known_host: KnownHost) -> list[Resource]:
         """The nodes under one root of a host. Raises ProviderError."""
         try:
+            if known_host.engine:
+                found = self._containers(name, known_host).found(self.context.owner)
+                return [self._contained(name, known_host, node) for node in found if node.spec.host == name]
             records = self._agent(name, known_host).list_nodes(name)
         except NodeRefused as error:
             raise Rejected(error.message, error.hint) from error
@@ -251,6 +318,34 @@ class SshProvisioner:
                 "artefact": node.artefact,
                 "token": node.token,
                 "on": node.on,
+                **({"within": node.within} if node.within else {}),
+            },
+        )
+
+    def _contained(self, name: str, known_host: KnownHost, node: FoundNode) -> Resource:
+        spec = node.spec
+        present = {"phase": node.phase, "hopeless": node.hopeless, "why_ended": node.why_ended}
+        return Resource(
+            kind=MACHINE,
+            id=f"{name}:{spec.node}",
+            region=name,
+            name=spec.mark,
+            bills=False,
+            state=node.state,
+            address=known_host.target.host,
+            port=known_host.target.port,
+            data={
+                "connection": "ssh",
+                "target": known_host.target.document(),
+                "ssh_folder": str(self._logins.folder),
+                "root": spec.root,
+                "folder": spec.node,
+                "inside": enter_words(spec),
+                "container": spec.document(),
+                "gpus": spec.gpus,
+                "cores_share": spec.cores_share,
+                "token": spec.token,
+                **{word: said for word, said in present.items() if said},
             },
         )
 
@@ -278,22 +373,32 @@ class SshProvisioner:
                 raise ending.error
 
     def _end(self, resource: Resource) -> None:
+        from gpuops.nodes import bootstrap
+
         name, known_host, entry = resource.region, _known_host(resource), self._book.get(resource.region)
-        folder = str(resource.data["folder"])
-        is_used = as_provider_errors(lambda: self._agent(name, known_host).end_node(name, folder))
+        if known_host.engine:
+            spec = parse_spec(json.loads(str(resource.data["container"])))
+            as_provider_errors(lambda: self._containers(name, known_host).end(spec))
+            is_used = entry is None or bool(self._list_nodes(name, known_host))
+        else:
+            folder = str(resource.data["folder"])
+            is_used = as_provider_errors(lambda: self._agent(name, known_host).end_node(name, folder))
         if entry is not None and not is_used:
+            if known_host.engine:
+                bootstrap.remove_agent(self._connection(name, known_host), known_host.root)
             self._forget_unused(name, entry)
 
     def _forget_unused(self, name: str, known_host: KnownHost) -> None:
         """Forget a host where nothing of ours is left: another machine may have its address next."""
         self._book.remove_unchanged(name, known_host)
-        with suppress(OSError):
-            self._accepted.forget(name)
+        if not any(host_of(other) == host_of(name) for other in self._book.names()):
+            with suppress(OSError):
+                self._accepted.forget(host_of(name))
 
     def forget(self, region: str) -> bool:
         """Remove a host that no longer exists, or was set up anew, from the file of hosts and from the accepted keys.
         Returns whether it was in either."""
-        was_accepted = self._accepted.forget(region)
+        was_accepted = self._accepted.forget(host_of(region))
         return self._book.remove(region) or was_accepted
 
     def self_destruct(self, resource: Resource) -> Sequence[str] | None:
@@ -351,4 +456,6 @@ def _known_host(resource: Resource) -> KnownHost:
     from gpuops.transport.ssh import Target
 
     data = resource.data
-    return KnownHost(Target.from_document(dict(data["target"])), str(data["root"]), str(data["python"]))
+    target, python = Target.from_document(dict(data["target"])), str(data.get("python") or "")
+    engine = parse_spec(json.loads(str(data["container"]))).engine if data.get("container") else ""
+    return KnownHost(target, str(data["root"]), python, engine)

@@ -44,7 +44,7 @@ def main(_mode: str, arguments: Sequence[str]) -> int:
 
 
 def _answer(node: Node) -> int:
-    if not is_watched(node):
+    if not (node.settings().contained or is_watched(node)):
         start_watchdog(node)
     print(json.dumps(wait_for_agent(node)), flush=True)
     return 0

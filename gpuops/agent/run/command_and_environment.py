@@ -29,9 +29,10 @@ def build_command(spec: LaunchSpec, tokens: Mapping[str, str]) -> list[str]:
     """The argv to start. Tokens are replaced in a torchrun line up to its first `--`, and in no user's command."""
     argv = list(spec.argv)
     if spec.kind == RunKind.COMMAND:
-        return with_prelude(spec.prelude, argv)
+        shell = {"which": lambda _: None} if spec.within else {}  # what is here need not be in the image
+        return [*spec.within, *with_prelude(spec.prelude, argv, **shell)]
     ours = argv.index("--") if "--" in argv else len(argv)
-    return [replace_tokens(part, tokens) for part in argv[:ours]] + argv[ours:]
+    return [*spec.within, *(replace_tokens(part, tokens) for part in argv[:ours]), *argv[ours:]]
 
 
 def with_prelude(

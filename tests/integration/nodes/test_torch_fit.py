@@ -38,7 +38,7 @@ def python(tmp_path: Path) -> Path:
 
 def ask(client: AgentClient, python: Path, build: tuple[str | None, str | None] = NO_KERNELS, **changes: Any) -> str:
     gpus = changes.pop("gpus", V100)
-    return check_torch(client, str(python), *build, gpus, replace(TRAIN, **changes))
+    return check_torch(client, [str(python)], *build, gpus, replace(TRAIN, **changes))
 
 
 def test_what_has_no_kernels_is_refused(client: AgentClient, python: Path, tmp_path: Path) -> None:

@@ -29,9 +29,12 @@ for needed; do
 done
 
 read -r pid _ </proc/self/stat # the number that the machine knows this process by
+cd root
+pivot_root . . # not chroot alone: who enters this namespace must find the host's root, as a container's runtime does
+umount -l .
 echo "$pid"
 # shellcheck disable=SC2016
-exec env -i HOME=/root PATH=/usr/local/sbin:/usr/local/bin:/usr/sbin:/usr/bin:/sbin:/bin chroot root /bin/bash -c '
+exec env -i HOME=/root PATH=/usr/local/sbin:/usr/local/bin:/usr/sbin:/usr/bin:/sbin:/bin chroot . /bin/bash -c '
     while read -r _; do
         /usr/sbin/sshd -D -f /etc/ssh/lab_config -E /var/log/sshd.log </dev/null >/dev/null 2>&1 &
     done'

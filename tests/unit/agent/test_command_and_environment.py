@@ -22,6 +22,16 @@ def test_a_users_command_is_left_alone() -> None:
     assert command_and_environment.build_command(LaunchSpec("r-1", argv=argv), TOKENS) == argv
 
 
+def test_what_runs_in_an_image_stands_behind_the_words_that_start_it() -> None:
+    within = ["apptainer", "exec", "/srv/{run}.sif"]
+    torchrun = LaunchSpec("r-1", kind=RunKind.TORCHRUN, argv=["py", "{run}/x", "--", "{run}"], within=within)
+    ours = command_and_environment.replace_tokens("{run}/x", TOKENS)
+    assert command_and_environment.build_command(torchrun, TOKENS) == [*within, "py", ours, "--", "{run}"]
+    command = LaunchSpec("r-1", argv=["a"], within=within, prelude=["module load x"])
+    words = command_and_environment.build_command(command, TOKENS)
+    assert (words[:4], words[-2:]) == ([*within, "/bin/sh"], ["/bin/sh", "a"]), "a shell that every image has"
+
+
 def test_a_prelude_never_quotes_the_command() -> None:
     found = command_and_environment.with_prelude(
         ["module load cuda"], ["echo", "$(x)"], which=lambda name: f"/bin/{name}"

@@ -28,7 +28,7 @@ WRITERS: dict[str, list[Callable[..., Any]]] = {
         *(runpod_offers._offer, runpod_launch.PodSpec.document),
         *(runpod_machines.pod_resource, runpod_machines.cluster_resource),
     ],
-    "ssh": [SshProvisioner.offers, SshProvisioner._resource],
+    "ssh": [SshProvisioner.offers, SshProvisioner._resource, SshProvisioner._contained],
     "local": [LocalProvisioner.offers, LocalProvisioner._resource],
 }
 

@@ -47,6 +47,16 @@ def test_the_whole_line_of_the_second_of_two_nodes() -> None:
     ]  # fmt: skip
 
 
+def test_in_an_image_its_own_python_starts_the_rank_wrapper() -> None:
+    within = ["apptainer", "exec", "/srv/x.sif"]
+    inside, outside = specs(nodes=(replace(NODES[0], within=within), NODES[1]))
+    assert inside["within"] == within
+    assert "within" not in outside
+    at = inside["argv"].index("--no-python")
+    assert inside["argv"][at : at + 4] == ["--no-python", "/v/bin/python", "-I", "{agent}"]
+    assert outside["argv"][at + 1] == "{python}"
+
+
 def test_one_node_needs_no_gang() -> None:
     (spec,) = specs(replace(TRAIN, nodes=1), NODES[:1], master=("127.0.0.1", 21000))
     assert spec["argv"][3:8] == [
