@@ -29,7 +29,8 @@ OUTER_LAUNCHER = (
     "WORLD_SIZE", "LOCAL_WORLD_SIZE", "GROUP_WORLD_SIZE", "ROLE_WORLD_SIZE",
 )  # fmt: skip
 """What a provider's image or an outer launcher may have set, and torchrun would believe."""
-BATCH_SYSTEM = ("SLURM_", "SLURMD_", "PBS_", "PMI_", "PMI2_", "PMIX_")
+OF_MPI = ("PMI_", "PMI2_", "PMIX_")
+BATCH_SYSTEM = ("SLURM_", "SLURMD_", "PBS_", *OF_MPI)
 """What a batch system says of a job, by which Lightning and MPI would take the ranks for theirs."""
 SCRUB = (*OUTER_LAUNCHER, *BATCH_SYSTEM, "GPUOPS_HOST_KEY", "RUNPOD_API_KEY")
 """What is taken from a node's environment: that, and the machine's own keys."""

@@ -7,9 +7,7 @@ from dataclasses import dataclass
 
 from gpuops.commands.export import shell
 from gpuops.commands.export.job import ExportJob
-
-OF_MPI = ("PMI_", "PMI2_", "PMIX_")
-"""Variables of a task of srun or mpirun."""
+from gpuops.runs.launch_spec import OF_MPI
 
 
 @dataclass(frozen=True)
