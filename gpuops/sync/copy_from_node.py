@@ -7,14 +7,16 @@ target since the last such copy stay there. What is compared, staged and put in 
 from __future__ import annotations
 
 import glob
-from collections.abc import Sequence
+import posixpath
+from collections.abc import Sequence, Set
 from contextlib import closing
 from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from gpuops.core.errors import ConnectionLost, UsageError
+from gpuops.agent.files.folder import parent_paths
+from gpuops.core.errors import ConnectionLost, MalformedAnswer, UsageError
 from gpuops.core.format import amount, plural
 from gpuops.core.parallel import on_each
 from gpuops.core.reporting import Progress
@@ -54,20 +56,30 @@ class Copies:
 def list_copies(origin: AgentClient, tree_name: str, paths: Sequence[str]) -> Copies:
     """What a node has in these files and folders of a tree, and in all of it without any.
 
-    Raises UsageError for a path without files, NodeRefused, ConnectionLost.
+    Raises UsageError for a path without files, MalformedAnswer for a node that names others, NodeRefused,
+    ConnectionLost.
     """
-    patterns = ["./" + glob.escape(path.strip("/")) for path in paths]
+    places = [path and posixpath.normpath(path) for path in paths]
+    patterns = [] if "." in places else ["./" + glob.escape(place) for place in places]
     answer: schemas.NodeCopies = origin.call("copies", timeout=LIST_TIMEOUT_S, tree=tree_name, patterns=patterns)
     files = [FileEntry(path, size, mtime_ns, mode) for path, size, mtime_ns, mode in answer.files]
-    found = [*(file.path for file in files), *answer.edited]
-    for path in paths:
-        inside = path.strip("/")
-        if not any(one == inside or one.startswith(f"{inside}/") for one in found):
+    found = {place for path in (*(file.path for file in files), *answer.edited) for place in (path, *parent_paths(path))}
+    for path, place in zip(paths, places, strict=True) if patterns else ():
+        if place not in found:
             raise UsageError(
                 f"{origin.label} has nothing at {printable_path(path)} that is not pushed from here",
                 f"look there: gpuops ssh -- ls; paths are relative to the project on {origin.label}",
             )
+    if patterns:
+        _refuse_unasked(origin.label, files, set(places))
     return Copies(origin, tree_name, files, answer.edited)
+
+
+def _refuse_unasked(label: str, files: Sequence[FileEntry], places: Set[str]) -> None:
+    """A node that was asked for its data does not put programs on the others. Raises MalformedAnswer."""
+    for file in files:
+        if file.path not in places and places.isdisjoint(parent_paths(file.path)):
+            raise MalformedAnswer(label, "to 'copies': it names files that were not asked for")
 
 
 def copy_to(copies: Copies, targets: Sequence[AgentClient], *, overwrite: bool, progress: Progress) -> list[PushReport]:

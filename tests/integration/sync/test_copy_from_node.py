@@ -12,7 +12,8 @@ from typing import Any
 import pytest
 
 from gpuops.agent.files import push_steps
-from gpuops.core.errors import ConnectionLost, NodeRefused, UsageError
+from gpuops.agent.files.copies import copies
+from gpuops.core.errors import ConnectionLost, MalformedAnswer, NodeRefused, UsageError
 from gpuops.core.reporting import Silent
 from gpuops.sync.copy_from_node import Copies, copy_to, list_copies
 from gpuops.sync.upload import PushReport
@@ -206,6 +207,25 @@ def test_no_node_replaces_what_was_pushed_to_another(scene: CopyScene) -> None:
     targets: Any = scene.nodes[1:]
     with pytest.raises(NodeRefused, match="'many/f1' was pushed here"):
         copy_to(lying, targets, overwrite=True, progress=Silent())
+
+
+def test_a_node_that_was_asked_for_its_data_puts_no_program_on_the_others(
+    scene: CopyScene, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def lie(node: Any, args: dict[str, Any], emit: Any) -> dict[str, Any]:
+        answer = copies(node, args, emit)
+        return {**answer, "files": [*answer["files"], ["torch.py", 9, 1_700_000_000_000_000_001, 0o644]]}
+
+    monkeypatch.setitem(VERBS, "copies", lie)
+    with pytest.raises(MalformedAnswer, match="it names files that were not asked for"):
+        scene.list("data")
+
+
+def test_a_path_is_understood_as_a_shell_writes_it(scene: CopyScene) -> None:
+    assert len(scene.list("./data//deep/").files) == 20
+    assert len(scene.list(".").files) == len(scene.list().files) == 21
+    with pytest.raises(UsageError, match="has nothing at"):
+        scene.list("")
 
 
 def test_an_older_agent_that_would_remove_all_else_is_refused(
