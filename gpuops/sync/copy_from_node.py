@@ -63,11 +63,13 @@ def list_copies(origin: AgentClient, tree_name: str, paths: Sequence[str]) -> Co
     patterns = [] if "." in places else ["./" + glob.escape(place) for place in places]
     answer: schemas.NodeCopies = origin.call("copies", timeout=LIST_TIMEOUT_S, tree=tree_name, patterns=patterns)
     files = [FileEntry(path, size, mtime_ns, mode) for path, size, mtime_ns, mode in answer.files]
-    found = {place for path in (*(file.path for file in files), *answer.edited) for place in (path, *parent_paths(path))}
-    for path, place in zip(paths, places, strict=True) if patterns else ():
+    found = {
+        place for path in (*(file.path for file in files), *answer.edited) for place in (path, *parent_paths(path))
+    }
+    for place in places if patterns else ():
         if place not in found:
             raise UsageError(
-                f"{origin.label} has nothing at {printable_path(path)} that is not pushed from here",
+                f"{origin.label} has nothing at {printable_path(place)} that is not pushed from here",
                 f"look there: gpuops ssh -- ls; paths are relative to the project on {origin.label}",
             )
     if patterns:

@@ -13,6 +13,8 @@ import pytest
 
 from gpuops.agent.files import push_steps
 from gpuops.agent.files.copies import copies
+from gpuops.agent.files.incoming import Incoming
+from gpuops.agent.files.push_decision import Entry
 from gpuops.core.errors import ConnectionLost, MalformedAnswer, NodeRefused, UsageError
 from gpuops.core.reporting import Silent
 from gpuops.sync.copy_from_node import Copies, copy_to, list_copies
@@ -226,6 +228,17 @@ def test_a_path_is_understood_as_a_shell_writes_it(scene: CopyScene) -> None:
     assert len(scene.list(".").files) == len(scene.list().files) == 21
     with pytest.raises(UsageError, match="has nothing at"):
         scene.list("")
+
+
+def test_what_a_node_has_passed_on_never_stands_in_for_a_file_from_here(scene: CopyScene) -> None:
+    ours, target = scene.here / "module.py", scene.nodes[1]
+    ours.write_text("print('ours')")
+    status = ours.stat()
+    entry = Entry(status.st_size, status.st_mtime_ns, status.st_mode & 0o777, None)
+    plan = target.call("plan", tree="project", files=[["module.py", *entry]], adds=True)
+    Incoming(target.node, "project", plan.push).write("module.py", entry, [b"print('evil')"])
+    scene.push()
+    assert {(node.tree / "module.py").read_text() for node in scene.nodes} == {"print('ours')"}
 
 
 def test_an_older_agent_that_would_remove_all_else_is_refused(
