@@ -11,12 +11,14 @@ from typing import Any
 
 import pytest
 
+from gpuops.agent import wire_format
 from gpuops.agent.files import push_steps
 from gpuops.agent.files.copies import copies
 from gpuops.agent.files.incoming import Incoming
 from gpuops.agent.files.push_decision import Entry
 from gpuops.core.errors import ConnectionLost, MalformedAnswer, NodeRefused, UsageError
 from gpuops.core.reporting import Silent
+from gpuops.sync import push_chain
 from gpuops.sync.copy_from_node import Copies, copy_to, list_copies
 from gpuops.sync.upload import PushReport
 from tests.fakes.inprocess import VERBS
@@ -201,6 +203,49 @@ def test_an_origin_that_alters_what_it_has_vouched_for_harms_nobody(scene: CopyS
     scene.nodes[0].prelude = ""
     scene.copy()
     assert scene.is_copied()
+
+
+FLOOD = """
+from gpuops.agent.peers import push_relay
+def tell(self, sum_here):
+    for offset in range(1000):
+        self._client.say(sum=[offset + 1, "0" * 64])
+push_relay.Source._tell = tell
+"""
+STANDS_STILL = """
+import time
+from gpuops.agent.peers import push_relay
+push_relay.Source.put = lambda self, data: time.sleep(600)
+"""
+BOASTS = """
+from gpuops.agent.peers import push_relay
+push_relay.Source.received = 1 << 50
+"""
+
+
+@pytest.mark.parametrize(
+    ("prelude", "why"),
+    [
+        (FLOOD, "sends sums of no stream"),
+        (STANDS_STILL, "has sent nothing"),
+        (BOASTS, "sends more than it has told of"),
+    ],
+)
+def test_an_origin_that_never_comes_to_an_end_is_given_up(
+    scene: CopyScene, monkeypatch: pytest.MonkeyPatch, prelude: str, why: str
+) -> None:
+    monkeypatch.setattr(push_chain, "SILENCE_S", 5.0)
+    targets: Any = scene.nodes[1:2]
+    scene.nodes[0].prelude = prelude
+    with pytest.raises(ConnectionLost, match=f"node1 did not get what node0 has: node0 {why}"):
+        copy_to(scene.list(), targets, overwrite=False, progress=Silent())
+
+
+def test_a_stream_that_ends_where_it_is_summed(scene: CopyScene) -> None:
+    heads = len(wire_format.head("0", 10_000_000)) + len(wire_format.END)
+    (scene.data / "big.bin").write_bytes(bytes(2 * wire_format.SUM_INTERVAL_BYTES - heads + 1))
+    scene.copy("data/big.bin")
+    assert (scene.nodes[3].tree / "data" / "big.bin").exists()
 
 
 def test_no_node_replaces_what_was_pushed_to_another(scene: CopyScene) -> None:
