@@ -22,6 +22,7 @@ from gpuops.core.parallel import on_each
 from gpuops.core.reporting import Progress
 from gpuops.core.timings import Whose
 from gpuops.sync.chain_links import Chains
+from gpuops.sync.download import MIN_READ_BYTES_PER_S
 from gpuops.sync.project_files import FileEntry, printable_path
 from gpuops.sync.push_chain import Origin, Outcome
 from gpuops.sync.push_transports import Delivery
@@ -33,7 +34,7 @@ if TYPE_CHECKING:
     from gpuops.transport import schemas
 
 LIST_TIMEOUT_S = 600.0
-"""How long a node may take to list or hash what it has."""
+"""How long a node may take to list what it has, and longer than it is silent while it hashes."""
 MAX_ROUNDS = 3
 """How often what a node has not got is sent once more."""
 
@@ -114,10 +115,17 @@ class _Copy(Push):
         super().__init__(copies.tree_name, Path(), copies.files, overwrite, Uplink())
         self._copies = copies
 
-    def hash_file(self, path: str) -> str:
-        """As the node that has it tells it."""
-        answer = self._copies.origin.stream("sums", timeout=LIST_TIMEOUT_S, tree=self.tree_name, paths=[path])
-        return next((str(item.sha256) for item in answer), "")
+    def hash_files(self, paths: Sequence[str]) -> dict[str, str]:
+        """As the node that has them tells it. Raises MalformedAnswer, NodeRefused, ConnectionLost."""
+        origin, expected, found = self._copies.origin, set(paths), dict[str, str]()
+        within = LIST_TIMEOUT_S + self._copies.size / MIN_READ_BYTES_PER_S
+        item: schemas.Checksum
+        for item in origin.stream("sums", timeout=LIST_TIMEOUT_S, within=within, tree=self.tree_name, paths=paths):
+            if item.path not in expected:
+                raise MalformedAnswer(origin.label, "to 'sums': what was not asked for, or twice")
+            expected.remove(item.path)
+            found[item.path] = str(item.sha256)
+        return found
 
 
 def _deliver(copies: Copies, deliveries: Sequence[Delivery], progress: Progress) -> dict[str, str]:

@@ -15,6 +15,7 @@ from gpuops.agent import wire_format
 from gpuops.agent.files import push_steps
 from gpuops.agent.files.copies import copies
 from gpuops.agent.files.incoming import Incoming
+from gpuops.agent.files.output_files import sums
 from gpuops.agent.files.push_decision import Entry
 from gpuops.core.errors import ConnectionLost, MalformedAnswer, NodeRefused, UsageError
 from gpuops.core.reporting import Silent
@@ -115,6 +116,24 @@ def test_equal_files_of_a_target_are_not_sent(scene: CopyScene) -> None:
     assert [report.files_sent for report in reports] == [1, 1, 0]
     assert scene.is_copied() is False
     assert (other / "big.bin").read_bytes() == (scene.data / "big.bin").read_bytes()
+
+
+def test_all_files_that_a_target_has_as_well_are_hashed_at_one_request(scene: CopyScene) -> None:
+    other = scene.nodes[3].tree / "data" / "deep"
+    other.mkdir(parents=True)
+    for file in (scene.data / "deep").iterdir():
+        (other / file.name).write_bytes(file.read_bytes())
+    assert [report.files_sent for report in scene.copy("data/deep")] == [20, 20, 0]
+    assert scene.nodes[0].asked.count("sums") == 1
+
+
+def test_a_node_that_gives_sums_without_end_is_not_believed(scene: CopyScene, monkeypatch: pytest.MonkeyPatch) -> None:
+    other = scene.nodes[3].tree / "data" / "deep"
+    other.mkdir(parents=True)
+    (other / "f0").write_bytes(bytes(5_000))
+    monkeypatch.setitem(VERBS, "sums", lambda node, args, emit: sums(node, {**args, "paths": args["paths"] * 2}, emit))
+    with pytest.raises(MalformedAnswer, match="what was not asked for, or twice"):
+        scene.copy("data/deep/f0")
 
 
 def test_files_of_the_project_come_from_here_alone(scene: CopyScene) -> None:
