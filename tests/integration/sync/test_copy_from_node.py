@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+import errno
 import os
 import signal
 import threading
@@ -12,11 +13,14 @@ from typing import Any
 import pytest
 
 from gpuops.agent import wire_format
+from gpuops.agent.files import copies as copies_module
 from gpuops.agent.files import push_steps
 from gpuops.agent.files.copies import copies
+from gpuops.agent.files.folder import TreeFolder
 from gpuops.agent.files.incoming import Incoming
-from gpuops.agent.files.output_files import sums
+from gpuops.agent.files.output_files import sums, walk_matching
 from gpuops.agent.files.push_decision import Entry
+from gpuops.agent.node import Refusal
 from gpuops.core.errors import ConnectionLost, MalformedAnswer, NodeRefused, UsageError
 from gpuops.core.reporting import Silent
 from gpuops.sync import push_chain
@@ -154,6 +158,29 @@ def test_a_file_that_changes_meanwhile_is_told(scene: CopyScene) -> None:
     assert not (scene.nodes[1].tree / "data").exists()
     scene.copy()
     assert scene.is_copied()
+
+
+def test_a_file_that_goes_while_it_is_listed_is_left_out(scene: CopyScene, monkeypatch: pytest.MonkeyPatch) -> None:
+    def walk(*args: Any, **more: Any) -> Any:
+        for path, stamp in walk_matching(*args, **more):
+            if path == "data/deep/f7":
+                (scene.data / "deep" / "f7").unlink()
+            yield path, stamp
+
+    monkeypatch.setattr(copies_module, "walk_matching", walk)
+    assert len(scene.list("data/deep").files) == 19
+
+
+def test_a_file_that_cannot_be_read_is_told_as_such(scene: CopyScene, monkeypatch: pytest.MonkeyPatch) -> None:
+    def refuse(*_: Any) -> int:
+        raise PermissionError(errno.EACCES, "Permission denied")
+
+    [file] = scene.list("data/big.bin").files
+    listed = copies_module.Listed(0, file.path, file.size, file.mtime_ns)
+    folder = TreeFolder(str(scene.nodes[0].tree))
+    monkeypatch.setattr(os, "open", refuse)
+    with pytest.raises(Refusal, match=r"'data/big\.bin' cannot be read"):
+        list(copies_module.read_stream(folder, [listed]))
 
 
 class Event(Silent):
