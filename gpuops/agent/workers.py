@@ -8,6 +8,7 @@ from ending.
 
 from __future__ import annotations
 
+import contextlib
 import queue
 import sys
 import threading
@@ -35,13 +36,14 @@ class Job:
         return self._ended.wait(timeout)
 
     def run(self) -> None:
-        """Run it in this thread. What it raises is reported as a thread's exception is."""
+        """Run it in this thread. What it raises is reported as a thread's exception is, and never raised here."""
         thread = threading.current_thread()
         thread.name = self._name
         try:
             self._work()
         except BaseException:
-            threading.excepthook(threading.ExceptHookArgs((*sys.exc_info(), thread)))
+            with contextlib.suppress(BaseException):  # nobody reads stderr any more, say: others wait for the end
+                threading.excepthook(threading.ExceptHookArgs((*sys.exc_info(), thread)))
         finally:
             thread.name = IDLE_NAME
             del self._work  # with all that it holds

@@ -6,22 +6,26 @@ target since the last such copy stay there. What is compared, staged and put in 
 
 from __future__ import annotations
 
+import dataclasses
 import glob
-from collections.abc import Sequence
+import posixpath
+from collections.abc import Sequence, Set
 from contextlib import closing
 from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from gpuops.core.errors import ConnectionLost, UsageError
+from gpuops.agent.files.folder import parent_paths
+from gpuops.core.errors import ConnectionLost, MalformedAnswer, UsageError
 from gpuops.core.format import amount, plural
 from gpuops.core.parallel import on_each
 from gpuops.core.reporting import Progress
 from gpuops.core.timings import Whose
 from gpuops.sync.chain_links import Chains
+from gpuops.sync.download import MIN_READ_BYTES_PER_S
 from gpuops.sync.project_files import FileEntry, printable_path
-from gpuops.sync.push_chain import Origin, Outcome
+from gpuops.sync.push_chain import Origin
 from gpuops.sync.push_transports import Delivery
 from gpuops.sync.uplink import Uplink
 from gpuops.sync.upload import NodePlan, Push, PushReport, commit, plan_node, refuse_conflicts
@@ -31,7 +35,7 @@ if TYPE_CHECKING:
     from gpuops.transport import file_schemas
 
 LIST_TIMEOUT_S = 600.0
-"""How long a node may take to list or hash what it has."""
+"""How long a node may take to list what it has, and longer than it is silent while it hashes."""
 MAX_ROUNDS = 3
 """How often what a node has not got is sent once more."""
 
@@ -54,20 +58,32 @@ class Copies:
 def list_copies(origin: AgentClient, tree_name: str, paths: Sequence[str]) -> Copies:
     """What a node has in these files and folders of a tree, and in all of it without any.
 
-    Raises UsageError for a path without files, NodeRefused, ConnectionLost.
+    Raises UsageError for a path without files, MalformedAnswer for a node that names others, NodeRefused,
+    ConnectionLost.
     """
-    patterns = ["./" + glob.escape(path.strip("/")) for path in paths]
+    places = [path and posixpath.normpath(path) for path in paths]
+    patterns = [] if "." in places else ["./" + glob.escape(place) for place in places]
     answer: file_schemas.NodeCopies = origin.call("copies", timeout=LIST_TIMEOUT_S, tree=tree_name, patterns=patterns)
     files = [FileEntry(path, size, mtime_ns, mode) for path, size, mtime_ns, mode in answer.files]
-    found = [*(file.path for file in files), *answer.edited]
-    for path in paths:
-        inside = path.strip("/")
-        if not any(one == inside or one.startswith(f"{inside}/") for one in found):
+    found = {
+        place for path in (*(file.path for file in files), *answer.edited) for place in (path, *parent_paths(path))
+    }
+    for place in places if patterns else ():
+        if place not in found:
             raise UsageError(
-                f"{origin.label} has nothing at {printable_path(path)} that is not pushed from here",
+                f"{origin.label} has nothing at {printable_path(place)} that is not pushed from here",
                 f"look there: gpuops ssh -- ls; paths are relative to the project on {origin.label}",
             )
+    if patterns:
+        _refuse_unasked(origin.label, files, set(places))
     return Copies(origin, tree_name, files, answer.edited)
+
+
+def _refuse_unasked(label: str, files: Sequence[FileEntry], places: Set[str]) -> None:
+    """A node that was asked for its data does not put programs on the others. Raises MalformedAnswer."""
+    for file in files:
+        if file.path not in places and places.isdisjoint(parent_paths(file.path)):
+            raise MalformedAnswer(label, "to 'copies': it names files that were not asked for")
 
 
 def copy_to(copies: Copies, targets: Sequence[AgentClient], *, overwrite: bool, progress: Progress) -> list[PushReport]:
@@ -100,16 +116,25 @@ class _Copy(Push):
         super().__init__(copies.tree_name, Path(), copies.files, overwrite, Uplink())
         self._copies = copies
 
-    def hash_file(self, path: str) -> str:
-        """As the node that has it tells it."""
-        answer = self._copies.origin.stream("sums", timeout=LIST_TIMEOUT_S, tree=self.tree_name, paths=[path])
-        return next((str(item.sha256) for item in answer), "")
+    def hash_files(self, paths: Sequence[str]) -> dict[str, str]:
+        """As the node that has them tells it. Raises MalformedAnswer, NodeRefused, ConnectionLost."""
+        origin, expected, found = self._copies.origin, set(paths), dict[str, str]()
+        within = LIST_TIMEOUT_S + self._copies.size / MIN_READ_BYTES_PER_S
+        item: file_schemas.Checksum
+        for item in origin.stream("sums", timeout=LIST_TIMEOUT_S, within=within, tree=self.tree_name, paths=paths):
+            if item.path not in expected:
+                raise MalformedAnswer(origin.label, "to 'sums': what was not asked for, or twice")
+            expected.remove(item.path)
+            found[item.path] = str(item.sha256)
+        return found
 
 
 def _deliver(copies: Copies, deliveries: Sequence[Delivery], progress: Progress) -> dict[str, str]:
     """Send each node what it needs. Returns those that did not get it, and why. Raises NodeRefused, NodeError."""
     failed: dict[str, str] = {}
     why: dict[str, str] = {}
+    late: set[str] = set()
+    """Nodes that have once not done what they were to do: a program that was killed is begun again, once."""
     show = _Shown(copies, deliveries, progress)
     for _ in range(MAX_ROUNDS * max(1, len(deliveries))):
         if not deliveries:
@@ -127,14 +152,12 @@ def _deliver(copies: Copies, deliveries: Sequence[Delivery], progress: Progress)
         served = {one.delivery.client.label for one in outcomes}
         behind = [one for one in deliveries if one.client.label not in served]
         why |= {one.delivery.client.label: one.why for one in outcomes if one.left}
-        failed |= {label: why[label] for label in _given_up(outcomes)}
-        deliveries = [*(one.left for one in outcomes if one.left and one.left.may_chain), *behind]
+        left = [one.left for one in outcomes if one.left]
+        again = [one for one in left if one.may_chain or one.client.label not in late]
+        late |= {one.client.label for one in left if not one.may_chain}
+        failed |= {one.client.label: why[one.client.label] for one in left if one not in again}
+        deliveries = [*(dataclasses.replace(one, may_chain=True) for one in again), *behind]
     return failed | {one.client.label: why.get(one.client.label, "") for one in deliveries}
-
-
-def _given_up(outcomes: Sequence[Outcome]) -> list[str]:
-    """Nodes that did not do what they were to do."""
-    return [one.delivery.client.label for one in outcomes if one.left and not one.left.may_chain]
 
 
 class _Shown:

@@ -16,7 +16,7 @@ from dataclasses import dataclass, field
 from functools import partial
 from typing import BinaryIO, cast
 
-from gpuops.agent.wire_format import RunningSum
+from gpuops.agent.wire_format import END, SUM_INTERVAL_BYTES, RunningSum, head
 from gpuops.core.errors import MalformedAnswer, NodeRefused
 from gpuops.core.parallel import on_each
 from gpuops.sync.project_files import FileEntry
@@ -180,22 +180,31 @@ class Chain:
         """Let the node that has the files send them, and tell all others the sums of its stream. Raises _Lost."""
         rows = [[number, file.path, file.size, file.mtime_ns] for number, file in self._files]
         origin.tell(**{"from": "disk", "files": rows, "stall_s": MAX_STALL_S})
+        size, summed, moved = self._stream_size(), -1, time.monotonic()
         while True:
             try:
                 news = origin.next(RelayNews, 1.0)
             except MalformedAnswer as error:
                 raise _Lost(error.message) from error
+            if time.monotonic() - moved > SILENCE_S:  # it may also go on to say that it is where it was
+                raise _Lost(f"{origin.label} has sent nothing for a minute")
             if news is None:
-                if origin.is_over or time.monotonic() - origin.heard > SILENCE_S:
+                if origin.is_over:
                     raise _Lost(f"the program that sends on {origin.label} ended")
                 continue
             if news.sum:
-                for relay in self.relays:
+                offset = news.sum[0]
+                if offset < summed or (offset % SUM_INTERVAL_BYTES and offset != size):  # the others would keep each
+                    raise _Lost(f"{origin.label} sends sums of no stream")
+                for relay in self.relays if offset > summed else ():
                     relay.tell(sum=news.sum)
-            if news.at or news.sum:
-                at = max(self._offset, news.at or 0, news.sum[0] if news.sum else 0)
+                summed = offset
+            at = max(self._offset, news.at or 0, summed)
+            if at > size:
+                raise _Lost(f"{origin.label} sends more than it has told of")
+            if at > self._offset:
                 on_bytes(at - self._offset)
-                self._offset = at
+                self._offset, moved = at, time.monotonic()
             if news.lost is not None:
                 raise _Lost(news.lost)
             if news.whole is not None:
@@ -203,6 +212,11 @@ class Chain:
                 if not news.whole:
                     raise _Lost
                 return
+
+    def _stream_size(self) -> int:
+        """Bytes of all files, as they are sent."""
+        heads = sum(len(head(str(number), file.size)) for number, file in self._files)
+        return heads + self.size + len(END)
 
     def _keep_alive(self) -> None:
         while not self._over.wait(KEEP_ALIVE_S):

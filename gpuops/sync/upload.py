@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import dataclasses
 import hashlib
 import threading
@@ -92,20 +93,21 @@ class Push:
         self._sums: dict[int, str] = {}
         self._lock = threading.Lock()
 
-    def sum_of(self, index: int) -> str:
-        """A file's SHA-256, computed once for all nodes that ask for it."""
+    def sums_of(self, indices: Sequence[int]) -> dict[str, str]:
+        """SHA-256 of files by their index, computed once for all nodes that ask for it."""
         with self._lock:
-            if index not in self._sums:
-                self._sums[index] = self.hash_file(self.files[index].path)
-            return self._sums[index]
+            missing = {index: self.files[index].path for index in indices if index not in self._sums}
+            found = self.hash_files(list(missing.values())) if missing else {}
+            self._sums |= {index: found.get(path, "") for index, path in missing.items()}
+            return {str(index): self._sums[index] for index in indices}
 
-    def hash_file(self, path: str) -> str:
-        """SHA-256 of a file; empty for one that was removed since the scan, which equals no file."""
-        try:
-            with open(self.folder / path, "rb") as file:
-                return hashlib.file_digest(file, "sha256").hexdigest()
-        except FileNotFoundError:
-            return ""
+    def hash_files(self, paths: Sequence[str]) -> dict[str, str]:
+        """SHA-256 by path, without files that were removed since the scan: an empty sum equals no file's."""
+        found = {}
+        for path in paths:
+            with contextlib.suppress(FileNotFoundError), open(self.folder / path, "rb") as file:
+                found[path] = hashlib.file_digest(file, "sha256").hexdigest()
+        return found
 
     @property
     def may_use_rsync(self) -> bool:
@@ -148,7 +150,7 @@ def plan_node(push: Push, client: AgentClient) -> NodePlan:
             "end it, and bring up another: gpuops down",
         )
     if answer.ask:
-        answer = request(sums={str(index): push.sum_of(index) for index in answer.ask})
+        answer = request(sums=push.sums_of(answer.ask))
     return NodePlan(client, push, answer)
 
 

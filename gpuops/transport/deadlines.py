@@ -10,6 +10,9 @@ from collections.abc import Callable
 
 from gpuops.agent.workers import WORKERS
 
+RETRY_S = 1.0
+"""After so many seconds an action is tried again for which there was no thread."""
+
 
 class Deadline:
     """One action to come."""
@@ -32,21 +35,31 @@ class Deadlines:
         self._runs = False
 
     def after(self, seconds: float, act: Callable[[], object]) -> Deadline:
-        """Call `act` after so many seconds, in a thread of its own: it may block."""
+        """Call `act` after so many seconds, in a thread of its own: it may block.
+
+        Raises RuntimeError where the system allows no more threads.
+        """
         deadline = Deadline(act)
         with self._changed:
-            heapq.heappush(self._ordered, (time.monotonic() + seconds, next(self._ids), deadline))
             if not self._runs:
-                self._runs = True
                 WORKERS.start(self._watch, "deadlines")
-            elif self._ordered[0][2] is deadline:
-                self._changed.notify()
+                self._runs = True  # only now: where it could not begin, the next deadline tries again
+            self._put(seconds, deadline)
         return deadline
+
+    def _put(self, seconds: float, deadline: Deadline) -> None:
+        heapq.heappush(self._ordered, (time.monotonic() + seconds, next(self._ids), deadline))
+        if self._ordered[0][2] is deadline:
+            self._changed.notify()
 
     def _watch(self) -> None:
         while (deadline := self._next()) is not None:
             if (act := deadline.act) is not None:
-                WORKERS.start(act, "deadline")
+                try:
+                    WORKERS.start(act, "deadline")
+                except RuntimeError:  # the system allows no more threads now
+                    with self._changed:
+                        self._put(RETRY_S, deadline)
 
     def _next(self) -> Deadline | None:
         """Waits for the next one that is due; None where there is none any more."""

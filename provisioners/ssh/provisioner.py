@@ -235,6 +235,8 @@ class SshProvisioner:
         document = {"node": node, "lease": lease}
         self._ending.pop(_resource_id(place.host, folder), None)
         self._agent(place.host, known_host).create_node(agent, intent.agent, folder, document)
+        # Another command that ended the last node before this one was there may have forgotten the host since.
+        self._book.record(place.host, known_host)
         record = NodeRecord(
             intent.mark(index),
             folder,

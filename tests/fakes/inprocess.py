@@ -6,6 +6,7 @@ import json
 import os
 import sys
 from collections.abc import Callable, Iterator, Sequence
+from math import inf
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -67,7 +68,8 @@ class InProcessClient:
         except Refusal as refusal:
             raise NodeRefused(f"{self.label}: {refusal.say}", refusal.hint, refusal.kind, refusal.data) from None
 
-    def stream(self, verb: str, timeout: float = 60.0, **args: Any) -> Iterator[Any]:  # noqa: ARG002
+    def stream(self, verb: str, timeout: float = 60.0, within: float = inf, **args: Any) -> Iterator[Any]:  # noqa: ARG002
+        self.asked.append(verb)
         items: list[dict[str, Any]] = []
         VERBS[verb](self.node, args, items.append)
         return iter([heard(self.label, verb, "item", item) for item in items])

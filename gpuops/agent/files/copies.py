@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import os
 import stat
 from typing import Any, Iterator, NamedTuple, Sequence
@@ -27,7 +28,8 @@ def copies(node: Node, args: dict[str, Any], emit: Emit) -> dict[str, Any]:  # n
     for path, stamp in walk_matching(folder.folder, matches, follows=matches):
         last, pending = record.files.get(path), record.pending.get(path)
         if last is None and pending is None:
-            files.append([path, *stamp[:2], stat.S_IMODE(os.stat(folder.at(path)).st_mode) & 0o777])
+            with contextlib.suppress(FileNotFoundError):  # a run may remove what it has made, at any time
+                files.append([path, *stamp[:2], stat.S_IMODE(os.stat(folder.at(path)).st_mode) & 0o777])
         elif not matching_record(stat_entry(folder.at(path)), last, pending):
             edited.append(path)
     return {"files": sorted(files), "edited": sorted(edited)}
@@ -49,10 +51,15 @@ def parse_listed(rows: Sequence[Sequence[Any]]) -> list[Listed]:
 
 
 def read_stream(folder: TreeFolder, files: Sequence[Listed]) -> Iterator[bytes]:
-    """The files as a bulk transfer, in pieces. Raises Refusal(`changed`) for one that is not as it was listed."""
+    """The files as a bulk transfer, in pieces. Raises Refusal(`changed`) for one that is not as it was listed, and
+    Refusal(`cannot-read`)."""
     for file in files:
         try:
             fd = os.open(folder.at(file.path), os.O_RDONLY | os.O_NONBLOCK)  # without waiting for the writer of a pipe
+        except PermissionError as error:
+            raise Refusal(
+                "cannot-read", f"'{file.path}' cannot be read", "chmod u+r it there, then push again"
+            ) from error
         except OSError as error:
             raise _changed(file) from error
         with open(fd, "rb", buffering=0) as content:

@@ -1,7 +1,7 @@
 """What a push has brought so far, before its commit: `incoming/<tree>/`, on the tree's disk.
 
     plan.json      the push that is under way
-    files-<push>/  each file's content under its path
+    files-<push>/  each file's content under its path; `files-copy…` of another node's files
     links/         where the commit makes the links, so that no content is written through one
     relay-<any>/   files that another node has passed on, until the client vouches for them
 
@@ -29,6 +29,8 @@ PARTIAL = b".gpuops-partial"
 """Where rsync leaves the part of a file that it has (`--partial-dir`): a folder beside the file."""
 STAGED = "files-"
 """Before the name of a push, the name of the folder of what it has brought."""
+COPY = "copy"
+"""How the name of a push begins that brings another node's files: others have hexadecimal digits alone."""
 ROUNDINGS_NS = 1_000, 1_000_000_000
 """An rsync whose system knows no finer times writes whole microseconds or seconds."""
 
@@ -132,13 +134,20 @@ class Incoming:
             if left.name in ("links", "plan.json", os.path.basename(self.files)):
                 continue
             if left.is_dir(follow_symlinks=False):
-                if left.name.startswith(STAGED):  # nobody has vouched for what a relay left
+                if self._may_take_over(left.name):
                     is_useful |= self._take_over(os.fsencode(left.path), wanted)
                 shutil.rmtree(left.path, ignore_errors=True)
             else:  # the part of a stream that was cut, or that still comes
                 with contextlib.suppress(FileNotFoundError):
                     os.unlink(left.path)
         return is_useful
+
+    def _may_take_over(self, older: str) -> bool:
+        """Whether an older push's folder is as good as this one's: another node's files are never the client's, and
+        nobody has vouched for what a relay left."""
+        copies = STAGED + COPY
+        is_copy = os.path.basename(self.files).startswith(copies)
+        return older.startswith(STAGED) and older.startswith(copies) == is_copy
 
     def _take_over(self, older: bytes, wanted: set[bytes]) -> bool:
         """Move the wanted files, and parts of such, out of an older push's folder."""

@@ -19,7 +19,7 @@ from typing import Any, BinaryIO, Mapping
 from gpuops.agent import wire_format
 from gpuops.agent.files.contents_here import Changed, ContentsHere, copied
 from gpuops.agent.files.folder import TreeFolder, apply_stat, check_room, path_bytes
-from gpuops.agent.files.incoming import Incoming, Plan, superseded, tree_lock
+from gpuops.agent.files.incoming import COPY, Incoming, Plan, superseded, tree_lock
 from gpuops.agent.files.push_comparison import (
     Record,
     Survey,
@@ -57,7 +57,9 @@ def plan(node: Node, args: dict[str, Any], emit: Emit) -> dict[str, Any]:  # noq
     files = parse_files(args["files"])
     paths = list(files)
     sums = {paths[int(index)]: value for index, value in (args.get("sums") or {}).items()}
-    push_plan = Plan(secrets.token_hex(8), files, bool(args.get("overwrite")), sums, bool(args.get("adds")))
+    adds = bool(args.get("adds"))
+    push = (COPY if adds else "") + secrets.token_hex(8)
+    push_plan = Plan(push, files, bool(args.get("overwrite")), sums, adds)
     with tree_lock(node, name):
         end_rsync(node, name)
         record, _ = _read_records(node, name, push_plan)

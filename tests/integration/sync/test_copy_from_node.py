@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+import errno
 import os
 import signal
 import threading
@@ -11,9 +12,18 @@ from typing import Any
 
 import pytest
 
+from gpuops.agent import wire_format
+from gpuops.agent.files import copies as copies_module
 from gpuops.agent.files import push_steps
-from gpuops.core.errors import ConnectionLost, NodeRefused, UsageError
+from gpuops.agent.files.copies import copies
+from gpuops.agent.files.folder import TreeFolder
+from gpuops.agent.files.incoming import Incoming
+from gpuops.agent.files.output_files import sums, walk_matching
+from gpuops.agent.files.push_decision import Entry
+from gpuops.agent.node import Refusal
+from gpuops.core.errors import ConnectionLost, MalformedAnswer, NodeRefused, UsageError
 from gpuops.core.reporting import Silent
+from gpuops.sync import push_chain
 from gpuops.sync.copy_from_node import Copies, copy_to, list_copies
 from gpuops.sync.upload import PushReport
 from tests.fakes.inprocess import VERBS
@@ -112,6 +122,24 @@ def test_equal_files_of_a_target_are_not_sent(scene: CopyScene) -> None:
     assert (other / "big.bin").read_bytes() == (scene.data / "big.bin").read_bytes()
 
 
+def test_all_files_that_a_target_has_as_well_are_hashed_at_one_request(scene: CopyScene) -> None:
+    other = scene.nodes[3].tree / "data" / "deep"
+    other.mkdir(parents=True)
+    for file in (scene.data / "deep").iterdir():
+        (other / file.name).write_bytes(file.read_bytes())
+    assert [report.files_sent for report in scene.copy("data/deep")] == [20, 20, 0]
+    assert scene.nodes[0].asked.count("sums") == 1
+
+
+def test_a_node_that_gives_sums_without_end_is_not_believed(scene: CopyScene, monkeypatch: pytest.MonkeyPatch) -> None:
+    other = scene.nodes[3].tree / "data" / "deep"
+    other.mkdir(parents=True)
+    (other / "f0").write_bytes(bytes(5_000))
+    monkeypatch.setitem(VERBS, "sums", lambda node, args, emit: sums(node, {**args, "paths": args["paths"] * 2}, emit))
+    with pytest.raises(MalformedAnswer, match="what was not asked for, or twice"):
+        scene.copy("data/deep/f0")
+
+
 def test_files_of_the_project_come_from_here_alone(scene: CopyScene) -> None:
     (scene.nodes[0].tree / "many" / "f0").write_text("edited there")
     found = scene.list()
@@ -132,6 +160,29 @@ def test_a_file_that_changes_meanwhile_is_told(scene: CopyScene) -> None:
     assert scene.is_copied()
 
 
+def test_a_file_that_goes_while_it_is_listed_is_left_out(scene: CopyScene, monkeypatch: pytest.MonkeyPatch) -> None:
+    def walk(*args: Any, **more: Any) -> Any:
+        for path, stamp in walk_matching(*args, **more):
+            if path == "data/deep/f7":
+                (scene.data / "deep" / "f7").unlink()
+            yield path, stamp
+
+    monkeypatch.setattr(copies_module, "walk_matching", walk)
+    assert len(scene.list("data/deep").files) == 19
+
+
+def test_a_file_that_cannot_be_read_is_told_as_such(scene: CopyScene, monkeypatch: pytest.MonkeyPatch) -> None:
+    def refuse(*_: Any) -> int:
+        raise PermissionError(errno.EACCES, "Permission denied")
+
+    [file] = scene.list("data/big.bin").files
+    listed = copies_module.Listed(0, file.path, file.size, file.mtime_ns)
+    folder = TreeFolder(str(scene.nodes[0].tree))
+    monkeypatch.setattr(os, "open", refuse)
+    with pytest.raises(Refusal, match=r"'data/big\.bin' cannot be read"):
+        list(copies_module.read_stream(folder, [listed]))
+
+
 class Event(Silent):
     """Something happens once so much has gone."""
 
@@ -145,12 +196,27 @@ class Event(Silent):
 
 
 @pytest.mark.parametrize("place", [1, 3])
-def test_a_node_that_dies_on_the_way_holds_up_no_other(scene: CopyScene, place: int) -> None:
+def test_a_program_that_dies_on_the_way_is_begun_again(scene: CopyScene, place: int) -> None:
     (scene.data / "big.bin").write_bytes(os.urandom(4 * BIG_BYTES))
-    event = Event(BIG_BYTES, lambda: scene.nodes[place].signal(signal.SIGKILL))
+    scene.copy(progress=Event(BIG_BYTES, lambda: scene.nodes[place].signal(signal.SIGKILL)))
+    assert scene.is_copied()
+
+
+@pytest.mark.parametrize("place", [1, 3])
+def test_a_node_whose_programs_all_die_holds_up_no_other(scene: CopyScene, place: int) -> None:
+    (scene.data / "big.bin").write_bytes(os.urandom(4 * BIG_BYTES))
+    scene.nodes[place].prelude = """
+import os, threading
+from gpuops.agent.files import incoming
+write = incoming.Shelf.write
+def dies(self, path, *rest):
+    return os._exit(9) if path == "data/big.bin" else write(self, path, *rest)
+incoming.Shelf.write = dies
+"""
     with pytest.raises(ConnectionLost, match=f"node{place} did not get what node0 has: .*2 other nodes got everything"):
-        scene.copy(progress=event)
+        scene.copy()
     assert scene.is_copied(*{1, 2, 3} - {place})
+    scene.nodes[place].prelude = ""
     scene.copy()
     assert scene.is_copied()
 
@@ -200,12 +266,85 @@ def test_an_origin_that_alters_what_it_has_vouched_for_harms_nobody(scene: CopyS
     assert scene.is_copied()
 
 
+FLOOD = """
+from gpuops.agent.peers import push_relay
+def tell(self, sum_here):
+    for offset in range(1000):
+        self._client.say(sum=[offset + 1, "0" * 64])
+push_relay.Source._tell = tell
+"""
+STANDS_STILL = """
+import time
+from gpuops.agent.peers import push_relay
+push_relay.Source.put = lambda self, data: time.sleep(600)
+"""
+BOASTS = """
+from gpuops.agent.peers import push_relay
+push_relay.Source.received = 1 << 50
+"""
+
+
+@pytest.mark.parametrize(
+    ("prelude", "why"),
+    [
+        (FLOOD, "sends sums of no stream"),
+        (STANDS_STILL, "has sent nothing"),
+        (BOASTS, "sends more than it has told of"),
+    ],
+)
+def test_an_origin_that_never_comes_to_an_end_is_given_up(
+    scene: CopyScene, monkeypatch: pytest.MonkeyPatch, prelude: str, why: str
+) -> None:
+    monkeypatch.setattr(push_chain, "SILENCE_S", 5.0)
+    targets: Any = scene.nodes[1:2]
+    scene.nodes[0].prelude = prelude
+    with pytest.raises(ConnectionLost, match=f"node1 did not get what node0 has: node0 {why}"):
+        copy_to(scene.list(), targets, overwrite=False, progress=Silent())
+
+
+def test_a_stream_that_ends_where_it_is_summed(scene: CopyScene) -> None:
+    heads = len(wire_format.head("0", 10_000_000)) + len(wire_format.END)
+    (scene.data / "big.bin").write_bytes(bytes(2 * wire_format.SUM_INTERVAL_BYTES - heads + 1))
+    scene.copy("data/big.bin")
+    assert (scene.nodes[3].tree / "data" / "big.bin").exists()
+
+
 def test_no_node_replaces_what_was_pushed_to_another(scene: CopyScene) -> None:
     found = scene.list()
     lying = dataclasses.replace(found, files=[dataclasses.replace(found.files[0], path="many/f1")])
     targets: Any = scene.nodes[1:]
     with pytest.raises(NodeRefused, match="'many/f1' was pushed here"):
         copy_to(lying, targets, overwrite=True, progress=Silent())
+
+
+def test_a_node_that_was_asked_for_its_data_puts_no_program_on_the_others(
+    scene: CopyScene, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def lie(node: Any, args: dict[str, Any], emit: Any) -> dict[str, Any]:
+        answer = copies(node, args, emit)
+        return {**answer, "files": [*answer["files"], ["torch.py", 9, 1_700_000_000_000_000_001, 0o644]]}
+
+    monkeypatch.setitem(VERBS, "copies", lie)
+    with pytest.raises(MalformedAnswer, match="it names files that were not asked for"):
+        scene.list("data")
+
+
+def test_a_path_is_understood_as_a_shell_writes_it(scene: CopyScene) -> None:
+    assert len(scene.list("./data//deep/").files) == 20
+    assert len(scene.list(".").files) == len(scene.list().files) == 21
+    with pytest.raises(UsageError, match="has nothing at"):
+        scene.list("")
+
+
+def test_what_a_node_has_passed_on_never_stands_in_for_a_file_from_here(scene: CopyScene) -> None:
+    ours, target = scene.here / "module.py", scene.nodes[1]
+    ours.write_text("print('ours')")
+    status = ours.stat()
+    entry = Entry(status.st_size, status.st_mtime_ns, status.st_mode & 0o777, None)
+    plan = target.call("plan", tree="project", files=[["module.py", *entry]], adds=True)
+    Incoming(target.node, "project", plan.push).write("module.py", entry, [b"print('evil')"])
+    scene.push()
+    assert {(node.tree / "module.py").read_text() for node in scene.nodes} == {"print('ours')"}
 
 
 def test_an_older_agent_that_would_remove_all_else_is_refused(

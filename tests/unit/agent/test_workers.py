@@ -69,6 +69,18 @@ def test_an_exception_is_reported_as_a_threads_and_the_thread_goes_on(monkeypatc
     assert seen[0] is seen[1]
 
 
+def test_an_exception_that_cannot_be_reported_holds_up_nobody(monkeypatch: pytest.MonkeyPatch) -> None:
+    def broken(_args: object) -> None:
+        raise BrokenPipeError
+
+    workers, done = Workers(), []
+    monkeypatch.setattr(threading, "excepthook", broken)
+    monkeypatch.setattr("sys.excepthook", lambda *_: None)
+    assert workers.start(lambda: 1 / 0, "fails").join(LIMIT_S)
+    assert workers.start(lambda: done.append(1), "goes on").join(LIMIT_S)
+    assert done == [1]
+
+
 def test_a_thread_without_work_ends_after_a_while_and_another_one_begins() -> None:
     workers, seen = Workers(idle_s=0.0), []
     for _ in range(2):

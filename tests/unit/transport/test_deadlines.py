@@ -3,7 +3,12 @@
 from __future__ import annotations
 
 import threading
+from collections.abc import Callable
 
+import pytest
+
+from gpuops.agent.workers import Job, Workers
+from gpuops.transport import deadlines as deadlines_module
 from gpuops.transport.deadlines import Deadlines
 
 LIMIT_S = 20.0
@@ -39,3 +44,38 @@ def test_after_a_time_without_any_the_next_one_is_done_as_well() -> None:
         done = threading.Event()
         deadlines.after(0.0, done.set)
         assert done.wait(LIMIT_S)
+
+
+class Refusing(Workers):
+    """No thread can be begun, so many times."""
+
+    def __init__(self, monkeypatch: pytest.MonkeyPatch, name: str, times: int) -> None:
+        super().__init__()
+        self.name, self.times = name, times
+        monkeypatch.setattr(deadlines_module, "WORKERS", self)
+
+    def start(self, work: Callable[[], object], name: str) -> Job:
+        if name == self.name and self.times:
+            self.times -= 1
+            raise RuntimeError("can't start new thread")
+        return super().start(work, name)
+
+
+def test_where_no_thread_could_begin_the_next_deadline_begins_one(monkeypatch: pytest.MonkeyPatch) -> None:
+    Refusing(monkeypatch, "deadlines", 1)
+    deadlines, refused, done = Deadlines(), threading.Event(), threading.Event()
+    with pytest.raises(RuntimeError):
+        deadlines.after(0.0, refused.set)
+    deadlines.after(0.0, done.set)
+    assert done.wait(LIMIT_S)
+    assert not refused.is_set()
+
+
+def test_an_action_that_found_no_thread_is_tried_again(monkeypatch: pytest.MonkeyPatch) -> None:
+    Refusing(monkeypatch, "deadline", 2)
+    monkeypatch.setattr(deadlines_module, "RETRY_S", 0.01)
+    deadlines, first, second = Deadlines(), threading.Event(), threading.Event()
+    deadlines.after(0.0, first.set)
+    deadlines.after(0.02, second.set)
+    assert first.wait(LIMIT_S)
+    assert second.wait(LIMIT_S)

@@ -279,3 +279,19 @@ def test_an_agent_that_another_commands_end_takes_away_is_brought_once_more(
     assert list(there.nodes) == [FOLDER]
     again = ["install", "init"] if is_removed else []
     assert there.programs == ["install", "init", *again]
+
+
+def test_a_host_that_another_commands_end_forgets_while_a_node_is_made_is_remembered(
+    known: tuple[FakeHost, SshProvisioner], tmp_path: Path
+) -> None:
+    """That command saw no node yet, and no change of the file of hosts since it had read it."""
+    there, hosts = known
+    book = HostBook(hosts.context.home / "ssh" / "hosts.json")
+    entry = book.require(fake.NAME)
+    there.nodes.clear()
+    there.before_init = lambda: book.remove_unchanged(fake.NAME, entry)
+    intent = Intent("0badcafe", "lab", "token", 2e9, tmp_path / "fedcba987654.pyz")
+    intent.agent.write_bytes(b"the agent")
+    place = NodePlace(fake.NAME, there.known_host.target, "/root", "python3", 0, None, 1.0)
+    made = hosts._create_node(0, place, hosts._agent(fake.NAME, there.known_host).install(intent.agent), intent)
+    assert [one.id for one in hosts.list_owned("0badcafe", [])] == [made.id]
