@@ -104,6 +104,10 @@ class BatchProvisioner(ABC, Generic[SiteT]):
         """What the cluster has. Raises NotSetUp, Unknown, NodeError."""
 
     @abstractmethod
+    def check(self, request: Request) -> None:
+        """Raises UsageError for a request that makes no sense anywhere."""
+
+    @abstractmethod
     def shape(self, request: Request, site: SiteT) -> JobShape:
         """What a job is to ask for. Raises UsageError, ProviderError."""
 
@@ -133,6 +137,7 @@ class BatchProvisioner(ABC, Generic[SiteT]):
     # Before anything is made.
 
     def preflight(self, request: Request) -> Sequence[Problem]:
+        self.check(request)
         if problem := self.logins.problem(request):
             return [problem]
         try:

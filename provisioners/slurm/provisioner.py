@@ -44,6 +44,9 @@ class SlurmProvisioner(BatchProvisioner[Site]):
     def ask_site(self, login: LoginNode) -> Site:
         return parse_site(self.logins.ask_site(login, commands.SITE, self.title))
 
+    def check(self, request: Request) -> None:
+        options.parse_wishes(request)
+
     def shape(self, request: Request, site: Site) -> JobShape:
         return shape_job(options.parse_wishes(request), site)
 
