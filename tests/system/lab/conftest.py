@@ -12,6 +12,7 @@ from tests.integration.cli.counting import PLAIN
 from tests.system.lab.available import why_no_lab
 from tests.system.lab.hosts import Host, Lab
 from tests.system.lab.laptop import Begin, HostCounting, Laptop
+from tests.system.lab.pbs import Pbs
 from tests.system.lab.slurm import Slurm, why_no_slurm
 
 
@@ -64,3 +65,11 @@ def slurm(lab: Lab, tmp_path: Path) -> Iterator[Slurm]:
     one = Slurm(lab, home)
     yield one
     one.close()
+
+
+@pytest.fixture
+def pbs(lab: Lab, tmp_path: Path) -> Pbs:
+    """A PBS cluster in the lab; its jobs end with the hosts."""
+    home = tmp_path / "shared"
+    home.mkdir(mode=0o700)
+    return Pbs(lab, home)

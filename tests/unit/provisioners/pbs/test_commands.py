@@ -87,13 +87,8 @@ def test_the_job() -> None:
 
 
 def test_a_person_sees_the_jobs_gpus() -> None:
-    assert commands.shell_words("py", "c1", ["0", "1"], False)[3:] == [
-        "sh",
-        "py",
-        "c1",
-        "env",
-        "CUDA_VISIBLE_DEVICES=0,1",
-    ]
+    words = commands.shell_words("py", "c1", ["0", "1"], False)
+    assert words[3:] == ["sh", "py", "c1", "env", "CUDA_VISIBLE_DEVICES=0,1"]
     assert commands.shell_words("py", "c1", None, True)[3:] == ["sh", "py", "c1"]
 
 

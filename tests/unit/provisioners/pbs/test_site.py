@@ -15,8 +15,8 @@ from provisioners.pbs.site import describe_nodes, explain_refusal, parse_site, s
 
 
 def node(state: str = "free", **more: Any) -> dict[str, Any]:
-    return {"Mom": "c1", "state": state, "pcpus": 64, "resources_available": {
-        "arch": "linux", "host": "c1", "mem": "526385152kb", "ncpus": 64, "ngpus": 4, "gpu_model": "v100", **more}}  # fmt: skip
+    has = {"arch": "linux", "mem": "526385152kb", "ncpus": 64, "ngpus": 4, "gpu_model": "v100", **more}
+    return {"Mom": "c1", "state": state, "pcpus": 64, "resources_available": has}
 
 
 QUEUES = {
