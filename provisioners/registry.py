@@ -25,6 +25,7 @@ BUILT_IN = {
     "local": "provisioners.local:LocalProvisioner",
     "ssh": "provisioners.ssh:SshProvisioner",
     "slurm": "provisioners.slurm:SlurmProvisioner",
+    "pbs": "provisioners.pbs:PbsProvisioner",
     "runpod": "provisioners.runpod:RunpodProvisioner",
     "aws": "provisioners.aws:AwsProvisioner",
 }

@@ -24,6 +24,7 @@ OURS: Mapping[str, AccountVariables] = {
     "local": AccountVariables(),
     "ssh": AccountVariables(),
     "slurm": AccountVariables(),
+    "pbs": AccountVariables(),
     "runpod": AccountVariables(("RUNPOD_API_KEY",), ("RUNPOD_API_URL", "RUNPOD_API_BASE_URL")),
     "aws": AccountVariables(
         ("AWS_ACCESS_KEY_ID", "AWS_SECRET_ACCESS_KEY", "AWS_SESSION_TOKEN"),

@@ -59,9 +59,9 @@ def output_file(login: LoginNode, name: str) -> str:
     return f"{login.root}/agent/{name}.out"
 
 
-Inside = Callable[[Job, str], Mapping[str, Sequence[str]]]
+Inside = Callable[[Job, NodeRecord], Mapping[str, Sequence[str]]]
 """The commands on the login node that start a program on a machine of a job, by their names in `Resource.data`; its
-second argument is the machine."""
+second argument is the node, which is held."""
 
 
 def job_resource(job: Job, login: LoginNode, ssh_folder: Path) -> Resource:
@@ -115,7 +115,7 @@ def _present(node: NodeRecord, job: Job | None, inside: Inside, now: float) -> t
     if node.held is None:
         return ResourceState.STARTING, {"phase": "its job has begun"}
     ends = {} if job.left_s is None else {"ends": now + job.left_s - END_MARGIN_S}
-    return ResourceState.RUNNING, {**inside(job, node.held), "inside_modes": ["connect"], **ends}
+    return ResourceState.RUNNING, {**inside(job, node), "inside_modes": ["connect"], **ends}
 
 
 def job_of(node: NodeRecord, jobs: Sequence[Job]) -> Job | None:

@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from gpuops.core.errors import GpuopsError
+from gpuops.core.errors import GpuopsError, NotSetUp, Unknown
 from gpuops.core.models import Problem, Request, Resource
 from provisioners.base import Context
 from provisioners.ssh.accepted_keys import AcceptedKeys
@@ -24,6 +24,13 @@ HERE = "this-machine"
 """The region of what was submitted without a `--host`."""
 ANSWER = '"$@" 2>&1; printf "\\nexit code %s\\n" $?'
 """Runs a command, whose words may be anything, and tells how it ended: its refusal is to be read, and no failure."""
+FIND = """
+command -v @PROGRAM >/dev/null 2>&1 || PATH=$PATH:$(bash -lc 'printf "%s" "$PATH"' 2>/dev/null)
+"""
+"""A login that runs a command may not have the PATH of one at a terminal."""
+ASK = """
+command -v @PROGRAM >/dev/null 2>&1 || { echo absent; exit 0; }
+"""
 
 
 @dataclass(frozen=True)
@@ -84,7 +91,7 @@ class LoginNodes:
         self.accepted = AcceptedKeys(folder / "known_hosts")
         self._context = context
         self._program = program
-        self._prelude = prelude
+        self._prelude = FIND.replace("@PROGRAM", program) + prelude
         self._logins = Logins(self.ssh_folder, self.book, self.accepted)
 
     def problem(self, request: Request) -> Problem | None:
@@ -148,6 +155,16 @@ class LoginNodes:
         said = bootstrap.run_step(self.connection(login), words, question.encode()).decode(errors="replace")
         text, _, code = said.rpartition("\nexit code ")
         return Answer(int(code) if code.strip().isdecimal() else 1, text)
+
+    def ask_site(self, login: LoginNode, script: str, title: str) -> str:
+        """What a script prints that asks a batch system, `title`, about itself. Raises NotSetUp, Unknown, NodeError."""
+        answer = self.ask(login, ["sh", "-c", ASK.replace("@PROGRAM", self._program) + script])
+        if answer.text.strip() == "absent":
+            where = "on this machine" if login.target is None else f"on {login.name}"
+            raise NotSetUp(f"there is no {self._program} {where}", "name the cluster's login node: --host user@address")
+        if answer.code:
+            raise Unknown(f"{title} does not answer: {answer.last_line}", "try again, or ask who runs the cluster")
+        return answer.text
 
     def words(self, argv: Sequence[str]) -> list[str]:
         """A command there that hands its streams on, as `Resource.data["inside"]` holds it."""

@@ -12,10 +12,20 @@ import threading
 from abc import ABC, abstractmethod
 from collections.abc import Mapping, Sequence
 from contextlib import suppress
-from typing import Any
+from functools import partial
+from typing import Any, Generic, TypeVar
 
-from gpuops.core.errors import GpuopsError, NodeError, NodeRefused, Partial, ProviderError, Rejected, Unknown
-from gpuops.core.models import MACHINE, Intent, Journal, Offer, Request, Resource, ResourceState
+from gpuops.core.errors import (
+    GpuopsError,
+    NodeError,
+    NodeRefused,
+    Partial,
+    ProviderError,
+    Rejected,
+    Unknown,
+    UsageError,
+)
+from gpuops.core.models import MACHINE, Intent, Journal, Offer, Problem, Request, Resource, ResourceState
 from gpuops.core.parallel import on_each
 from provisioners.base import CONTRACT, Context
 from provisioners.batch.jobs import (
@@ -30,6 +40,7 @@ from provisioners.batch.jobs import (
     output_file,
 )
 from provisioners.batch.login_node import LoginNode, LoginNodes, parse_login
+from provisioners.batch.request import JobShape
 from provisioners.ssh.host_agent import NodeRecord
 from provisioners.ssh.provisioner import ABANDONED_S, MIN_BOOT_LEASE_S, as_provider_errors
 
@@ -64,11 +75,16 @@ class Look:
     """Jobs that hold machines or wait for them, then nodes."""
 
 
-class BatchProvisioner(ABC):
+SiteT = TypeVar("SiteT")
+
+
+class BatchProvisioner(ABC, Generic[SiteT]):
     """All but what a job is asked for with, and how its batch system is asked."""
 
     contract = CONTRACT
     name: str
+    title: str
+    """The batch system, as people call it."""
     program: str
     """A command of the batch system's, by which a login node is known."""
     prelude = ""
@@ -78,9 +94,30 @@ class BatchProvisioner(ABC):
     def __init__(self, context: Context) -> None:
         self.context = context
         self.logins = LoginNodes(context, self.name, self.program, self.prelude)
+        self._sites: dict[str, SiteT] = {}
+        self._site_lock = threading.Lock()
         self._looks: dict[str, tuple[float, Look]] = {}
         self._turns: dict[str, threading.Lock] = {}
         self._lock = threading.Lock()
+
+    @abstractmethod
+    def ask_site(self, login: LoginNode) -> SiteT:
+        """What the cluster has. Raises NotSetUp, Unknown, NodeError."""
+
+    @abstractmethod
+    def check(self, request: Request) -> None:
+        """Raises UsageError for a request that makes no sense anywhere."""
+
+    @abstractmethod
+    def shape(self, request: Request, site: SiteT) -> JobShape:
+        """What a job is to ask for. Raises UsageError, ProviderError."""
+
+    def try_out(self, login: LoginNode, request: Request, shape: JobShape) -> None:
+        """Ask whether the job would be taken, where that can be asked. Raises ProviderError."""
+
+    def more_data(self, login: LoginNode, shape: JobShape) -> Mapping[str, Any]:
+        """What `Submission.data` needs of its batch system besides."""
+        return {}
 
     @abstractmethod
     def submit(self, login: LoginNode, submission: Submission) -> str:
@@ -95,15 +132,47 @@ class BatchProvisioner(ABC):
         """End jobs by their names; gone already is success. Raises ProviderError."""
 
     @abstractmethod
-    def inside(self, job: Job, host: str) -> Mapping[str, Sequence[str]]:
+    def inside(self, login: LoginNode, job: Job, node: NodeRecord) -> Mapping[str, Sequence[str]]:
         """The commands on the login node that start a program on a machine of a job: see `jobs.Inside`."""
 
-    # Making.
+    # Before anything is made.
 
-    def offer_data(self, request: Request, login: LoginNode, walltime_s: float) -> dict[str, Any]:
-        """What every offer of a job has: see `models.Offer`."""
-        queue_s = QUEUE_S if request.wait_s is None else request.wait_s
-        return {"login": login.document(), "queue_s": queue_s, "idle_min": IDLE_MIN, "walltime_s": walltime_s}
+    def preflight(self, request: Request) -> Sequence[Problem]:
+        self.check(request)
+        if problem := self.logins.problem(request):
+            return [problem]
+        try:
+            login = self.logins.log_in(request)
+            self.try_out(login, request, self.shape(request, self.site(login)))
+        except UsageError:
+            raise
+        except GpuopsError as error:
+            return [Problem(error.message, error.hint)]
+        return []
+
+    def offers(self, request: Request) -> Sequence[Offer]:
+        """One offer: this job."""
+        login = self.logins.log_in(request)
+        shape = self.shape(request, self.site(login))
+        data = {
+            "login": login.document(),
+            "queue_s": QUEUE_S if request.wait_s is None else request.wait_s,
+            "idle_min": IDLE_MIN,
+            "walltime_s": shape.walltime_s,
+            "by": self.title,
+            "words": list(shape.words),
+            **self.more_data(login, shape),
+        }
+        return [Offer(self.name, shape.queue, shape.say, request.nodes, shape.gpus, data=data)]
+
+    def site(self, login: LoginNode) -> SiteT:
+        """What the cluster has, asked once for a command. Raises NotSetUp, Unknown, NodeError."""
+        with self._site_lock:
+            if login.name not in self._sites:
+                self._sites[login.name] = self.ask_site(login)
+            return self._sites[login.name]
+
+    # Making.
 
     def create(self, offer: Offer, intent: Intent, journal: Journal) -> Sequence[Resource]:
         login = parse_login(offer.data["login"])
@@ -138,6 +207,7 @@ class BatchProvisioner(ABC):
             "boot_in": max(MIN_BOOT_LEASE_S, boot_in),
             "ends_in": offer.data["walltime_s"],
             "kill_wait_s": offer.data.get("kill_wait_s"),
+            "gpus": offer.data.get("untold_gpus"),
         }
         nodes = [
             {
@@ -225,7 +295,9 @@ class BatchProvisioner(ABC):
         )
 
     def _node(self, node: NodeRecord, job: Job | None, login: LoginNode) -> Resource:
-        return node_resource(node, job, login, self.logins.ssh_folder, self.inside, self.context.clock.now())
+        return node_resource(
+            node, job, login, self.logins.ssh_folder, partial(self.inside, login), self.context.clock.now()
+        )
 
     def _explained(self, machine: Resource, node: NodeRecord) -> Resource:
         """With what its job said, where it ended before the node was there."""

@@ -17,15 +17,12 @@ from provisioners.batch.jobs import NAME, Job, JobState
 from provisioners.batch.provisioner import Submission
 
 PRELUDE = r"""
-command -v sbatch >/dev/null 2>&1 || PATH=$PATH:$(bash -lc 'printf "%s" "$PATH"' 2>/dev/null)
 for name in $(env | sed -n -e 's/^\(SLURM_[A-Za-z0-9_]*\)=.*/\1/p' -e 's/^\(SQUEUE_[A-Za-z0-9_]*\)=.*/\1/p'); do
     unset "$name"
 done
 """
-"""A login that runs a command may not have the PATH of one at a terminal. What tells of an outer job, or changes how a
-listing looks, must not be there."""
+"""What tells of an outer job, or changes how a listing looks, must not be there."""
 SITE = r"""
-command -v sbatch >/dev/null 2>&1 || { echo absent; exit 0; }
 sinfo -h -N -o 'node|%N|%P|%G|%t|%c|%m|%f' || exit 1
 scontrol show partition -o | sed 's/^/partition|/'
 scontrol show config | sed -n 's/^KillWait *= *\([0-9]*\).*/killwait|\1/p'
@@ -65,7 +62,7 @@ OWN_LIMIT = re.compile(r"(QOS|Assoc)\w*(PerUser|Grp)\w*|(QOS|Assoc)Grp\w*")
 
 def sbatch_words(submission: Submission) -> list[str]:
     """The whole command line of sbatch; the script is its input."""
-    asked = [str(word) for word in submission.data["sbatch"]]
+    asked = [str(word) for word in submission.data["words"]]
     return [
         "sbatch", "--parsable", "--no-requeue", "--export=NONE", f"--job-name={submission.name}",
         f"--output={submission.output}", "--chdir=/", f"--signal=USR1@{WALLTIME_WARNING_S}", *asked,
@@ -151,12 +148,6 @@ def parse_span(text: str) -> float | None:
         return None
     days, hours, minutes, seconds = (int(part or 0) for part in match.groups())
     return float(((days * 24 + hours) * 60 + minutes) * 60 + seconds)
-
-
-def format_span(seconds: float) -> str:
-    """Seconds as sbatch takes a time limit: whole minutes, since it counts no others."""
-    minutes = max(1, round(seconds / 60))
-    return f"{minutes // 60}:{minutes % 60:02d}:00"
 
 
 @dataclass(frozen=True)

@@ -3,26 +3,28 @@
 from __future__ import annotations
 
 import re
-import threading
 from collections.abc import Mapping, Sequence
+from typing import Any
 
 from gpuops.core.account_variables import OURS
-from gpuops.core.errors import GpuopsError, NotSetUp, ProviderError, Rejected, Unknown, UsageError
-from gpuops.core.models import Offer, Option, Problem, Request
-from provisioners.base import Context
+from gpuops.core.errors import ProviderError, Rejected, Unknown
+from gpuops.core.models import Option, Request
 from provisioners.batch.jobs import Job
 from provisioners.batch.login_node import Answer, LoginNode
 from provisioners.batch.provisioner import BatchProvisioner, Submission
+from provisioners.batch.request import JobShape
 from provisioners.slurm import commands, options
 from provisioners.slurm.options import Wishes
-from provisioners.slurm.site import NO_CONTROLLER, JobShape, Site, explain_refusal, parse_site, shape_job
+from provisioners.slurm.site import NO_CONTROLLER, Site, explain_refusal, parse_site, shape_job
+from provisioners.ssh.host_agent import NodeRecord
 
 JOB_ID = re.compile(r"^(\d+)(?:;\S*)?$", re.MULTILINE)
 """`--parsable` adds the name of the cluster where there are several."""
 
 
-class SlurmProvisioner(BatchProvisioner):
+class SlurmProvisioner(BatchProvisioner[Site]):
     name = "slurm"
+    title = "Slurm"
     program = "squeue"
     prelude = commands.PRELUDE
     capabilities: Mapping[str, bool | str] = {
@@ -37,67 +39,30 @@ class SlurmProvisioner(BatchProvisioner):
     credentials: Sequence[str] = OURS["slurm"].credentials
     surroundings: Sequence[str] = OURS["slurm"].surroundings
 
-    def __init__(self, context: Context) -> None:
-        super().__init__(context)
-        self._sites: dict[str, Site] = {}
-        self._site_lock = threading.Lock()
-
     # Before anything is made.
 
-    def preflight(self, request: Request) -> Sequence[Problem]:
-        wishes = options.parse_wishes(request)
-        if problem := self.logins.problem(request):
-            return [problem]
-        try:
-            login = self.logins.log_in(request)
-            shape = shape_job(wishes, self._site(login))
-            self._test(login, wishes, shape)
-        except UsageError:
-            raise
-        except GpuopsError as error:
-            return [Problem(error.message, error.hint)]
-        return []
+    def ask_site(self, login: LoginNode) -> Site:
+        return parse_site(self.logins.ask_site(login, commands.SITE, self.title))
 
-    def offers(self, request: Request) -> Sequence[Offer]:
-        """One offer: this job."""
-        login = self.logins.log_in(request)
-        site = self._site(login)
-        shape = shape_job(options.parse_wishes(request), site)
-        data = {
-            **self.offer_data(request, login, shape.walltime_s),
-            "by": "Slurm",
-            "sbatch": list(shape.sbatch),
-            "cpus": shape.cpus,
-            "kill_wait_s": site.kill_wait_s,
-        }
-        return [Offer(self.name, shape.partition, shape.say, request.nodes, shape.gpus, data=data)]
+    def check(self, request: Request) -> None:
+        options.parse_wishes(request)
 
-    def _site(self, login: LoginNode) -> Site:
-        """What the cluster has, asked once for a command. Raises NotSetUp, Unknown, NodeError."""
-        with self._site_lock:
-            if login.name not in self._sites:
-                answer = self.logins.ask(login, ["sh", "-c", commands.SITE])
-                if answer.text.strip() == "absent":
-                    where = "on this machine" if login.target is None else f"on {login.name}"
-                    raise NotSetUp(f"there is no sbatch {where}", "name the cluster's login node: --host user@address")
-                if answer.code:
-                    raise Unknown(
-                        f"Slurm does not answer: {answer.last_line}", "try again, or ask who runs the cluster"
-                    )
-                self._sites[login.name] = parse_site(answer.text)
-            return self._sites[login.name]
+    def shape(self, request: Request, site: Site) -> JobShape:
+        return shape_job(options.parse_wishes(request), site)
 
-    def _test(self, login: LoginNode, wishes: Wishes, shape: JobShape) -> None:
-        """Ask Slurm whether it would take the job. Raises ProviderError."""
-        answer = self.logins.ask(login, ["sbatch", "--test-only", *shape.sbatch, "--wrap=true"])
+    def more_data(self, login: LoginNode, shape: JobShape) -> Mapping[str, Any]:
+        return {"cpus": shape.cpus, "kill_wait_s": self.site(login).kill_wait_s}
+
+    def try_out(self, login: LoginNode, request: Request, shape: JobShape) -> None:
+        answer = self.logins.ask(login, ["sbatch", "--test-only", *shape.words, "--wrap=true"])
         if answer.code:
-            raise self._refusal(login, answer, wishes)
+            raise self._refusal(login, answer, options.parse_wishes(request))
 
     def _refusal(self, login: LoginNode, answer: Answer, wishes: Wishes) -> ProviderError:
         said = answer.text.lower()
         asks = "account" in said or "qos" in said
         known = self.logins.ask(login, ["sh", "-c", commands.ASSOCIATIONS]).text if asks else ""
-        return explain_refusal(answer.text, wishes, self._site(login), known)
+        return explain_refusal(answer.text, wishes, self.site(login), known)
 
     # What a batch system does.
 
@@ -125,7 +90,8 @@ class SlurmProvisioner(BatchProvisioner):
             if answer.code:
                 raise Unknown(f"Slurm did not cancel {name}: {answer.last_line}", "try again in a minute")
 
-    def inside(self, job: Job, host: str) -> Mapping[str, Sequence[str]]:
+    def inside(self, login: LoginNode, job: Job, node: NodeRecord) -> Mapping[str, Sequence[str]]:
+        host = str(node.held)
         shell = commands.shell_words(job.id, host)
         return {
             "inside": self.logins.words(commands.step_words(job.id, host)),

@@ -7,12 +7,11 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 
 from gpuops.core.errors import NoCapacity, ProviderError, QuotaExceeded, Rejected, Unknown
-from gpuops.core.format import plural, span
-from provisioners.slurm.commands import NodeKind, Partition, format_span, parse_node, parse_partition
+from gpuops.core.format import plural
+from provisioners.batch.request import JobShape, choose_walltime, format_span
+from provisioners.slurm.commands import NodeKind, Partition, parse_node, parse_partition
 from provisioners.slurm.options import Wishes
 
-WALLTIME_S = 4 * 3600.0
-"""A job's time without `--max-hours`, where its partition has no default: shorter ones start sooner."""
 NO_CONTROLLER = ("Unable to contact slurm controller", "Socket timed out", "Connection refused", "Zero Bytes were")
 """The job may have been submitted all the same."""
 
@@ -44,34 +43,10 @@ def parse_site(text: str) -> Site:
     return Site(nodes, partitions, float(wait) if wait.isdecimal() else None)
 
 
-@dataclass(frozen=True)
-class JobShape:
-    """What a job asks for."""
-
-    partition: str
-    nodes: int
-    gpus: int
-    """Per node."""
-    gpu_type: str
-    cpus: int
-    walltime_s: float
-    sbatch: Sequence[str]
-    """The arguments that say all of this."""
-
-    @property
-    def say(self) -> str:
-        kind = f"{self.gpu_type} GPU" if self.gpu_type else "GPU"
-        each = f"{plural(self.gpus, kind)} and " if self.gpus else ""
-        return (
-            f"{plural(self.nodes, 'node')} of partition {self.partition} with {each}{plural(self.cpus, 'core')} each, "
-            f"for {span(self.walltime_s)} from the job's start"
-        )
-
-
 def shape_job(wishes: Wishes, site: Site) -> JobShape:
     """Raises Rejected."""
     partition = site.partition_of(wishes)
-    walltime_s = _walltime(wishes, partition)
+    walltime_s = choose_walltime(wishes.hours, partition.default_s, partition.max_s, f"partition {partition.name}")
     fitting = _fitting_nodes(wishes, site, partition.name)
     gpus = min((node.gpus for node in fitting if node.gpus), default=0) if wishes.gpus is None else wishes.gpus
     shares = [
@@ -86,21 +61,8 @@ def shape_job(wishes: Wishes, site: Site) -> JobShape:
         sbatch.append("--gres=gpu:" + (f"{wishes.gpu_type}:" if wishes.gpu_type else "") + str(gpus))
     sbatch += [f"--{name}={value}" for name, value in wishes.words.items() if name != "partition"]
     return JobShape(
-        partition.name, wishes.nodes, gpus, wishes.gpu_type, cpus, walltime_s, [*sbatch, *wishes.raw]
-    )  # fmt: skip
-
-
-def _walltime(wishes: Wishes, partition: Partition) -> float:
-    """In whole minutes, as Slurm counts. Raises Rejected."""
-    if wishes.hours is None:
-        return partition.default_s or min(partition.max_s or WALLTIME_S, WALLTIME_S)
-    wanted = max(1.0, round(wishes.hours * 60)) * 60
-    if partition.max_s is not None and wanted > partition.max_s:
-        raise Rejected(
-            f"partition {partition.name} gives a job {span(partition.max_s)}, and --max-hours is {span(wanted)}",
-            f"--max-hours {partition.max_s / 3600:g}, or another --partition",
-        )
-    return wanted
+        partition.name, wishes.nodes, gpus, wishes.gpu_type, cpus, walltime_s, [*sbatch, *wishes.raw], "partition"
+    )
 
 
 def _fitting_nodes(wishes: Wishes, site: Site, partition: str) -> list[NodeKind]:

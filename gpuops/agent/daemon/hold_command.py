@@ -44,12 +44,13 @@ FAREWELL_S = 1.0
 
 
 def main(_mode: str, arguments: Sequence[str]) -> int:
-    """`--cluster DIR`: hold this machine's node of that cluster. With `--prepare` as well: make the folders of
-    `{"nodes": [settings…]}` on stdin, and print how many they are."""
+    """`--cluster DIR`: hold this machine's node of that cluster, `--index I` where the batch system does not tell which
+    it is. With `--prepare`: make the folders of `{"nodes": [settings…]}` on stdin, and print how many they are."""
     options = parse_options([word for word in arguments if word != "--prepare"])
     if "--prepare" in arguments:
         return _prepare(options["cluster"])
-    index = next((os.environ[name] for name in INDEX_VARIABLES if name in os.environ), "")
+    told = [os.environ[name] for name in INDEX_VARIABLES if name in os.environ]
+    index = options.get("index") or next(iter(told), "")
     node = Node(os.path.join(options["cluster"], f"n{index}"))
     settings = node.settings_document()
     if not settings:
@@ -83,7 +84,7 @@ class _Holder:
         # Last: a node that is held answers soon, and has the GPUs that it tells.
         lease = {"boot_in": self._job.get("boot_in"), "ends_in": self._job.get("ends_in")}
         prepare_node(node, settings, lease)
-        gpus = granted_gpus(os.environ.get("CUDA_VISIBLE_DEVICES"))
+        gpus = granted_gpus(os.environ.get("CUDA_VISIBLE_DEVICES"), self._job.get("gpus"))
         write_json(node.path("node.json"), {**settings, "gpus": gpus, "held": host})
 
     def hold(self) -> None:
@@ -138,8 +139,10 @@ class _Holder:
         shutil.rmtree(self._local, ignore_errors=True)
 
 
-def granted_gpus(visible: str | None) -> list[str] | None:
+def granted_gpus(visible: str | None, untold: int | None = None) -> list[str] | None:
     """The GPUs that a job has on this machine, by `CUDA_VISIBLE_DEVICES`; None where it does not tell by their indices:
-    then they are all that can be seen."""
+    then they are all that can be seen. `untold`: how many are the job's where no variable says which."""
+    if visible is None and untold:
+        return [str(index) for index in range(untold)]
     indices = [word.strip() for word in (visible or "").split(",")]
     return indices if all(index.isdigit() for index in indices) else None

@@ -12,6 +12,7 @@ from tests.integration.cli.counting import PLAIN
 from tests.system.lab.available import why_no_lab
 from tests.system.lab.hosts import Host, Lab
 from tests.system.lab.laptop import Begin, HostCounting, Laptop
+from tests.system.lab.pbs import Pbs
 from tests.system.lab.slurm import Slurm, has_freezer, why_no_slurm
 
 
@@ -64,3 +65,11 @@ def slurm(lab: Lab, tmp_path: Path, request: pytest.FixtureRequest) -> Iterator[
     one = Slurm(lab, home, getattr(request, "param", "cgroup" if has_freezer() else "linuxproc"))
     yield one
     one.close()
+
+
+@pytest.fixture
+def pbs(lab: Lab, tmp_path: Path) -> Pbs:
+    """A PBS cluster in the lab; its jobs end with the hosts."""
+    home = tmp_path / "shared"
+    home.mkdir(mode=0o700)
+    return Pbs(lab, home)

@@ -6,6 +6,7 @@ import pytest
 
 from provisioners.batch.jobs import Job, JobState
 from provisioners.batch.provisioner import Submission
+from provisioners.batch.request import format_span
 from provisioners.slurm import commands
 from provisioners.slurm.commands import NodeKind, Partition
 
@@ -82,7 +83,7 @@ def test_a_span(text: str, seconds: float | None) -> None:
 
 @pytest.mark.parametrize(("seconds", "text"), [(3600, "1:00:00"), (90, "0:02:00"), (1, "0:01:00"), (9e5, "250:00:00")])
 def test_a_time_limit_is_in_minutes(seconds: float, text: str) -> None:
-    assert commands.format_span(seconds) == text
+    assert format_span(seconds) == text
 
 
 def test_a_node() -> None:
@@ -106,7 +107,7 @@ def test_a_partition() -> None:
 
 def test_the_job() -> None:
     """One `hold` on each node, in a step that outlives any of them; nothing of the login's surroundings."""
-    data = {"sbatch": ["--partition=gpu", "--time=1:00:00"], "cpus": 8}
+    data = {"words": ["--partition=gpu", "--time=1:00:00"], "cpus": 8}
     submission = Submission(f"{MARK}.{TOKEN}", "/home/al ice/lab", "/home/al ice/a.pyz", "/home/al ice/o.out", data)
     assert commands.sbatch_words(submission) == [
         "sbatch", "--parsable", "--no-requeue", "--export=NONE", f"--job-name={MARK}.{TOKEN}",

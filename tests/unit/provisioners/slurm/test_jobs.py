@@ -27,7 +27,7 @@ def job(state: JobState = JobState.RUNNING, **more: Any) -> Job:
 
 
 def described(record: NodeRecord, its: Job | None) -> Resource:
-    return node_resource(record, its, LOGIN, Path("ssh"), lambda job, host: {"inside": [job.id, host]}, 1000.0)
+    return node_resource(record, its, LOGIN, Path("ssh"), lambda job, node: {"inside": [job.id, node.held]}, 1000.0)
 
 
 def test_a_node_that_is_held_is_reached_in_its_job() -> None:

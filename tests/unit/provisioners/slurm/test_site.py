@@ -6,8 +6,9 @@ import pytest
 
 from gpuops.core.errors import NoCapacity, ProviderError, QuotaExceeded, Rejected, Unknown, UsageError
 from gpuops.core.models import Request
+from provisioners.batch.request import JobShape
 from provisioners.slurm.options import parse_wishes
-from provisioners.slurm.site import JobShape, describe_nodes, explain_refusal, parse_site, shape_job
+from provisioners.slurm.site import describe_nodes, explain_refusal, parse_site, shape_job
 
 SITE = parse_site("""\
 node|c1|gpu*|gpu:h100:4|idle|64|500000|ib
@@ -33,8 +34,8 @@ def test_what_was_not_asked_for_is_chosen() -> None:
     """All GPUs that every node has, the cores that belong to them, and a short time."""
     assert SITE.kill_wait_s == 30.0
     found = shape()
-    assert (found.partition, found.gpus, found.cpus, found.walltime_s) == ("gpu", 4, 32, 4 * 3600.0)
-    assert found.sbatch == [
+    assert (found.queue, found.gpus, found.cpus, found.walltime_s) == ("gpu", 4, 32, 4 * 3600.0)
+    assert found.words == [
         "--partition=gpu", "--nodes=2", "--ntasks-per-node=1", "--cpus-per-task=32", "--time=4:00:00", "--gres=gpu:4",
     ]  # fmt: skip
     assert found.say.startswith("2 nodes of partition gpu with 4 GPUs and 32 cores each, for 4 h 00 min")
@@ -42,7 +43,7 @@ def test_what_was_not_asked_for_is_chosen() -> None:
 
 def test_what_was_asked_for_is_kept() -> None:
     found = shape(2, "h100", 10.0, cpus=7, account="a", mem="64G", sbatch_arg=["--exclusive"])
-    assert found.sbatch[3:] == [
+    assert found.words[3:] == [
         "--cpus-per-task=7", "--time=10:00:00", "--gres=gpu:h100:2", "--account=a", "--mem=64G", "--exclusive",
     ]  # fmt: skip
 

@@ -1,0 +1,167 @@
+"""What a PBS cluster has, what a request may have of it, and why it refuses one. Pure."""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+from gpuops.core.errors import NoCapacity, ProviderError, QuotaExceeded, Rejected, Unknown
+from gpuops.core.format import plural
+from provisioners.batch.request import JobShape, choose_walltime, format_span
+from provisioners.pbs.commands import KILL_DELAY_S, NO_SERVER, members, parse_json, parse_size, parse_span
+from provisioners.pbs.options import Wishes
+
+
+@dataclass(frozen=True)
+class Queue:
+    name: str
+    default_s: float | None = None
+    max_s: float | None = None
+    kill_delay_s: float = KILL_DELAY_S
+    is_open: bool = True
+
+
+@dataclass(frozen=True)
+class Node:
+    name: str
+    state: str
+    gpus: int
+    cpus: int
+    memory: int
+    """Bytes; 0: it is not told."""
+    has: Mapping[str, str]
+    """All that can be selected by: `gpu_model` -> `v100`."""
+    queue: str = ""
+    """The only one that has it."""
+
+
+@dataclass(frozen=True)
+class Site:
+    queues: Sequence[Queue]
+    nodes: Sequence[Node]
+    default: str = ""
+
+    def queue_of(self, wishes: Wishes) -> Queue:
+        """The request's queue, or the default one. Raises Rejected."""
+        name = wishes.words.get("queue", self.default)
+        found = next((queue for queue in self.queues if queue.name == name), None)
+        open_ones = ", ".join(queue.name for queue in self.queues if queue.is_open) or "none"
+        if found is None:
+            what = f"there is no queue {name}" if name else "this cluster has no default queue"
+            raise Rejected(what, f"name one with --queue: {open_ones}")
+        if not found.is_open:
+            raise Rejected(f"queue {name} takes no jobs now", f"name another one with --queue: {open_ones}")
+        return found
+
+
+def parse_site(text: str) -> Site:
+    """What commands.SITE printed. Raises ValueError."""
+    queues, server, nodes = [*text.split("\n===\n"), "", ""][:3]
+    return Site(
+        [_parse_queue(name, facts) for name, facts in members(parse_json(queues), "Queue")],
+        [_parse_node(name, facts) for name, facts in members(parse_json(nodes or "{}"), "nodes")]
+        if nodes.strip() else [],
+        next((str(facts.get("default_queue", "")) for _, facts in _servers(server)), ""),
+    )  # fmt: skip
+
+
+def _servers(text: str) -> list[tuple[str, Mapping[str, Any]]]:
+    return members(parse_json(text), "Server") if text.strip() else []
+
+
+def _parse_queue(name: str, facts: Mapping[str, Any]) -> Queue:
+    longest = _part(facts, "resources_max").get("walltime", "")
+    usual = _part(facts, "resources_default").get("walltime", "")
+    delay = str(facts.get("kill_delay", ""))
+    is_open = str(facts.get("enabled", "True")) == "True"
+    return Queue(
+        name, parse_span(usual), parse_span(longest), float(delay) if delay.isdecimal() else KILL_DELAY_S, is_open
+    )
+
+
+def _parse_node(name: str, facts: Mapping[str, Any]) -> Node:
+    has = _part(facts, "resources_available")
+    gpus, cpus = has.get("ngpus", ""), has.get("ncpus", "")
+    return Node(
+        name,
+        str(facts.get("state", "")),
+        int(gpus) if gpus.isdecimal() else 0,
+        int(cpus) if cpus.isdecimal() else 1,
+        parse_size(has.get("mem", "")) or 0,
+        has,
+        str(facts.get("queue", "")),
+    )
+
+
+def _part(facts: Mapping[str, Any], name: str) -> dict[str, str]:
+    part = facts.get(name)
+    return {key: str(value) for key, value in part.items()} if isinstance(part, dict) else {}
+
+
+def shape_job(wishes: Wishes, site: Site) -> JobShape:
+    """Raises Rejected, NoCapacity."""
+    queue = site.queue_of(wishes)
+    walltime_s = choose_walltime(wishes.hours, queue.default_s, queue.max_s, f"queue {queue.name}")
+    fitting = _fitting_nodes(wishes, site, queue.name)
+    gpus = min((node.gpus for node in fitting if node.gpus), default=0) if wishes.gpus is None else wishes.gpus
+    enough = [node for node in fitting if node.gpus >= gpus and node.cpus >= (wishes.cpus or 1)]
+    if site.nodes and len({node.name for node in enough}) < wishes.nodes:
+        raise NoCapacity(
+            f"queue {queue.name} can never have this job: {plural(len(enough), 'node')} could be one of its "
+            f"{plural(wishes.nodes, 'node')}",
+            f"the cluster has {describe_nodes(site)}; ask for less, or something else with --select-extra",
+        )
+    shares = [node.cpus * gpus // node.gpus if gpus and node.gpus else node.cpus for node in enough]
+    cpus = wishes.cpus or max(1, min(shares, default=1))
+    chunk = [f"{wishes.nodes}", f"ncpus={cpus}", *([f"ngpus={gpus}"] if gpus else [])]
+    memory = wishes.words.get("mem") or _memory(enough, cpus)
+    chunk += [*([f"mem={memory}"] if memory else []), *wishes.extra]
+    words = ["-l", f"select={':'.join(chunk)}", "-l", "place=scatter", "-l", f"walltime={format_span(walltime_s)}"]
+    words += ["-q", queue.name] if "queue" in wishes.words else []
+    words += ["-A", wishes.words["account"]] if "account" in wishes.words else []
+    return JobShape(queue.name, wishes.nodes, gpus, "", cpus, walltime_s, [*words, *wishes.raw])
+
+
+def _memory(nodes: Sequence[Node], cpus: int) -> str:
+    """As large a share as that of the cores: what a site gives by itself is often too little for PyTorch."""
+    share = min((node.memory * min(cpus, node.cpus) // node.cpus for node in nodes), default=0)
+    return f"{share >> 20}mb" if share >> 20 else ""
+
+
+def _fitting_nodes(wishes: Wishes, site: Site, queue: str) -> list[Node]:
+    """The queue's nodes that have what was asked for, as far as that can be told."""
+    asked = dict(part.split("=", 1) for part in wishes.extra)
+    told = {name for node in site.nodes for name in node.has}
+    return [
+        node
+        for node in site.nodes
+        if node.queue in ("", queue)
+        and all(value in node.has.get(name, "").split(",") for name, value in asked.items() if name in told)
+    ]
+
+
+def describe_nodes(site: Site) -> str:
+    """`2 nodes with 4 GPUs (gpu_model=v100), 64 cores, 500 GB (1 free)`."""
+    kinds = Counter((node.gpus, node.has.get("gpu_model", ""), node.cpus, node.memory) for node in site.nodes)
+    parts = []
+    for (gpus, model, cpus, memory), count in kinds.items():
+        free = sum(node.state == "free" for node in site.nodes if (node.gpus, node.cpus) == (gpus, cpus))
+        gpu = plural(gpus, "GPU") + (f" (gpu_model={model})" if model else "") + ", " if gpus else ""
+        parts.append(f"{plural(count, 'node')} with {gpu}{plural(cpus, 'core')}, {memory >> 30} GB ({free} free)")
+    return " and ".join(parts) or "no nodes"
+
+
+def explain_refusal(text: str, site: Site) -> ProviderError:
+    """Why qsub refused, by what it said."""
+    last = (text.strip().splitlines() or ["it says nothing"])[-1].strip().removeprefix("qsub: ")
+    said = text.lower()
+    if NO_SERVER.search(text):
+        return Unknown(f"the PBS server did not answer: {last}", "try again in a minute")
+    if "queue" in said and ("unknown" in said or "denied" in said or "not enabled" in said):
+        names = ", ".join(queue.name for queue in site.queues if queue.is_open)
+        return Rejected(f"qsub refuses this queue: {last}", f"name another one with --queue: {names or 'none is told'}")
+    if "limit" in said or "exceed" in said:
+        return QuotaExceeded(f"a limit of the queue or of your account forbids this: {last}", "ask for less, or wait")
+    return Rejected(f"qsub refuses: {last}", "see what it means for this cluster, or change the request")

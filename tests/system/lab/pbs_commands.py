@@ -1,0 +1,220 @@
+#!/usr/bin/env python3
+"""What stands in for PBS on a lab's hosts: its commands by their names, whose jobs are real processes on other hosts,
+and as unkind as PBS is without its cgroups hook. State lies in the home that all hosts share."""
+
+import contextlib
+import fcntl
+import getopt
+import json
+import os
+import pathlib
+import re
+import shlex
+import shutil
+import signal
+import subprocess
+import sys
+import time
+
+FOLDER = pathlib.Path("/root/.pbs")
+NODES = ("c1", "c2")
+KILL_DELAY_S = 5
+SELF = "/opt/pbs/bin/pbs_stand_in"
+
+
+def ssh(host, *words, **popen):
+    return subprocess.Popen(
+        ["ssh", "-n", "-o", "BatchMode=yes", "-o", f"UserKnownHostsFile={FOLDER}/known_hosts", host, shlex.join(words)],
+        **popen,
+    )
+
+
+def jobs():
+    numbers = sorted((FOLDER / "jobs").iterdir(), key=lambda path: int(path.name))
+    return [json.loads((path / "job.json").read_text()) for path in numbers]
+
+
+def folder(number):
+    return FOLDER / "jobs" / str(number)
+
+
+def keep(job):
+    new = folder(job["number"]) / "job.new"
+    new.write_text(json.dumps(job))
+    new.rename(new.with_name("job.json"))
+
+
+def schedule():
+    """What has ended is over, and what waits gets free nodes."""
+    with (FOLDER / "lock").open("w") as lock:
+        fcntl.flock(lock, fcntl.LOCK_EX)
+        known = jobs()
+        for job in known:
+            rc = folder(job["number"]) / "rc"
+            if job["state"] == "R" and rc.exists():
+                job.update(state="F", rc=int(rc.read_text()))
+                keep(job)
+        busy = {host for job in known if job["state"] == "R" for host in job["hosts"]}
+        for job in known:
+            free = [host for host in NODES if host not in busy]
+            if job["state"] != "Q" or job["comment"].startswith("Can Never Run"):
+                continue
+            if len(free) < job["nodes"]:
+                job["comment"] = "Not Running: Insufficient amount of resource: ngpus"
+                keep(job)
+                continue
+            job.update(state="R", hosts=free[: job["nodes"]], comment="", begun=time.time())
+            busy.update(job["hosts"])
+            keep(job)
+            begin = ssh(job["hosts"][0], "sh", "-c", f"setsid {SELF} mom {job['number']} >/dev/null 2>&1 &")
+            begin.wait()
+
+
+def qsub(arguments):
+    given, _ = getopt.getopt(arguments, "N:r:m:S:j:o:l:q:A:")
+    asked = dict(value.split("=", 1) for name, value in given if name == "-l")
+    nodes, _, rest = asked["select"].partition(":")
+    parts = dict(part.split("=") for part in rest.split(":"))
+    with (FOLDER / "lock").open("w") as lock:
+        fcntl.flock(lock, fcntl.LOCK_EX)
+        number = len(jobs()) + 1
+        folder(number).mkdir()
+        (folder(number) / "script").write_text(sys.stdin.read())
+        never = int(parts.get("mem", "0mb").rstrip("mgkb")) > 100000 or int(nodes) > len(NODES)
+        job = {"number": number, "nodes": int(nodes), "state": "Q", "name": dict(given)["-N"],
+               "comment": "Can Never Run: Insufficient amount of resource: mem" if never else "",
+               "output": dict(given)["-o"], "walltime": asked["walltime"]}  # fmt: skip
+        keep(job)
+    print(f"{number}.pbs")
+    schedule()
+
+
+def record(number, process):
+    """A session that a signal to the job reaches; what leaves it by setsid, none does."""
+    with (folder(number) / "tasks").open("a") as file:
+        file.write(f"{os.uname().nodename} {process.pid}\n")
+
+
+def start(number, argv, **more):
+    environ = {"HOME": "/root", "USER": "root", "PATH": "/usr/bin:/bin", "PBS_JOBID": f"{number}.pbs", **more}
+    with (folder(number) / "spool").open("ab") as out:
+        process = subprocess.Popen(argv, stdin=subprocess.DEVNULL, stdout=out, stderr=out, cwd="/root", env=environ,
+                                   start_new_session=True)  # fmt: skip
+    record(number, process)
+    return process
+
+
+def mom(arguments):
+    """On a job's first node: its script, with whose end all its sessions end."""
+    number = arguments[0]
+    code = start(number, ["/bin/sh", str(folder(number) / "script")], PBS_NODEFILE="/nowhere").wait()
+    send(number, "KILL")
+    job = json.loads((folder(number) / "job.json").read_text())
+    with contextlib.suppress(OSError):
+        shutil.copy(folder(number) / "spool", job["output"])
+    (folder(number) / "rc").write_text(str(256 - code if code < 0 else code))
+
+
+def send(number, sign):
+    for line in (folder(number) / "tasks").read_text().splitlines():
+        host, session = line.split()
+        ssh(host, "pkill", f"-{sign}", "-s", session).wait()
+
+
+def pbsdsh(arguments):
+    signal.signal(signal.SIGTERM, lambda *_: None)
+    number = os.environ["PBS_JOBID"].split(".")[0]
+    host = json.loads((folder(number) / "job.json").read_text())["hosts"][int(arguments[1])]
+    code = ssh(host, SELF, "task", number, *arguments[3:], start_new_session=True).wait()
+    if code:
+        sys.stderr.write(f"pbsdsh: task 0x00000001 exit status {code}\n")
+
+
+def task(arguments):
+    return start(arguments[0], arguments[1:]).wait()
+
+
+def qdel(arguments):
+    number = arguments[0].split(".")[0]
+    schedule()
+    job = json.loads((folder(number) / "job.json").read_text())
+    if job["state"] == "Q":
+        keep({**job, "state": "F"})
+    elif job["state"] == "R":
+        subprocess.Popen([SELF, "end", number], start_new_session=True, stdin=subprocess.DEVNULL,
+                         stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL)  # fmt: skip
+    else:
+        sys.stderr.write(f"qdel: Job has finished {arguments[0]}\n")
+        return 35
+    return 0
+
+
+def end(arguments):
+    send(arguments[0], "TERM")
+    deadline = time.monotonic() + KILL_DELAY_S
+    while time.monotonic() < deadline and not (folder(arguments[0]) / "rc").exists():
+        time.sleep(0.2)
+    send(arguments[0], "KILL")
+
+
+def shown():
+    return [job for job in jobs() if job["state"] != "F" or not (FOLDER / "no_history").exists()]
+
+
+def qselect(arguments):
+    schedule()
+    if "-x" in arguments and (FOLDER / "no_history").exists():
+        sys.stderr.write("qselect: PBS is not configured to maintain job history\n")
+        return 1
+    name = arguments[arguments.index("-N") + 1] if "-N" in arguments else None
+    for job in shown():
+        if name in (None, job["name"]) and ("-x" in arguments or job["state"] != "F"):
+            print(f"{job['number']}.pbs")
+    return 0
+
+
+def qstat(arguments):
+    schedule()
+    if "-Q" in arguments:
+        queue = {"queue_type": "Execution", "enabled": "True", "started": "True", "kill_delay": KILL_DELAY_S}
+        print(json.dumps({"Queue": {"workq": queue}}))
+    elif "-B" in arguments:
+        print(json.dumps({"Server": {"pbs": {"server_state": "Active", "default_queue": "workq"}}}))
+    else:
+        return tell_jobs(arguments)
+    return 0
+
+
+def tell_jobs(arguments):
+    found, code = {}, 0
+    for name in [word for word in arguments if re.fullmatch(r"\d+\.pbs", word)]:
+        job = next((job for job in shown() if f"{job['number']}.pbs" == name), None)
+        if job is None or (job["state"] == "F" and "-x" not in arguments):
+            text = f"Unknown Job Id {name}" if job is None else f"{name} Job has finished, use -x or -H"
+            sys.stderr.write(f"qstat: {text}\n")
+            code = 153 if job is None else 35
+            continue
+        begun = time.strftime("%a %b %d %H:%M:%S %Y", time.localtime(job["begun"])) if "begun" in job else None
+        found[name] = {"Job_Name": job["name"], "job_state": job["state"], "comment": job["comment"],
+                       "Resource_List": {"nodect": job["nodes"], "walltime": job["walltime"]},
+                       **({"stime": begun} if begun else {}),
+                       **({"Exit_status": job["rc"]} if "rc" in job else {})}  # fmt: skip
+    print(json.dumps({"pbs_version": "23.06.06", **({"Jobs": found} if found else {})}))
+    return code
+
+
+def pbsnodes(_arguments):
+    has = {"mem": "8000000kb", "ncpus": 4, "ngpus": 4, "gpu_model": "v100"}
+    print(json.dumps({"nodes": {name: {"state": "free", "resources_available": has} for name in NODES}}))
+
+
+def main():
+    name, arguments = pathlib.Path(sys.argv[0]).name, sys.argv[1:]
+    if name == "pbs_stand_in":
+        name, arguments = arguments[0], arguments[1:]
+    named = {one.__name__: one for one in (qsub, qdel, qselect, qstat, pbsnodes, pbsdsh, mom, task, end)}
+    return named[name](arguments) or 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())
