@@ -134,7 +134,12 @@ def _little_locked_memory(place: Checkup) -> Words:
 
 def _outside_a_job(place: Checkup) -> Words:
     scheduler = place.facts.scheduler
-    return {"program": scheduler.programs[0]} if scheduler.programs and not scheduler.job else None
+    if not scheduler.programs or scheduler.job:
+        return None
+    program = scheduler.programs[0]
+    provider = {"sinfo": "slurm", "squeue": "slurm", "qstat": "pbs"}.get(program)
+    way = f"gpuops up {provider} asks it for nodes" if provider else "ask it for nodes, and give gpuops those"
+    return {"program": program, "way": way}
 
 
 def _killed_at_logout(place: Checkup) -> Words:
@@ -216,7 +221,7 @@ HOST_RULES: tuple[Rule[Checkup], ...] = (
         "scheduler",
         "this host belongs to a cluster with a scheduler ({program} is here), and this is not inside a job: "
         "it is a login node, or one where others' jobs run",
-        "do not train here: ask the scheduler for nodes, and give gpuops those",
+        "do not train here: {way}",
     )),
     Rule(lambda place: _killed_at_logout(place) if place.reached else None,
          error("logout-kills", LOGOUT_SAY, LOGOUT_HINT)),

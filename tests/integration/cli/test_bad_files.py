@@ -284,9 +284,9 @@ ROWS = [
         r"--identity \.: it is a folder", "name the private key"),
     Row("the public key as identity", file("k.pub"), ("up", "ssh", "--host", "x", "--identity", "k.pub"),
         r"--identity k\.pub is the public half of a key", "name the private one: k"),
-    Row("a GPU to rent from a host", nothing, ("up", "ssh", "--host", "x", "--gpu-type", "h100", "--image", "i"),
-        "--gpu-type and --image say which machine to rent, and these hosts are yours",
-        "leave out --gpu-type and --image"),
+    Row("a GPU to rent from a host", nothing, ("up", "ssh", "--host", "x", "--gpu-type", "h100", "--region", "i"),
+        "--gpu-type and --region say which machine to rent, and these hosts are yours",
+        "leave out --gpu-type and --region"),
     *(Row(f"a book of hosts that holds {book[:12]}", file("~ssh/hosts.json", book), ("reap",),
           r"something may still be there: ssh could not be asked: {home}/ssh/hosts\.json cannot be read: .*",
           "restore it: .*; then: gpuops reap", 5)

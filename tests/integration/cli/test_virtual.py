@@ -121,7 +121,8 @@ def test_they_are_nodes_to_every_command(lab: Shell) -> None:
     assert '"hard_wall": 1' in (n1(lab) / "lease.json").read_text(), "the lease is that of all"
     down = lab.run("down")
     assert down.returncode == 0, down.stderr
-    assert (lab.folder / "runs/lab-left/node1/notes.txt").read_text() == "noted\n"
+    assert (lab.folder / "runs/lab-left/node0/notes.txt").read_text() == "noted\n", "where it is first, and once"
+    assert not (lab.folder / "runs/lab-left/node1").exists()
     lab.expect_clean()
 
 

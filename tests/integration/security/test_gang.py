@@ -42,6 +42,7 @@ from gpuops.agent.peers.authenticated_channel import (
     session_keys,
 )
 from gpuops.agent.peers.link import GIVE, TAKE, Head, Member, Times
+from gpuops.agent.workers import WORKERS
 from tests.integration.agent.conftest import until
 from tests.integration.agent.test_result_handover import HANG_S, Side
 from tests.integration.security.relay import Passing, Relay, Way
@@ -264,10 +265,10 @@ def test_a_shortage_frees_the_oldest_strangers_and_nothing_else_does() -> None:
 
 
 def test_a_machine_without_threads_goes_on(monkeypatch: pytest.MonkeyPatch) -> None:
-    def none(_thread: threading.Thread) -> None:
+    def none(*_work: object) -> None:
         raise RuntimeError("can't start new thread")
 
-    monkeypatch.setattr(threading.Thread, "start", none)
+    monkeypatch.setattr(WORKERS, "start", none)
     with (
         socket.create_server(("127.0.0.1", 0)) as listener,
         socket.create_connection(listener.getsockname()) as client,

@@ -2,13 +2,18 @@
 
 from __future__ import annotations
 
+import atexit
 import json
+import shutil
 import subprocess
 import sys
+import tempfile
 from dataclasses import dataclass, field
+from functools import cache
 from pathlib import Path
 from typing import Any
 
+from gpuops.agent.checkup.host import SCHEDULER_PROGRAMS
 from gpuops.commands.doctor.checks_gpu import gpu_findings
 from gpuops.commands.doctor.checks_host import host_findings
 from gpuops.commands.doctor.facts import Checkup, parse_facts
@@ -37,6 +42,17 @@ case "$1" in
 -Pi) echo "$source 1000000 1 $inodes 1% $mount" ;;
 esac
 """
+
+
+@cache
+def _programs() -> str:
+    """This machine's programs without those of a scheduler, which a patient has by a shim only."""
+    folder = Path(tempfile.mkdtemp(prefix="gpuops-programs-"))
+    atexit.register(shutil.rmtree, folder, ignore_errors=True)
+    for program in (*Path("/bin").iterdir(), *Path("/usr/bin").iterdir()):
+        if program.name not in SCHEDULER_PROGRAMS and not (folder / program.name).is_symlink():
+            (folder / program.name).symlink_to(program)
+    return str(folder)
 
 
 @dataclass
@@ -127,7 +143,7 @@ class Patient:
             str(self.limit_s),
         ]
         argv += ["--first", str(self.folder / "bin" / "trains"), *(["--login"] if self.reached else []), *self.options]
-        env = {"PATH": f"{self.folder / 'bin'}:/usr/bin:/bin", "HOME": str(self.home), "SHELL": "/bin/sh", **self.env}
+        env = {"PATH": f"{self.folder / 'bin'}:{_programs()}", "HOME": str(self.home), "SHELL": "/bin/sh", **self.env}
         done = subprocess.run(
             ["sh", "-c", f'{self.limits}; exec "$@"', "sh", *argv],
             env=env,
