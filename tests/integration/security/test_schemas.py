@@ -324,7 +324,7 @@ def test_what_is_nearly_true_is_sound_or_nonsense(verb: str) -> None:
         max_leaves=5,
     )
 
-    @settings(max_examples=300, deadline=None, derandomize=True, database=None, suppress_health_check=list(HealthCheck))
+    @settings(max_examples=100, deadline=None, derandomize=True, database=None, suppress_health_check=list(HealthCheck))
     @given(places, json_ | st.just(...))
     def check(place: tuple[str, Any, tuple[Any, ...]], new: Any) -> None:
         kind, said, path = place

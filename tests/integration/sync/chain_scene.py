@@ -20,7 +20,7 @@ from tests.fakes.inprocess import InProcessClient
 from tests.integration.sync.node_here import Words
 from tests.integration.sync.push_world import contents
 
-BIG_BYTES = 24_000_000
+BIG_BYTES = 12_000_000
 SMALL_FILES = 40
 
 

@@ -111,6 +111,7 @@ def test_slurm_asks_for_a_snapshot_before_its_end(
     assert sorted(path.name for path in project.iterdir()) == ["agree.py", "out"]
 
 
+@pytest.mark.proof
 def test_slurm_trains_a_workload(project: Path, tools: Path, capsys: pytest.CaptureFixture[str]) -> None:
     script = export(capsys, "slurm", "--workload", "toy", *SIZE, "--", "2", "1")
     code, said = end(submit(script, schedulers.slurm_job(tools, JOB), project), project)
