@@ -9,9 +9,9 @@
 
 Where two providers have the same story to tell, its file has the same name in both:
 
-    story                                                  file            local  ssh  runpod  aws
-    the contract, member by member                         provisioner       x     x     x      x
-    the provider's own flags, and a request checked        options                       x      x
+    story                                                  file            local  ssh  runpod  aws  slurm  pbs
+    the contract, member by member                         provisioner       x     x     x      x     x      x
+    the provider's own flags, and a request checked        options                       x      x     x      x
     where a key comes from                                 credentials                   x      x
     whose account it is                                    account                       x      x
     one request, one answer or one of our errors           api                           x      x
@@ -21,7 +21,7 @@ Where two providers have the same story to tell, its file has the same name in b
     offers, in the order in which they are tried           offers                        x      x
     the request that creates                               launch                        x      x
     what a machine runs first: dead-man, host key, login   boot_script                   x      x
-    machines as described by the provider, as resources    machines                      x      x
+    machines as described by the provider, as resources    machines              x     x      x
     finding, looking at and ending what is ours            lifecycle                     x      x
     data centers, and which a `--region` means             regions                       x
     what a pod's log tells of a start that fails           boot_log                      x
@@ -42,4 +42,9 @@ Where two providers have the same story to tell, its file has the same name in b
     the file of hosts that something of ours may be on     hosts                   x
     the host keys that the user has accepted               accepted_keys           x
     the agent on a host, called or brought again           host_agent              x
+    containers: what a host has, their words, their life    container_probe, container_spec, container_host (ssh)
+    a batch system's commands, and what they print         commands                                   x      x
+    what a cluster has: queues, accounts, nodes            site                                       x      x
+
+What Slurm and PBS share besides, a job as a cluster, lies in `batch`.
 """

@@ -274,3 +274,17 @@ def _container_of(host: Host, image: str) -> dict[str, Any]:
         return {}
     name = image if facts.has_image else full_name(facts.engine, image)
     return {"engine": facts.engine, "image": name, "limits": facts.limits}
+
+
+def refuse_doubles(hosts: Sequence[Host], nodes: int) -> None:
+    """Raises UsageError where one machine was named twice, by one name or by two."""
+    names = [host.name for host in hosts]
+    if doubled := sorted({name for name in names if names.count(name) > 1}):
+        raise UsageError(f"{doubled[0]} is named twice", f"name it once; --nodes {nodes} makes virtual nodes on it")
+    name_by_machine: dict[str, str] = {}
+    for host in hosts:
+        twin = name_by_machine.setdefault(host.probe.machine, host.name) if host.probe.machine else host.name
+        if twin != host.name:
+            raise UsageError(
+                f"{twin} and {host.name} are one machine", f"name it once; --nodes {nodes} makes virtual nodes"
+            )

@@ -37,7 +37,6 @@ from provisioners.ssh.container_spec import (
     APPTAINER,
     ContainerSpec,
     check_image,
-    enter_words,
     parse_spec,
     wanted_engine,
     within_words,
@@ -45,18 +44,19 @@ from provisioners.ssh.container_spec import (
 from provisioners.ssh.host_agent import HostAgent, NodeRecord
 from provisioners.ssh.hosts import HostBook, KnownHost
 from provisioners.ssh.placement import (
-    Host,
     Logins,
     NodePlace,
     host_of,
     parse_place,
     place_nodes,
+    refuse_doubles,
     refuse_rental_flags,
     typed_hosts,
 )
 
 if TYPE_CHECKING:
     from gpuops.transport.connection import Connection
+from provisioners.ssh.machines import contained_resource, known_host_of, node_resource, resource_id
 
 T = TypeVar("T")
 
@@ -123,7 +123,7 @@ class SshProvisioner:
             raise UsageError(f"--container {engine} runs an image, and none was named", "add --image NAME")
         logged_in = [self._logins.log_in(typed, request) for typed in typed_hosts(request)]
         hosts, spare = logged_in[: request.nodes], logged_in[request.nodes :]
-        _refuse_doubles(hosts, request.nodes)
+        refuse_doubles(hosts, request.nodes)
         places, notes = place_nodes(hosts, request.nodes, request.gpus, request.image or "")
         if spare:
             notes.append(f"not used, since --nodes is {request.nodes}: {', '.join(host.name for host in spare)}")
@@ -143,7 +143,7 @@ class SshProvisioner:
                for host in self._logins.logged_in(typed)}  # fmt: skip
         known = {} if typed else {name: self._book.require(name) for name in self._book.names()}
         return [
-            self._resource(name, known_host, NodeRecord(name, "", ResourceState.RUNNING))
+            node_resource(name, known_host, NodeRecord(name, "", ResourceState.RUNNING), self._logins.folder)
             for name, known_host in {**named, **known}.items()
             if known_host.python  # else only its containers have one, and there is nothing to run outside of them
         ]
@@ -211,7 +211,9 @@ class SshProvisioner:
             cores_share=place.cores_share,
         )
         self._containers(place.region, known_host).start(spec)
-        return self._contained(place.region, known_host, FoundNode(spec, ResourceState.STARTING))
+        return contained_resource(
+            place.region, known_host, FoundNode(spec, ResourceState.STARTING), self._logins.folder
+        )
 
     def _create_node(self, index: int, place: NodePlace, agent: str, intent: Intent, image: str = "") -> Resource:
         """`image`: a file that the node's runs are started in; empty without one."""
@@ -233,7 +235,7 @@ class SshProvisioner:
         }
         lease = {"boot_in": max(MIN_BOOT_LEASE_S, intent.boot_deadline - self.context.clock.now())}
         document = {"node": node, "lease": lease}
-        self._ending.pop(_resource_id(place.host, folder), None)
+        self._ending.pop(resource_id(place.host, folder), None)
         self._agent(place.host, known_host).create_node(agent, intent.agent, folder, document)
         # Another command that ended the last node before this one was there may have forgotten the host since.
         self._book.record(place.host, known_host)
@@ -247,7 +249,7 @@ class SshProvisioner:
             token=f"{intent.token}-{index}",
             within=within,
         )
-        return self._resource(place.host, known_host, record)
+        return node_resource(place.host, known_host, record, self._logins.folder)
 
     def list_owned(self, owner: str, regions: Sequence[str]) -> Sequence[Resource]:
         """Every node folder of this owner's, on these hosts or on all in the file of hosts."""
@@ -288,68 +290,18 @@ class SshProvisioner:
         try:
             if known_host.engine:
                 found = self._containers(name, known_host).found(self.context.owner)
-                return [self._contained(name, known_host, node) for node in found if node.spec.host == name]
+                return [
+                    contained_resource(name, known_host, node, self._logins.folder)
+                    for node in found
+                    if node.spec.host == name
+                ]
             records = self._agent(name, known_host).list_nodes(name)
         except NodeRefused as error:
             raise Rejected(error.message, error.hint) from error
         except NodeError as error:
             hint = f"{error.hint or 'see what is wrong there'}; gone for good? gpuops reap --forget {name}"
             raise Unknown(error.message, hint) from error
-        return [self._resource(name, known_host, record) for record in records]
-
-    def _resource(self, name: str, known_host: KnownHost, node: NodeRecord) -> Resource:
-        return Resource(
-            kind=MACHINE,
-            id=_resource_id(name, node.folder),
-            region=name,
-            name=node.mark,
-            bills=False,
-            state=node.state,
-            address=known_host.target.host,
-            port=known_host.target.port,
-            data={
-                "connection": "ssh",
-                "target": known_host.target.document(),
-                "ssh_folder": str(self._logins.folder),
-                "root": known_host.root,
-                "python": known_host.python,
-                "revives": True,
-                "folder": node.folder,
-                "gpus": node.gpus,
-                "cores_share": node.cores_share,
-                "artefact": node.artefact,
-                "token": node.token,
-                "on": node.on,
-                **({"within": node.within} if node.within else {}),
-            },
-        )
-
-    def _contained(self, name: str, known_host: KnownHost, node: FoundNode) -> Resource:
-        spec = node.spec
-        present = {"phase": node.phase, "hopeless": node.hopeless, "why_ended": node.why_ended}
-        return Resource(
-            kind=MACHINE,
-            id=f"{name}:{spec.node}",
-            region=name,
-            name=spec.mark,
-            bills=False,
-            state=node.state,
-            address=known_host.target.host,
-            port=known_host.target.port,
-            data={
-                "connection": "ssh",
-                "target": known_host.target.document(),
-                "ssh_folder": str(self._logins.folder),
-                "root": spec.root,
-                "folder": spec.node,
-                "inside": enter_words(spec),
-                "container": spec.document(),
-                "gpus": spec.gpus,
-                "cores_share": spec.cores_share,
-                "token": spec.token,
-                **{word: said for word, said in present.items() if said},
-            },
-        )
+        return [node_resource(name, known_host, record, self._logins.folder) for record in records]
 
     def describe(self, resource: Resource) -> Resource:
         """The resource itself holds where the node is, so a host that was forgotten is reached, too. One that this
@@ -357,7 +309,7 @@ class SshProvisioner:
         ending = self._ending.get(resource.id)
         if ending is not None and ending.is_done:
             return dataclasses.replace(resource, state=ResourceState.ENDED)
-        for node in self._list_nodes(resource.region, _known_host(resource)):
+        for node in self._list_nodes(resource.region, known_host_of(resource)):
             if node.id == resource.id:
                 return node
         return dataclasses.replace(resource, state=ResourceState.ENDED)
@@ -377,7 +329,7 @@ class SshProvisioner:
     def _end(self, resource: Resource) -> None:
         from gpuops.nodes import bootstrap
 
-        name, known_host, entry = resource.region, _known_host(resource), self._book.get(resource.region)
+        name, known_host, entry = resource.region, known_host_of(resource), self._book.get(resource.region)
         if known_host.engine:
             spec = parse_spec(json.loads(str(resource.data["container"])))
             as_provider_errors(lambda: self._containers(name, known_host).end(spec))
@@ -425,24 +377,6 @@ class _Ending:
             self.error = error
 
 
-def _resource_id(host: str, folder: str) -> str:
-    return f"{host}:{folder}"
-
-
-def _refuse_doubles(hosts: Sequence[Host], nodes: int) -> None:
-    """Raises UsageError where one machine was named twice, by one name or by two."""
-    names = [host.name for host in hosts]
-    if doubled := sorted({name for name in names if names.count(name) > 1}):
-        raise UsageError(f"{doubled[0]} is named twice", f"name it once; --nodes {nodes} makes virtual nodes on it")
-    name_by_machine: dict[str, str] = {}
-    for host in hosts:
-        twin = name_by_machine.setdefault(host.probe.machine, host.name) if host.probe.machine else host.name
-        if twin != host.name:
-            raise UsageError(
-                f"{twin} and {host.name} are one machine", f"name it once; --nodes {nodes} makes virtual nodes"
-            )
-
-
 def as_provider_errors(work: Callable[[], T]) -> T:
     """The value of `work`, with a node's errors raised as a provider's."""
     try:
@@ -451,13 +385,3 @@ def as_provider_errors(work: Callable[[], T]) -> T:
         raise Unknown(error.message, error.hint) from error
     except (NodeRefused, NodeError) as error:
         raise Rejected(error.message, error.hint) from error
-
-
-def _known_host(resource: Resource) -> KnownHost:
-    """The host of a node, from the node's resource: it may have been removed from the file of hosts."""
-    from gpuops.transport.ssh import Target
-
-    data = resource.data
-    target, python = Target.from_document(dict(data["target"])), str(data.get("python") or "")
-    engine = parse_spec(json.loads(str(data["container"]))).engine if data.get("container") else ""
-    return KnownHost(target, str(data["root"]), python, engine)

@@ -20,6 +20,7 @@ from provisioners.runpod import launch as runpod_launch
 from provisioners.runpod import machines as runpod_machines
 from provisioners.runpod import offers as runpod_offers
 from provisioners.ssh import SshProvisioner
+from provisioners.ssh import machines as ssh_machines
 
 PAGE = (Path(__file__).parents[3] / "docs" / "providers.md").read_text(encoding="utf-8")
 WRITERS: dict[str, list[Callable[..., Any]]] = {
@@ -28,7 +29,7 @@ WRITERS: dict[str, list[Callable[..., Any]]] = {
         *(runpod_offers._offer, runpod_launch.PodSpec.document),
         *(runpod_machines.pod_resource, runpod_machines.cluster_resource),
     ],
-    "ssh": [SshProvisioner.offers, SshProvisioner._resource, SshProvisioner._contained],
+    "ssh": [SshProvisioner.offers, ssh_machines.node_resource, ssh_machines.contained_resource],
     "local": [LocalProvisioner.offers, LocalProvisioner._resource],
 }
 
