@@ -26,6 +26,7 @@ HELP = example_help(
     "gpuops up local --nodes 2",
     "gpuops up local --name lab --max-hours 3",
     "gpuops up ssh --name lab --host alice@10.0.0.5 --host alice@10.0.0.6",
+    "gpuops up slurm --host login.hpc.example --nodes 2 --gpus 4 --max-hours 4",
     "gpuops up runpod --gpus 4 --gpu-type 'rtx 4090' --max-hours 3",
     "gpuops up aws --gpus 4 --nodes 2 --spot --max-hours 3",
 )
