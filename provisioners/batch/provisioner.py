@@ -19,7 +19,6 @@ from gpuops.core.errors import (
     GpuopsError,
     NodeError,
     NodeRefused,
-    Partial,
     ProviderError,
     Rejected,
     Unknown,
@@ -41,7 +40,7 @@ from provisioners.batch.jobs import (
 )
 from provisioners.batch.login_node import LoginNode, LoginNodes, parse_login
 from provisioners.batch.request import JobShape
-from provisioners.ssh.host_agent import NodeRecord
+from provisioners.ssh.host_agent import NodeRecord, join_lists
 from provisioners.ssh.provisioner import ABANDONED_S, MIN_BOOT_LEASE_S, as_provider_errors
 
 LOOK_VALID_S = 0.5
@@ -243,15 +242,7 @@ class BatchProvisioner(ABC, Generic[SiteT]):
                 return error
             return found
 
-        answers = on_each(look, logins)
-        found = [one for answer in answers if not isinstance(answer, ProviderError) for one in answer]
-        failed = [answer for answer in answers if isinstance(answer, ProviderError)]
-        if failed and len(logins) == 1:
-            raise failed[0]
-        if failed:
-            hints = dict.fromkeys(error.hint for error in failed if error.hint)
-            raise Partial("; ".join(error.message for error in failed), "; ".join(hints), found)
-        return found
+        return join_lists(on_each(look, logins))
 
     def describe(self, resource: Resource) -> Resource:
         found = self._look(self.logins.of(resource)).resources

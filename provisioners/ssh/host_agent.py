@@ -8,8 +8,8 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from gpuops.core.errors import NodeError, NodeRefused, RefusalKind, Rejected
-from gpuops.core.models import ResourceState
+from gpuops.core.errors import NodeError, NodeRefused, Partial, ProviderError, RefusalKind, Rejected
+from gpuops.core.models import Resource, ResourceState
 
 if TYPE_CHECKING:
     from gpuops.transport import program_schemas
@@ -133,3 +133,15 @@ class HostAgent:
             raise NodeError(f"no agent can be brought: {error}", f"see that {self._cache} can be written") from error
         self.install(artefact)
         return bootstrap.call_agent_mode(self._connection, argv)
+
+
+def join_lists(answers: Sequence[Sequence[Resource] | ProviderError]) -> list[Resource]:
+    """What several hosts list, as one answer. Raises the only host's error, or Partial for those of some of several."""
+    found = [one for answer in answers if not isinstance(answer, ProviderError) for one in answer]
+    failed = [answer for answer in answers if isinstance(answer, ProviderError)]
+    if failed and len(answers) == 1:
+        raise failed[0]
+    if failed:
+        hints = dict.fromkeys(error.hint for error in failed if error.hint)
+        raise Partial("; ".join(error.message for error in failed), "; ".join(hints), found)
+    return found

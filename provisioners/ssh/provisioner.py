@@ -21,7 +21,6 @@ from gpuops.core.errors import (
     ConnectionLost,
     NodeError,
     NodeRefused,
-    Partial,
     ProviderError,
     Rejected,
     Unknown,
@@ -41,7 +40,7 @@ from provisioners.ssh.container_spec import (
     wanted_engine,
     within_words,
 )
-from provisioners.ssh.host_agent import HostAgent, NodeRecord
+from provisioners.ssh.host_agent import HostAgent, NodeRecord, join_lists
 from provisioners.ssh.hosts import HostBook, KnownHost
 from provisioners.ssh.placement import (
     Logins,
@@ -254,15 +253,7 @@ class SshProvisioner:
     def list_owned(self, owner: str, regions: Sequence[str]) -> Sequence[Resource]:
         """Every node folder of this owner's, on these hosts or on all in the file of hosts."""
         names = [name for name in (regions or self._book.names()) if self._book.get(name)]
-        answers = on_each(self._list_or_error, names)
-        found = [node for answer in answers if not isinstance(answer, ProviderError) for node in answer]
-        failed = [answer for answer in answers if isinstance(answer, ProviderError)]
-        if failed and len(names) == 1:
-            raise failed[0]
-        if failed:
-            hints = dict.fromkeys(error.hint for error in failed if error.hint)
-            raise Partial("; ".join(error.message for error in failed), "; ".join(hints), found)
-        return found
+        return join_lists(on_each(self._list_or_error, names))
 
     def _list_or_error(self, name: str) -> list[Resource] | ProviderError:
         try:
