@@ -6,6 +6,7 @@ import dataclasses
 import json
 import sys
 from collections.abc import Sequence
+from functools import partial
 from pathlib import Path
 
 from gpuops import ledger
@@ -26,7 +27,8 @@ from gpuops.nodes.python import own_pythons
 from gpuops.nodes.session import ENDED_KINDS, is_agent_removed, nodes_of, open_programs, suggest_giving_up
 from gpuops.offers.billing_account import KEY_ORDER, find_payer, refuse_dotenv
 from gpuops.transport.connect import connect
-from gpuops.transport.connection import ProcessConnection
+from gpuops.transport.connection import Connection, ProcessConnection
+from gpuops.transport.nested import NestedConnection
 from gpuops.transport.rpc import AgentClient
 from provisioners import registry
 
@@ -128,7 +130,7 @@ def check_cluster(ctx: Context, row: ClusterRow, python: str) -> Report:
         places.append(
             Place(
                 where,
-                lambda programs=programs: programs.connection,  # type: ignore[misc]
+                partial(_inside, programs.connection, first),
                 programs.paths.python,
                 not here,
                 options,
@@ -139,6 +141,12 @@ def check_cluster(ctx: Context, row: ClusterRow, python: str) -> Report:
     if all(finding.what != "unreached" for finding in findings):
         return Report([*findings, *_check_agents(row, machines)])
     return Report([_suggest_giving_up(row, machines[0], finding) for finding in findings])
+
+
+def _inside(outer: Connection, machine: Resource) -> Connection:
+    """The machine itself, and not the login node that its job was submitted on."""
+    inside = machine.data.get("inside_shell")
+    return NestedConnection(outer, [str(word) for word in inside]) if inside else outer
 
 
 def _check_agents(row: ClusterRow, machines: Sequence[Resource]) -> list[Finding]:
@@ -172,7 +180,8 @@ def _group_by_machine(machines: Sequence[Resource]) -> list[list[int]]:
     """Node numbers by machine: virtual nodes share one, local nodes share this computer."""
     groups: dict[str, list[int]] = {}
     for index, machine in enumerate(machines):
-        groups.setdefault(json.dumps(machine.data.get("target"), sort_keys=True), []).append(index)
+        place = [machine.data.get("target"), machine.data.get("inside_shell")]
+        groups.setdefault(json.dumps(place, sort_keys=True), []).append(index)
     return list(groups.values())
 
 

@@ -81,6 +81,8 @@ def test_up_train_again_down(user: Laptop, slurm: Slurm) -> None:
         assert "rank 3 on c2 sees 0,1 []" in done.stdout
     assert results(user).keys() == {f"{rank}.txt" for rank in range(4)}
     assert user.run("ssh", "lab", "--node", "1", "--", "hostname").stdout == "c2\n"
+    looked = user.run("doctor", "lab").stdout
+    assert [name for name in ("c1", "c2") if f"ok: {name}: " in looked] == ["c1", "c2"], "the machines, not the login"
     refused = user.run("lease", "lab", "--extend", "2h")
     assert refused.returncode == 2
     assert "lab was given its machines until" in refused.stderr
