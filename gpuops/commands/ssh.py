@@ -140,7 +140,8 @@ def open_shell(ctx: Context, row: ClusterRow, machine: Resource, node: int, comm
     from gpuops.transport import ssh
 
     host, terminal = host_index(machine, node), needs_terminal(ctx, command)
-    argv = [*machine.data.get("inside", ()), *argv]
+    if not machine.data.get("inside_modes"):  # else the way inside is part of the command
+        argv = [*machine.data.get("inside", ()), *argv]
     line = ssh.command_line(ctx.home / "ssh", row.name, host, argv, tty=terminal, quiet=True)
     return _run_ssh(ctx, row, machine, node, lambda: _run_foreground(line))
 

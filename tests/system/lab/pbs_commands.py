@@ -84,9 +84,9 @@ def qsub(arguments):
         number = len(jobs()) + 1
         folder(number).mkdir()
         (folder(number) / "script").write_text(sys.stdin.read())
-        never = int(parts.get("mem", "0mb").rstrip("mgkb")) > 100000 or int(nodes) > len(NODES)
+        never = parts.get("host", NODES[0]) not in NODES or int(nodes) > len(NODES)
         job = {"number": number, "nodes": int(nodes), "state": "Q", "name": dict(given)["-N"],
-               "comment": "Can Never Run: Insufficient amount of resource: mem" if never else "",
+               "comment": "Can Never Run: Insufficient amount of resource: host" if never else "",
                "output": dict(given)["-o"], "walltime": asked["walltime"]}  # fmt: skip
         keep(job)
     print(f"{number}.pbs")

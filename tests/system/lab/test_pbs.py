@@ -3,6 +3,7 @@ whatever becomes of the job. No signal of PBS's reaches what left a task's sessi
 
 from __future__ import annotations
 
+import re
 import signal
 import subprocess
 import sys
@@ -15,9 +16,11 @@ from tests.system.chaos.hits import guards, kill
 from tests.system.lab.laptop import Laptop
 from tests.system.lab.pbs import Pbs
 from tests.system.lab.test_slurm import RUN, SCRIPT, results
+from tests.system.train.made import cifar10 as made
 
 NODES = ("--nodes", "2", "--gpus", "2")
 PROOF = pytest.mark.proof
+HELD = 1.461
 
 
 @pytest.fixture
@@ -67,6 +70,8 @@ def test_up_train_down(user: Laptop, pbs: Pbs) -> None:
     odd = """it's "$HOME" `id` \\ ; * ä"""
     there = user.run("ssh", "lab", "--node", "1", "--", "printf", "%s|", odd, "a  b")
     assert there.stdout == f"{odd}|a  b|"
+    from_where = user.run("ssh", "lab", "--node", "1", "--", "printenv", "SSH_CONNECTION").stdout
+    assert from_where.startswith(f"{pbs.login.address} "), "by one step from the login node"
     expect_forwarded(user, pbs)
     done = user.run("down", "lab")
     assert done.returncode == 0, done.stderr
@@ -89,9 +94,9 @@ def expect_forwarded(user: Laptop, pbs: Pbs) -> None:
 
 
 def test_a_job_that_can_never_run_is_not_waited_for(user: Laptop, pbs: Pbs) -> None:
-    done = user.run("up", "pbs", *place(user, pbs), *NODES, "--mem", "900000mb")
+    done = user.run("up", "pbs", *place(user, pbs), *NODES, "--select-extra", "host=nowhere")
     assert done.returncode == 4, done.stderr
-    assert "PBS will never start its job (Insufficient amount of resource: mem)" in done.stderr
+    assert "PBS will never start its job (Insufficient amount of resource: host)" in done.stderr
     expect_nothing_left(user, pbs)
 
 
@@ -177,4 +182,21 @@ def test_a_site_that_does_not_let_us_to_its_machines(user: Laptop, pbs: Pbs) -> 
     done = user.run("up", "pbs", *place(user, pbs), *NODES, "--timeout", "15")
     assert done.returncode == 4, done.stderr
     assert "the login node cannot reach this machine of the job by ssh" in done.stderr
+    expect_nothing_left(user, pbs)
+
+
+@PROOF
+def test_resnet_on_two_nodes_in_one_line(user: Laptop, pbs: Pbs) -> None:
+    """The tutorial's own job, on few images of the published format: queued, learnt, home, and the job has ended."""
+    data = made.make(user.folder / "cifar").parent
+    program = ("--workload", "cifar10", "--data", str(data), "--", "8", "8", "--width", "8", "--batch_size", "20")
+    wanted = ("--nodes", "2", "--gpus", "1", "--select-extra", "gpu_model=v100")
+    done = user.run("train", "multinode", "--on", "pbs", *place(user, pbs), *wanted, *program)
+    assert done.returncode == 0, done.stderr
+    loss = re.findall(r"\[n0 r0\] epoch 8: loss (\S+), train accuracy", done.stdout)
+    assert float(*loss) < HELD / 2, "a softmax before the loss would hold it above that"
+    assert "[n0 r0] 8 epochs took" in done.stdout
+    assert "on 2 x " in done.stdout
+    assert "all 2 ranks ended well" in done.stderr
+    assert list(user.folder.glob("runs/cifar10-1/out/snapshots/cifar10/*.pt"))
     expect_nothing_left(user, pbs)
