@@ -243,6 +243,38 @@ def test_a_machine_that_goes_while_its_results_are_fetched(
     assert end.verdict.outcome == "reclaimed"
 
 
+def test_what_a_node_of_a_batch_job_has_left_is_read_as_soon_as_it_has_ended(
+    world: Context, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The job may be on while its machines are taken back one by one: nobody waits for its end."""
+    monkeypatch.setattr("gpuops.runs.results.collect.VANISHING_TIMEOUT_S", 0.5)
+    monkeypatch.setattr("gpuops.runs.results.collect.VANISHING_POLL_INTERVAL_S", 0.02)
+    fetched, opened = Fetched(0, 1), []
+
+    def describe(machine: Resource) -> Resource:
+        left = {"left": True, "root": "the home"} if machine.id == "1" or len(fetched.asked) > 1 else {}
+        return dataclasses.replace(machine, state="ended" if left else "running", data=left)
+
+    def open_client(_paths: object, machine: Resource, index: int) -> Any:
+        opened.append((index, machine.data["root"]))
+        fetched.silent = tuple({*fetched.silent} - {index})
+        return Keeping("safe")
+
+    world.provisioners["local"] = _provider(describe)
+    monkeypatch.setattr("gpuops.runs.results.collect._run_final_fetch", fetched)
+    monkeypatch.setattr("gpuops.nodes.session._open_client", open_client)
+    cluster = a_cluster(world, created=time.time())
+    row = a_run(world, cluster, created=time.time())
+    world.ledger.set_run(row.id, request={**dataclasses.asdict(REQUEST), "nodes": 2})
+    machines = [Resource("machine", str(index), "", f"m-{index}", bills=False, state="running") for index in range(2)]
+    reason = {"kind": "reclaim", "by": "PBS", "say": "PBS takes node1 back", "at": None, "node": 1}
+    results = {index: {**DONE, "node": index, "outcome": "stopped", "reason": reason} for index in range(2)}
+    session = ClusterSession(cluster, machines, cast("Any", [Keeping("safe") for _ in range(2)]))
+    end = conclude(world, session, world.ledger.run(row.id), results)
+    assert (fetched.asked, opened) == ([[0, 1]] * 3, [(1, "the home"), (0, "the home")])
+    assert (world.ledger.run(row.id).state, end.missing, end.verdict.outcome) == ("home", "", "reclaimed")
+
+
 def test_a_virtual_node_that_ends_while_its_results_are_fetched(
     world: Context, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -485,6 +517,10 @@ class Keeping:
     """A node whose results cannot be fetched, and may be safe elsewhere."""
 
     label = "node0"
+    paths = None
+
+    def close(self) -> None:
+        """Nothing is open."""
 
     def __init__(self, *states: str) -> None:
         self.states = list(states)
