@@ -66,6 +66,13 @@ PICTURES: dict[str, Sequence[str]] = {
         "gpuops logs --since 1m --grep 'epoch [0-9]*[05]:'",
         "#gpuops down --all",
     ],
+    "top": [
+        "#gpuops up local --name lab --nodes 2",
+        "#gpuops train multinode --gpus 2 --detach -- 2000",
+        "#until gpuops logs --grep 'epoch 20:' | grep -q epoch; do sleep 1; done",
+        "gpuops top --once",
+        "#gpuops down --all --force",
+    ],
     "doctor": ["#gpuops up local --name lab --nodes 2", "gpuops doctor", "gpuops doctor lab", "#gpuops down --all"],
 }
 """Name to the commands in the picture; those behind a # are typed as well, but not shown."""

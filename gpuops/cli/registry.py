@@ -29,6 +29,7 @@ GROUPS: dict[str, dict[str, Command]] = {
     "Clusters": {
         "up": Command("up", "Bring up a cluster and leave it up."),
         "status": Command("status", "Show what is up, and until when."),
+        "top": Command("top", "Show what every node does now: processors, memory, GPUs, ranks, money."),
         "lease": Command("lease", "Show until when a cluster may live, or extend it."),
         "push": Command("push_pull", "Send the project to a cluster's nodes."),
         "pull": Command("push_pull", "Bring results home again."),
