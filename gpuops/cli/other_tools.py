@@ -21,7 +21,7 @@ LINES: dict[str, tuple[str, ...]] = {
     "gpuops push (the project to the nodes), or gpuops pull (results home)": ("cp", "scp", "rsync", "sync", "transfer"),
     "gpuops pull": ("download", "fetch", "results"),
     "gpuops push": ("upload", "send"),
-    "gpuops forward PORT": ("tunnel", "port-forward", "tensorboard", "jupyter", "notebook", "port"),
+    "gpuops forward PORT": ("tunnel", "port-forward", "jupyter", "notebook", "port"),
     "gpuops lease NAME --extend 2h": ("extend", "renew"),
     "gpuops train multinode SCRIPT --resume RUN": ("resume", "restart", "retry", "continue"),
     "gpuops train multinode SCRIPT --detach": ("submit",),

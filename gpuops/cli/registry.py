@@ -24,6 +24,8 @@ GROUPS: dict[str, dict[str, Command]] = {
         "logs": Command("logs", "Show a run's output, each byte once, whoever fetched it."),
         "stop": Command("stop", "Stop a run in good order; the cluster stays."),
         "runs": Command("runs", "List runs, the latest last."),
+        "tensorboard": Command("tensorboard", "Show runs in TensorBoard, on this computer; Ctrl-C ends it."),
+        "report": Command("report", "Write a run as one HTML file: curves, use, time and money."),
         "export": Command("export", "Write the launch of a script for a scheduler, or as torchrun lines to type."),
     },
     "Clusters": {

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from gpuops.clusters.teardown import describe_shutdown, tear_down
 from gpuops.clusters.teardown_errors import still_billing_error
+from gpuops.commands.report import renew_reports
 from gpuops.core.context import Context
 from gpuops.core.errors import GpuopsError, Interrupted, NodeError, worst_exit_code
 from gpuops.core.format import plural, span
@@ -75,6 +76,7 @@ def _end_cluster(ctx: Context, session: ClusterSession, why: str, finished: int 
     except GpuopsError as error:
         ctx.out.say(f"error: {error.message}\nhint: {error.hint}")
         return error.exit_code
+    renew_reports(ctx, session.row.id)
     left = describe_shutdown(ctx.ledger.list_leftovers(session.row.id)) or "nothing left"
     ended = f"{plural(nodes, 'node')} of {session.row.name} ended"
     ctx.out.say(f"{ended}, {left} ({span(ctx.clock.monotonic() - began)})")

@@ -8,7 +8,6 @@ the driver's library anew, and without persistence mode wakes the driver up, whi
 from __future__ import annotations
 
 import shutil
-import signal
 import subprocess
 import threading
 import time
@@ -84,7 +83,7 @@ class GpuWatch:
         process, self._process = self._process, None
         self._rows = {}
         if process is not None:
-            processes.send_signal([process.pid], signal.SIGKILL)  # not waited for: it may hang in the driver
+            process.kill()  # not waited for: it may hang in the driver
 
     def _read(self, process: subprocess.Popen[bytes]) -> None:
         assert process.stdout is not None
