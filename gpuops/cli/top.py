@@ -39,7 +39,7 @@ def top(
     as_json: Json = False,
 ) -> None:
     from gpuops.commands import top as top_command
-    from gpuops.commands.top_table import draw, text_lines
+    from gpuops.commands.top_table import draw_to_fit, text_lines
     from gpuops.core.platform import HERE
     from gpuops.core.signals import Signals
 
@@ -60,6 +60,6 @@ def top(
 
         try:
             with Signals():
-                show_on_screen(lambda: draw(top_command.describe(ctx, watch), "q ends it"), INTERVAL_S)
+                show_on_screen(lambda console: draw_to_fit(top_command.describe(ctx, watch), console), INTERVAL_S)
         except Interrupted:
             return

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from gpuops.clusters.teardown import describe_shutdown, tear_down
 from gpuops.clusters.teardown_errors import still_billing_error
-from gpuops.commands.report import renew_reports
 from gpuops.core.context import Context
 from gpuops.core.errors import GpuopsError, Interrupted, NodeError, worst_exit_code
 from gpuops.core.format import plural, span
@@ -12,6 +11,7 @@ from gpuops.ledger.rows import ClusterState, RunState
 from gpuops.ledger.store import LedgerUnwritable
 from gpuops.nodes.session import ClusterSession
 from gpuops.runs import retries, taken_over
+from gpuops.runs.report.report import renew_reports
 from gpuops.runs.retries import JobOutcome
 
 

@@ -10,10 +10,9 @@ from gpuops.commands.stop import pick_run
 from gpuops.core.context import Context
 from gpuops.core.errors import GpuopsError, LocalDisk, UsageError
 from gpuops.ledger.rows import ClusterState, RunState
-from gpuops.ledger.store import RunRow
 from gpuops.nodes.session import open_session
-from gpuops.runs.report.report import make_page, try_report, write_page
-from gpuops.sync.run_folder import RECORD, RunHome
+from gpuops.runs.report.report import home_since, make_page, write_page
+from gpuops.sync.run_folder import RunHome
 from gpuops.sync.run_record import RunRecord
 
 
@@ -32,7 +31,7 @@ def make_report(ctx: Context, name: str | None, target: Path | None) -> Path:
             ctx.out.say(f"note: {error.message}; the report tells what is home")
     home, now = RunHome(row.home), ctx.clock.now()
     record = home.read_record() or RunRecord(run=row.name, request=row.request, home=str(row.home), facts=row.facts)
-    page = make_page(row, cluster, record, _home_at(row), now, lambda: False)
+    page = make_page(row, cluster, record, home_since(row), now, lambda: False)
     if target is None:
         return write_page(home, page)
     try:
@@ -40,19 +39,3 @@ def make_report(ctx: Context, name: str | None, target: Path | None) -> Path:
     except OSError as error:
         raise LocalDisk(f"{target} cannot be written: {error.strerror}", "name another file: --html FILE") from error
     return target
-
-
-def renew_reports(ctx: Context, cluster: int) -> None:
-    """Make the reports of a cluster's runs once more, now that it has ended: they tell when, and what it came to."""
-    for row in ctx.ledger.runs(cluster=cluster):
-        record = RunHome(row.home).read_record()
-        if record is not None and record.report:
-            try_report(ctx, row, ctx.ledger.cluster(cluster), record, _home_at(row))
-
-
-def _home_at(row: RunRow) -> float | None:
-    """When all of it was home: `run.json` is written then."""
-    try:
-        return (row.home / RECORD).stat().st_mtime
-    except OSError:
-        return None

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import io
 from collections.abc import Iterator, Sequence
+from enum import Enum
 from typing import TYPE_CHECKING
 
 from rich.console import Console, Group, RenderableType
@@ -30,12 +31,31 @@ RANKS_MAX = 64
 """So many ranks of a node are listed: a screen has no more lines."""
 
 
-def draw(report: TopReport, foot: str = "") -> RenderableType:
-    """The whole picture; `foot` stands below it."""
+class Detail(Enum):
+    """How much is drawn of each node."""
+
+    RANKS = "its ranks, too"
+    GPUS = "a line for each GPU"
+    NODES = "one line"
+
+
+def draw(report: TopReport, foot: str = "", detail: Detail = Detail.RANKS) -> RenderableType:
+    """The picture; `foot` stands below it."""
     parts: list[RenderableType] = [_heading(report)]
     for index, node in enumerate(report.nodes):
-        parts += [Text(), *_node(f"node{index}", node, report.now)]
+        is_first = index == 0 or detail is not Detail.NODES
+        parts += [*([Text()] if is_first else []), *_node(f"node{index}", node, report.now, detail)]
     return Group(*parts, *([Text(), Text(foot, FADED)] if foot else []))
+
+
+def draw_to_fit(report: TopReport, console: Console) -> RenderableType:
+    """As much of it as fits the height of the terminal."""
+    picture = draw(report, "q ends it")
+    for detail, missing in ((Detail.GPUS, "ranks"), (Detail.NODES, "GPUs and ranks")):
+        if len(console.render_lines(picture, pad=False)) <= console.height:
+            break
+        picture = draw(report, f"q ends it; a taller terminal shows {missing}, and so does --once", detail)
+    return picture
 
 
 def text_lines(report: TopReport, width: int | None, *, colour: bool = False) -> list[str]:
@@ -71,7 +91,7 @@ def _end(report: TopReport) -> str:
     return f"ends in {span(left_s)}" if left_s >= 0 else f"overdue by {span(-left_s)}"
 
 
-def _node(name: str, node: NodeView, now: float) -> Iterator[RenderableType]:
+def _node(name: str, node: NodeView, now: float, detail: Detail) -> Iterator[RenderableType]:
     if node.lost_since is not None:
         say = f"{name} does not answer since {clock_time(node.lost_since, now)} ({ago(node.lost_since, now)})"
         yield Text(say, "bold red", overflow="ellipsis", no_wrap=True)
@@ -79,10 +99,10 @@ def _node(name: str, node: NodeView, now: float) -> Iterator[RenderableType]:
     elif node.sample is None:
         yield Text(f"{name} has not answered yet", FADED)
     else:
-        yield _machine(name, node.sample)
-        if node.sample.gpus:
+        yield _machine(name, node.sample, sums_gpus=detail is Detail.NODES)
+        if node.sample.gpus and detail is not Detail.NODES:
             yield _gpus(node.sample.gpus)
-        if node.sample.run:
+        if node.sample.run and detail is Detail.RANKS:
             yield from _ranks(node.sample.run.ranks)
 
 
@@ -93,9 +113,12 @@ def _table(*headings: str, right: Sequence[str]) -> Table:
     return table
 
 
-def _machine(name: str, sample: NodeSample) -> Text:
+def _machine(name: str, sample: NodeSample, *, sums_gpus: bool) -> Text:
     """`node0  CPU 63% of 16 cores  memory 12.1 of 64.0 GB  net 1.2 MB/s in, 3.4 kB/s out`."""
     text = Text(name, "bold", overflow="ellipsis", no_wrap=True)
+    known = [gpu.use for gpu in sample.gpus or () if gpu.use is not None]
+    if sums_gpus and known:
+        text.append(f"  {plural(len(known), 'GPU')} {sum(known) / len(known):3.0f}%", "not bold")
     if sample.cpu is not None:
         text.append(f"  CPU {min(1.0, sample.cpu / sample.cores):4.0%} of {plural(sample.cores, 'core')}", "not bold")
     if sample.memory is not None:

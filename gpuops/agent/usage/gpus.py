@@ -70,7 +70,7 @@ class GpuWatch:
         if shutil.which("nvidia-smi") is None:
             return
         argv = ["nvidia-smi", "--query-gpu=" + ",".join(COLUMNS), "--format=csv,noheader,nounits"]
-        argv.append(f"-lms={round(1000 * self._interval_s)}")
+        argv.append(f"--loop-ms={round(1000 * self._interval_s)}")
         try:
             self._process = processes.start_helper(
                 argv, stdin=subprocess.DEVNULL, stdout=subprocess.PIPE, stderr=subprocess.DEVNULL

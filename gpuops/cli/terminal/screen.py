@@ -10,13 +10,13 @@ from contextlib import contextmanager
 from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
-    from rich.console import RenderableType
+    from rich.console import Console, RenderableType
 
 QUIT_KEYS = b"qQ\x03\x04"
 """q, Ctrl-C and Ctrl-D."""
 
 
-def show_on_screen(draw: Callable[[], RenderableType], interval_s: float) -> None:
+def show_on_screen(draw: Callable[[Console], RenderableType], interval_s: float) -> None:
     """Draw on the alternate screen every `interval_s` seconds until a key ends it. A resized terminal is drawn anew
     with the next picture; `NO_COLOR` is obeyed by rich. Raises Interrupted (`core.signals`)."""
     from rich.console import Console
@@ -25,7 +25,7 @@ def show_on_screen(draw: Callable[[], RenderableType], interval_s: float) -> Non
     console = Console(highlight=False)
     with _keys() as wait_for_key, Live(console=console, screen=True, auto_refresh=False) as live:
         while True:
-            live.update(draw(), refresh=True)
+            live.update(draw(console), refresh=True)
             if any(key in QUIT_KEYS for key in wait_for_key(interval_s)):
                 return
 

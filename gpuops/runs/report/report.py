@@ -6,10 +6,12 @@ import io
 import shlex
 import time
 from collections.abc import Callable
+from contextlib import suppress
 from pathlib import Path
 
 from gpuops import __version__
 from gpuops.core.context import Context
+from gpuops.core.errors import GpuopsError
 from gpuops.core.safe_folder import local_errors
 from gpuops.ledger.store import ClusterRow, RunRow
 from gpuops.runs.launch_spec import request_of
@@ -19,7 +21,7 @@ from gpuops.runs.receipt import receipt_rows
 from gpuops.runs.report.curves import find_curves, read_usage
 from gpuops.runs.report.page import Story, render
 from gpuops.runs.report.phases import Moments, phases
-from gpuops.sync.run_folder import REPORT, RunHome
+from gpuops.sync.run_folder import RECORD, REPORT, RunHome
 from gpuops.sync.run_record import RunRecord
 
 AT_END_LIMIT_S = 1.0
@@ -93,3 +95,22 @@ def try_report(ctx: Context, row: RunRow, cluster: ClusterRow, record: RunRecord
     except Exception as error:
         ctx.out.say(f"note: the report of {row.name} could not be made: {getattr(error, 'message', error)}")
         return ""
+
+
+def renew_reports(ctx: Context, cluster: int) -> None:
+    """Make the reports of the runs that a cluster was brought up for once more, now that it is gone: they tell when,
+    and what it came to. Fails nothing: where the ledger cannot be read, they stay as they are."""
+    with suppress(GpuopsError):
+        row = ctx.ledger.cluster(cluster)
+        for run in ctx.ledger.runs(cluster=cluster) if row.ephemeral else ():
+            record = RunHome(run.home).read_record()
+            if record is not None and record.report:
+                try_report(ctx, run, row, record, home_since(run))
+
+
+def home_since(row: RunRow) -> float | None:
+    """When all of a run was home: `run.json` is written then."""
+    try:
+        return (row.home / RECORD).stat().st_mtime
+    except OSError:
+        return None

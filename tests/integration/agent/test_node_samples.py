@@ -14,7 +14,7 @@ if TYPE_CHECKING:
     from tests.integration.agent.conftest import RealNode
 
 SMI = """#!/bin/sh
-[ "$3" = -lms=500 ] || exit 1
+[ "$3" = --loop-ms=500 ] || exit 1
 while :; do
   printf '0, 97, 41234, 81559, 61, 412.33\\n1, [N/A], 3, 81559, [N/A], [N/A]\\n'
   sleep 0.1

@@ -3,12 +3,15 @@
 from __future__ import annotations
 
 import dataclasses
+import io
 import json
 
 import pytest
+from msgspec import structs
+from rich.console import Console
 
 from gpuops.commands.top import NodeView, TopReport
-from gpuops.commands.top_table import text_lines
+from gpuops.commands.top_table import draw_to_fit, text_lines
 from gpuops.transport.usage_schemas import GpuUse, NodeSample, RankUse, RunUse
 
 GPUS = [
@@ -54,6 +57,22 @@ def test_a_node_that_does_not_answer_says_since_when_and_the_others_go_on() -> N
 @pytest.mark.parametrize("width", [20, 40, 200])
 def test_other_widths(width: int) -> None:
     assert max(map(len, text_lines(REPORT, width))) <= width
+
+
+@pytest.mark.parametrize(
+    ("nodes", "shows", "lacks"),
+    [(1, "1,234,567", "taller"), (3, "412 W", "1,234,567"), (16, "3 GPUs  65%", "412 W")],
+)
+def test_as_much_as_the_terminal_has_lines_for(nodes: int, shows: str, lacks: str) -> None:
+    sample = dataclasses.replace(REPORT, nodes=[NodeView(structs.replace(SAMPLE, gpus=[*GPUS[:2], GPUS[0]]))] * nodes)
+    console = Console(file=io.StringIO(), width=80, height=24, color_system=None)
+    picture = draw_to_fit(sample, console)
+    lines = ["".join(part.text for part in line) for line in console.render_lines(picture)]
+    assert len(lines) <= 24
+    text = "\n".join(lines)
+    assert shows in text
+    assert lacks not in text
+    assert "q ends it" in text
 
 
 def test_what_is_free_and_idle() -> None:
