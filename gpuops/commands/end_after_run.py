@@ -11,6 +11,7 @@ from gpuops.ledger.rows import ClusterState, RunState
 from gpuops.ledger.store import LedgerUnwritable
 from gpuops.nodes.session import ClusterSession
 from gpuops.runs import retries, taken_over
+from gpuops.runs.report.report import renew_reports
 from gpuops.runs.retries import JobOutcome
 
 
@@ -75,6 +76,7 @@ def _end_cluster(ctx: Context, session: ClusterSession, why: str, finished: int 
     except GpuopsError as error:
         ctx.out.say(f"error: {error.message}\nhint: {error.hint}")
         return error.exit_code
+    renew_reports(ctx, session.row.id)
     left = describe_shutdown(ctx.ledger.list_leftovers(session.row.id)) or "nothing left"
     ended = f"{plural(nodes, 'node')} of {session.row.name} ended"
     ctx.out.say(f"{ended}, {left} ({span(ctx.clock.monotonic() - began)})")

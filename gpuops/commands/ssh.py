@@ -136,14 +136,14 @@ def open_shell(ctx: Context, row: ClusterRow, machine: Resource, node: int, comm
     """Open a shell on a node, or run one command, in the project's folder there. Returns its exit code."""
     argv = node_command(row, machine, node, command, terminal=needs_terminal(ctx, command))
     if machine.data.get("connection") == "process":
-        return _run_foreground(argv)
+        return run_foreground(argv)
     from gpuops.transport import ssh
 
     host, terminal = host_index(machine, node), needs_terminal(ctx, command)
     if not machine.data.get("inside_modes"):  # else the way inside is part of the command
         argv = [*machine.data.get("inside", ()), *argv]
     line = ssh.command_line(ctx.home / "ssh", row.name, host, argv, tty=terminal, quiet=True)
-    return _run_ssh(ctx, row, machine, node, lambda: _run_foreground(line))
+    return _run_ssh(ctx, row, machine, node, lambda: run_foreground(line))
 
 
 def node_command(
@@ -217,7 +217,7 @@ def forward(ctx: Context, row: ClusterRow, machine: Resource, node: int, port: i
             opening_s=INNER_LOGIN_S if machine.data.get("inside_forward") else 0.0,
         )
 
-    return _run_foreground(argv, report)
+    return run_foreground(argv, report)
 
 
 def _forwarding_argv(
@@ -259,7 +259,7 @@ def check_free(port: int) -> None:
         ) from error
 
 
-def _run_foreground(argv: Sequence[str], beside: Callable[[subprocess.Popen[bytes]], None] | None = None) -> int:
+def run_foreground(argv: Sequence[str], beside: Callable[[subprocess.Popen[bytes]], None] | None = None) -> int:
     """Run a program in the foreground; Ctrl-C goes to it. Returns its exit code, for a signal as a shell reports it.
 
     `beside` is called with the process, in a thread; the program's input is open then, and empty.

@@ -33,6 +33,7 @@ from gpuops.offers.price_approval import PriceApproval
 from gpuops.runs import retries, taken_over
 from gpuops.runs.finish import Policy, RunOutcome, finish, latest_row
 from gpuops.runs.launch import launch
+from gpuops.runs.logs.events import first_step_time
 from gpuops.runs.logs.home_tail import Filter, HomeTail, TracebackFilter
 from gpuops.runs.monitor import show_run, tensorboard_command
 from gpuops.runs.outcome.node_report import NodeReport
@@ -269,7 +270,7 @@ def _run_on(attempt: RunAttempt, session: ClusterSession) -> JobOutcome:
     run = finish(ctx, latest_row(ctx, row), Agents(session, reports), policy)
     if run.deferred_fetch:
         run = _fetch_deferred(ctx, session, row, run, run.deferred_fetch, attempt.owns_cluster)
-    if attempt.retries.resumed(retries.first_step_time(row)):
+    if attempt.retries.resumed(first_step_time(row)):
         run = dataclasses.replace(run, record=run.record.with_retries(attempt.retries.documents))
         run.home.write_record(run.record)
     if job.retries:  # the hint to use --retries is for those who have not
@@ -364,7 +365,7 @@ def _job_outcome(ctx: Context, run: RunOutcome, bill: str) -> JobOutcome:
     ended_with = worst_exit_code(verdict.exit_code, 0 if is_safe else NodeError.exit_code)
     code = Interrupted.exit_code if ctx.signals.count else ended_with
     document = {**run.record.document(), "exit_code": code}
-    last = [*format_receipt(run.record, bill), *filter(None, [tensorboard_command(run.home, ctx.folder)])]
+    last = [*format_receipt(run.record, bill), *filter(None, [tensorboard_command(run.home)])]
     if verdict.tail and verdict.exit_code:
         last += ["", *verdict.tail.splitlines()]
     last += [verdict.say + (f"\nhint: {verdict.hint}" if verdict.hint else "")]

@@ -49,6 +49,11 @@ class RetryLoss:
 
 def format_receipt(record: RunRecord, bill: str = "") -> list[str]:
     """Lines for people. `bill`: what a cluster that stays up costs."""
+    return [f"{label:<9}{text}" for label, text in receipt_rows(record, bill)]
+
+
+def receipt_rows(record: RunRecord, bill: str = "") -> list[tuple[str, str]]:
+    """What there is to say of a run, each with its label."""
     rows = [
         ("run", record.run),
         ("code", _format_code(record)),
@@ -59,12 +64,13 @@ def format_receipt(record: RunRecord, bill: str = "") -> list[str]:
         ("cost", _format_cost(record)),
         ("bills", bill),
         ("results", record.home),
+        ("report", record.report),
         ("kept", record.kept),
         ("not home", record.missing or ""),
         ("left", _format_left_behind(record)),
         *(("before", _format_loss(loss)) for loss in _losses(record)),
     ]
-    return [f"{label:<9}{text}" for label, text in rows if text]
+    return [(label, text) for label, text in rows if text]
 
 
 def format_cost_without_run(cost: float) -> str:

@@ -25,14 +25,13 @@ from gpuops.offers.lease_limits import MIN_LEASE_S, LeaseLimits
 from gpuops.offers.price_approval import PriceApproval
 from gpuops.runs import receipt
 from gpuops.runs.finish import RunOutcome
-from gpuops.runs.launch_spec import request_of
+from gpuops.runs.logs.events import first_event_time
 from gpuops.runs.outcome.failure_cause import final_words
 from gpuops.runs.outcome.node_report import ReasonKind
 from gpuops.sync.merged_outputs import list_outputs
-from gpuops.sync.run_folder import RunHome
 
 if TYPE_CHECKING:
-    from gpuops.transport.program_schemas import JournalEvent
+    pass
 
 ENDED_MACHINE_TIMEOUT_S = 30.0
 """How long a provider may take to say of a machine that has stopped answering that it has ended."""
@@ -226,29 +225,6 @@ def preemption_before_run(cluster: ClusterRow, error: MachineGone, now: float) -
     return Preemption(
         "", cluster.name, cluster.place, error.node, error.message, noticed=now, warned=False, started=False
     )
-
-
-def first_step_time(row: RunRow) -> float | None:
-    """When a run did its first new step, where its program reports steps (UTC seconds, this computer's clock)."""
-    return first_event_time(row, lambda event: event.event == "stepped")
-
-
-def first_event_time(row: RunRow, matches: Callable[[JournalEvent], bool]) -> float | None:
-    """When any node of a run first noted such an event, by the events that are home (UTC seconds, our clock)."""
-    from gpuops.transport import validation
-
-    skews = row.facts.skews
-    times = []
-    for index in range(request_of(row).nodes):
-        try:
-            lines = RunHome(row.home).lines(index, "events.jsonl")
-        except OSError:
-            continue
-        for line in lines:
-            event = validation.parse_event(line)
-            if event and matches(event):
-                times.append(event.at + (skews[index] if index < len(skews) else 0.0))
-    return min(times, default=None)
 
 
 def final_cost(row: ClusterRow, per_hour: float) -> float:

@@ -121,7 +121,7 @@ class Trainer:
     def _train_epoch(self) -> str:
         """The rest of an epoch; what was asked for in its last step. An earlier stop is in `self.stopped`."""
         asked = ""
-        for part, batch in self.batches.epoch(self.epoch, self.position):
+        for part, batch in self.progress.timed(self.batches.epoch(self.epoch, self.position)):
             if not self.rehearsed:
                 self._rehearse(part, batch)
             self.learn(part, batch)

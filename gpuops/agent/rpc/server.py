@@ -42,6 +42,7 @@ VERBS = {
     "start": "run.run_verbs:start",
     "run": "run.run_verbs:run",
     "stop": "run.run_verbs:stop",
+    "sample": "run.samples:sample",
     "urls": "result_storage.bucket_sink:renew",
     "leave": "run.run_verbs:leave",
     "home": "result_storage.wait_for_download:home",

@@ -60,14 +60,22 @@ def figures(pattern: str, text: str) -> list[int]:
     return [int(figure.replace(",", "")) for figure in re.search(pattern, text).groups()]
 
 
+def told_in(file: Path) -> dict[str, float]:
+    """What a rank told, but how long it waited for its data."""
+    document = json.loads(file.read_text())
+    assert 0.0 <= document.pop("data_wait") <= 1.0
+    return document
+
+
 def test_rank_0_tells_how_far_it_is_and_what_a_snapshot_has(world, tmp_path: Path) -> None:
     file = tmp_path / "progress.json"
     world("wobbly.py", "2", ranks=2, GPUOPS_PROGRESS=str(file)).succeed()
-    assert json.loads(file.read_text()) == {"step": 26, "epoch": 2, "saved": 26}
+    assert told_in(file) == {"step": 26, "epoch": 2, "saved": 26}
+    assert told_in(file.with_name("progress.json.1")) == {"step": 26, "epoch": 2, "saved": 26}
     file.unlink()
     (tmp_path / "snapshots" / "wobbly" / "last").write_text("step-00000026.pt\n")
     world("wobbly.py", "2", ranks=2, GPUOPS_PROGRESS=str(file)).succeed()
-    assert json.loads(file.read_text()) == {"step": 26, "epoch": 2, "saved": 26}, "resumed, with nothing left to learn"
+    assert told_in(file) == {"step": 26, "epoch": 2, "saved": 26}, "resumed, with nothing left to learn"
     assert not file.with_name("progress.json.new").exists()
 
 
@@ -90,8 +98,9 @@ def test_steps_since_the_newest_snapshot_are_told_now_and_then(tmp_path: Path, m
 
     told, progress = [], Progress(Rank())
     for step, saved in ((1, False), (2, False), (3, True), (4, False), (5, False)):
+        progress.waited += 0.25 * (step == 4)
         progress.tell(step, 0, saved=saved)
         told.append(json.loads((tmp_path / "progress.json").read_text()))
-    first = {"step": 1, "epoch": 0, "saved": None}
-    third, fourth = {"step": 3, "epoch": 0, "saved": 3}, {"step": 4, "epoch": 0, "saved": 3}
+    first = {"step": 1, "epoch": 0, "saved": None, "data_wait": 0.0}
+    third, fourth = {**first, "step": 3, "saved": 3}, {"step": 4, "epoch": 0, "saved": 3, "data_wait": 0.25}
     assert told == [first, first, third, fourth, fourth]

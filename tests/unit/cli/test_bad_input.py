@@ -44,8 +44,8 @@ ROWS = [
     Row("help of nothing", ("help", "nope"), "there is no command 'nope'", "see: gpuops --help"),
     *(Row(f"another tool's: {word}", (word, *more), f"there is no command '{word}'", f"type: {line}")
       for word, line, *more in (
-          ("top", "gpuops ssh -- top"),
-          ("nvidia-smi", "gpuops ssh -- nvidia-smi"),
+          ("htop", "gpuops top"),
+          ("nvidia-smi", "gpuops top"),
           ("attach", "gpuops logs -f", "digits-1"),
           ("offers", "gpuops up PROVIDER --dry-run"),
           ("ps", "gpuops status (what is up), or gpuops runs"),

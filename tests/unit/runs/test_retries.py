@@ -21,6 +21,7 @@ from gpuops.offers.lease_limits import LeaseLimits
 from gpuops.offers.price_approval import PriceApproval
 from gpuops.offers.price_terms import Terms
 from gpuops.runs import retries
+from gpuops.runs.logs import events
 from gpuops.runs.receipt import format_receipt
 from gpuops.runs.retries import Preemption, RetryState
 from gpuops.sync.run_folder import RunHome
@@ -181,8 +182,8 @@ def test_a_nodes_events_on_our_clock(tmp_path: Path) -> None:
         path = RunHome(tmp_path).log(node, "events.jsonl")
         path.parent.mkdir(parents=True)
         path.write_text("\n".join(json.dumps(one) for one in lines) + '\n{"at": 17')
-    assert retries.first_step_time(row) == NOW + 5.0
-    assert retries.first_event_time(row, lambda event: event.event == "notice") is None
+    assert events.first_step_time(row) == NOW + 5.0
+    assert events.first_event_time(row, lambda event: event.event == "notice") is None
 
 
 def test_who_agrees_agrees_to_what_replaces_it_too() -> None:
