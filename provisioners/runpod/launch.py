@@ -7,9 +7,9 @@ from dataclasses import dataclass
 from typing import Any
 
 from gpuops.core.models import Intent
-from provisioners.keys import KeyPair
+from provisioners.kit.documents import Document
+from provisioners.kit.keys import KeyPair
 from provisioners.runpod import boot_script
-from provisioners.runpod.api import Document
 from provisioners.runpod.pods import HOST_PUBLIC, TOKEN, VOLUME
 
 MOUNT = "/workspace"

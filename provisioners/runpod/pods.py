@@ -12,7 +12,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from enum import Enum
 
-from provisioners.runpod.api import Document, entries, inner, number, objects
+from provisioners.kit.documents import Document, entries, inner, number, objects
 
 # Variables in a pod's environment.
 TOKEN = "GPUOPS_TOKEN"
