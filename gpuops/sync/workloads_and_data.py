@@ -45,6 +45,7 @@ class Workload(NamedTuple):
 
 
 WORKLOADS = {
+    "first": Workload("reads handwritten digits: data-parallel training in one file of plain torch, to learn it from"),
     "toy": Workload("a linear layer on 2,048 random samples: one line per rank and epoch"),
     "digits": Workload("reads handwritten digits, which come along, in seconds (the default)"),
     "mnist": Workload("a small convolutional network on MNIST (12 MB to download)", reads=True),
