@@ -51,6 +51,7 @@ WORKLOADS = {
     "mnist": Workload("a small convolutional network on MNIST (12 MB to download)", reads=True),
     "cifar10": Workload("ResNet-18 on CIFAR-10 (170 MB to download)", reads=True),
     "movielens": Workload("a recommender on MovieLens small (1 MB to download)", reads=True),
+    "gpt": Workload("a GPT that writes like Shakespeare, its weights sharded by FSDP; the text comes along"),
 }
 """By name, in the order of a course."""
 
