@@ -45,11 +45,13 @@ class Workload(NamedTuple):
 
 
 WORKLOADS = {
+    "first": Workload("reads handwritten digits: data-parallel training in one file of plain torch, to learn it from"),
     "toy": Workload("a linear layer on 2,048 random samples: one line per rank and epoch"),
     "digits": Workload("reads handwritten digits, which come along, in seconds (the default)"),
     "mnist": Workload("a small convolutional network on MNIST (12 MB to download)", reads=True),
     "cifar10": Workload("ResNet-18 on CIFAR-10 (170 MB to download)", reads=True),
     "movielens": Workload("a recommender on MovieLens small (1 MB to download)", reads=True),
+    "gpt": Workload("a GPT that writes like Shakespeare, its weights sharded by FSDP; the text comes along"),
 }
 """By name, in the order of a course."""
 

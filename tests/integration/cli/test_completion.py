@@ -70,7 +70,7 @@ def test_what_is_offered(tmp_path: Path) -> None:
         "gpuops up ": ["aws", "local", "pbs", "runpod", "slurm", "ssh"],
         "gpuops train mult": ["multigpu", "multinode"],
         "gpuops train multinode --workload t": ["toy"],
-        "gpuops train multinode --workload ": ["toy", "digits", "mnist", "cifar10", "movielens"],
+        "gpuops train multinode --workload ": ["first", "toy", "digits", "mnist", "cifar10", "movielens", "gpt"],
         "gpuops run --cluster lak": ["lake"],
     }
     assert dict(zip(lines, offered(tmp_path / "home", *lines), strict=True)) == lines

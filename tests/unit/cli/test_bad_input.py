@@ -147,7 +147,7 @@ ROWS = [
         "there is no provider named 'locale'; did you mean local?",
         "choose one of: aws, local, pbs, runpod, slurm, ssh"),
     Row("workload", (*TRAIN, "--workload", "digit"), "there is no workload named 'digit'; did you mean digits?",
-        "choose one of: toy, digits, mnist, cifar10, movielens"),
+        "choose one of: first, toy, digits, mnist, cifar10, movielens, gpt"),
     Row("data of a workload without", (*TRAIN, "--workload", "toy", "--data", "x"),
         "the workload toy reads no --data, since it brings what it needs",
         "leave out --data; these read some: mnist, cifar10, movielens", files={"x": ""}),
