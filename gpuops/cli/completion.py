@@ -11,6 +11,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 
 from gpuops import ledger
+from gpuops.core.names import CHEAPEST
 
 RUNS_MAX = 50
 """Runs that are offered."""
@@ -46,6 +47,10 @@ def providers(incomplete: str) -> list[str]:
     from provisioners import registry
 
     return [name for name in registry.provider_names() if name.startswith(incomplete)]
+
+
+def providers_to_rent_from(incomplete: str) -> list[str]:
+    return [*providers(incomplete), *([CHEAPEST] if CHEAPEST.startswith(incomplete) else [])]
 
 
 def workloads(incomplete: str) -> list[tuple[str, str]]:

@@ -103,9 +103,11 @@ class LaunchFlags:
     on: Annotated[
         str | None,
         _option(
-            "Bring up a fresh cluster there, and end it afterwards. Takes that provider's own options as well.",
+            "Bring up a fresh cluster there, and end it afterwards. Takes that provider's own options as well. a,b: at "
+            "the first of these that has the machines, and with --retries at the next; cheapest: at whoever rents them "
+            "for the least.",
             metavar="PROVIDER",
-            offers=completion.providers,
+            offers=completion.providers_to_rent_from,
         ),
         Free.ASKED,
     ] = None

@@ -4,12 +4,14 @@ declares go to that provider; and shows both in help texts."""
 from __future__ import annotations
 
 from collections.abc import Collection, Sequence
+from contextlib import suppress
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from typer.core import TyperCommand
 
 from gpuops.core.errors import GpuopsError
+from gpuops.core.names import CHEAPEST
 
 if TYPE_CHECKING:
     from gpuops.core.models import Option
@@ -125,14 +127,18 @@ def _typed_value(flag: str, words: Sequence[str]) -> str:
     return found
 
 
-def _options_if_known(provider: str) -> Sequence[Option]:
-    """A provider's own options; none where it cannot be loaded, which the command itself reports later."""
-    if not provider:
+def _options_if_known(typed: str) -> Sequence[Option]:
+    """The own options of a provider, or of all that `a,b` or `cheapest` means; none of one that cannot be loaded, which
+    the command itself reports later."""
+    if not typed:
         return ()
-    try:
-        return _options(provider)
-    except GpuopsError:
-        return ()
+    from provisioners import registry
+
+    found: list[Option] = []
+    for provider in registry.provider_names() if typed == CHEAPEST else typed.split(","):
+        with suppress(GpuopsError):
+            found += _options(provider)
+    return found
 
 
 def _options(provider: str) -> Sequence[Option]:

@@ -28,18 +28,22 @@ from gpuops.cli.request import (
     parse_grace,
     parse_join_timeout,
     parse_provider_options,
+    refuse_provider_options,
 )
 from gpuops.core.context import Context
 from gpuops.core.data_address import WebData, parse_address, without_query
 from gpuops.core.errors import UsageError
+from gpuops.core.format import listed
 from gpuops.core.provider import is_rented
 from gpuops.core.run_models import RunRequest
 from gpuops.core.settings import Settings
+from gpuops.core.sink import BucketSink
 from gpuops.core.typed_paths import path_inside, typed_path
 from gpuops.sync import sinks, workloads_and_data
 
 if TYPE_CHECKING:
     from gpuops.commands.plan import Job
+    from gpuops.offers.market import Market
 
 
 @dataclass(frozen=True)
@@ -97,16 +101,21 @@ def _make_job(
 ) -> Job:
     """The job, completed from `gpuops.toml` and checked. Raises UsageError."""
     from gpuops.commands.plan import Job
+    from gpuops.offers.market import parse_market
     from gpuops.runs.prepare import Sending
 
     flags = launch_flags(settings, typed.table, typed.flags)
+    market = parse_market(ctx, flags.on) if flags.on else None
+    if market is not None:
+        _check_market_flags(market, flags, typed.provider_words)
+        flags = dataclasses.replace(flags, on=market.providers[0])
     rents = bool(flags.on) and is_rented(ctx.provisioner(str(flags.on)))
     trust.require_trust(ctx, settings.toml, typed.table, typed.flags, typed.machine, rents=rents)
     machine = filled_from_table(settings, typed.table, typed.machine)
     of_other_modes = {name: getattr(typed.machine, name) for name in typed.single if getattr(machine, name) != 1}
     machine = dataclasses.replace(machine, **of_other_modes)
-    options = parse_provider_options(ctx, flags.on, typed.provider_words) if flags.on else {}
-    if flags.on and flags.sink:
+    options = parse_provider_options(ctx, flags.on, typed.provider_words) if flags.on and not market else {}
+    if flags.on and flags.sink and not market:
         options = sinks.with_volume_option(
             flags.on, ctx.provisioner(flags.on).options, options, sinks.parse_sink(flags.sink)
         )
@@ -117,6 +126,7 @@ def _make_job(
         machines=machines,
         cluster=flags.cluster,
         on=flags.on,
+        market=market,
         keep=bool(flags.keep),
         detach=bool(flags.detach),
         retries=count_retries(flags, is_typed=typed.flags.retries is not None),
@@ -131,6 +141,16 @@ def _make_job(
         ),
         timings=bool(flags.timings),
     )
+
+
+def _check_market_flags(market: Market, flags: LaunchFlags, words: Sequence[str]) -> None:
+    """Raises UsageError for what is one provider's own, where several may rent."""
+    refuse_provider_options(words)
+    if flags.sink and not isinstance(sinks.parse_sink(flags.sink), BucketSink):
+        raise UsageError(
+            f"--sink {flags.sink} is a volume of one provider, and {listed(market.providers)} may rent",
+            "write --sink s3://BUCKET/PREFIX, or name one provider",
+        )
 
 
 def count_retries(flags: LaunchFlags, *, is_typed: bool) -> int:

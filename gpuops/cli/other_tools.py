@@ -12,7 +12,7 @@ LINES: dict[str, tuple[str, ...]] = {
     "gpuops stop (the run alone), or gpuops down (its cluster as well)": ("kill", "cancel", "interrupt", "abort"),
     "gpuops status (what is up), or gpuops runs": ("ls", "ps", "list", "show", "queue", "jobs", "squeue", "qstat"),
     "gpuops status": ("info", "clusters", "nodes", "pods", "instances", "cost", "bill", "price", "balance"),
-    "gpuops up PROVIDER --dry-run": ("offers", "prices", "search", "gpus"),
+    "gpuops offers": ("prices", "search", "gpus", "market"),
     "gpuops up PROVIDER": ("rent", "create", "new", "launch", "start"),
     "gpuops logs -f": ("attach", "tail", "follow", "log", "output", "watch"),
     "gpuops ssh": ("shell", "connect", "login"),

@@ -29,6 +29,7 @@ GROUPS: dict[str, dict[str, Command]] = {
         "export": Command("export", "Write the launch of a script for a scheduler, or as torchrun lines to type."),
     },
     "Clusters": {
+        "offers": Command("offers", "Show what every provider would rent now, and what it costs in all."),
         "up": Command("up", "Bring up a cluster and leave it up."),
         "status": Command("status", "Show what is up, and until when."),
         "top": Command("top", "Show what every node does now: processors, memory, GPUs, ranks, money."),

@@ -119,6 +119,13 @@ def parse_provider_options(ctx: Context, provider: str, words: Sequence[str], co
     return {name: value for name, value in vars(known).items() if value is not None}
 
 
+def refuse_provider_options(words: Sequence[str]) -> None:
+    """Raises UsageError for an option of one provider where several are asked."""
+    if words:
+        name = words[0].partition("=")[0]
+        raise UsageError(f"{name} is no option of all providers", "name the one that takes it alone, or leave it out")
+
+
 def _add_option(parser: argparse.ArgumentParser, option: Option) -> None:
     flag = f"--{option.name}"
     if option.type == "bool":

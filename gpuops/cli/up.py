@@ -29,6 +29,7 @@ HELP = example_help(
     "gpuops up slurm --host login.hpc.example --nodes 2 --gpus 4 --max-hours 4",
     "gpuops up runpod --gpus 4 --gpu-type 'rtx 4090' --max-hours 3",
     "gpuops up aws --gpus 4 --nodes 2 --spot --max-hours 3",
+    "gpuops up cheapest --gpus 4 --gpu-mem 24 --max-price 4",
 )
 
 
@@ -43,7 +44,12 @@ def up(
     context: typer.Context,
     provider: Annotated[
         str,
-        typer.Argument(metavar="PROVIDER", help="Who rents or owns the machines.", autocompletion=completion.providers),
+        typer.Argument(
+            metavar="PROVIDER",
+            help="Who rents or owns the machines; cheapest: whoever rents them for the least; a,b: the first that has "
+            "them.",
+            autocompletion=completion.providers_to_rent_from,
+        ),
     ],
     name: Annotated[str | None, typer.Option(help="What to call it.", show_default=False)] = None,
     dry_run: Annotated[bool, typer.Option("--dry-run", help="Print what would be created, and its price.")] = False,
@@ -58,23 +64,29 @@ def up(
         lease_limits,
         machine_request,
         parse_provider_options,
+        refuse_provider_options,
     )
-    from gpuops.clusters import available_offers, creation
+    from gpuops.clusters import market_creation
     from gpuops.offers import offer_table
+    from gpuops.offers.market import parse_market
 
     if provider.startswith("-"):
         raise UsageError(f"there is no option {provider}", "the provider comes first: gpuops up local")
     ctx, settings = make_context(as_json=as_json, yes=yes, strict=True)
-    rents = is_rented(ctx.provisioner(provider))
+    market = parse_market(ctx, provider)
+    rents = market is not None or is_rented(ctx.provisioner(provider))
     trust.require_trust(ctx, settings.toml, "up", machine, rents=rents)
     machine = filled_from_table(settings, "up", machine)
-    options = parse_provider_options(ctx, provider, context.args)
-    request = machine_request(provider, machine, options, count_named_machines(ctx, provider, options))
+    if market is not None:
+        refuse_provider_options(context.args)
+    options = {} if market else parse_provider_options(ctx, provider, context.args)
+    count = 1 if market else count_named_machines(ctx, provider, options)
+    request = machine_request(provider, machine, options, count)
     if name is not None:
         check_name(name)
     report_news(ctx)
     if dry_run:
-        offers, payer = available_offers.preview_offers(ctx, request, lease_limits(machine))
+        offers, payer = market_creation.preview(ctx, market, request, lease_limits(machine))
         documents = [dataclasses.asdict(offer) | {"per_hour": offer.per_hour} for offer in offers]
         width = ctx.out.columns(ctx.out.out)
         paid = dataclasses.asdict(payer) if payer else None
@@ -82,7 +94,8 @@ def up(
         ctx.out.result("offers", {"offers": documents, "payer": paid}, lines)
         return
     with ctx.signals:
-        session = creation.bring_up(ctx, request, name=name, ephemeral=False, wish=lease_limits(machine))
+        wanted = market_creation.Wanted(request, name, ephemeral=False, wish=lease_limits(machine))
+        session = market_creation.bring_up_wanted(ctx, market, wanted)
     session.close()
     ctx.ledger.set_cluster(session.row.id, owner_process=None)
     _announce(ctx, session.row, session.machines, *timings_result(ctx, wanted=timings))

@@ -3,6 +3,7 @@
 selection      which cluster a command means: a pure decision
 available_offers  the offers for a request, or why there are none
 creation       offers are tried until machines exist and answer; what was half made is undone
+market_creation  the same at whichever of several providers has the machines
 provider_clock whose clock says when a machine ends that never gets ready
 readiness      one loop with one deadline until created machines are nodes that answer
 virtual_nodes  several nodes on one machine

@@ -3,17 +3,16 @@
 from __future__ import annotations
 
 import dataclasses
-import math
 from collections.abc import Sequence
 
 from gpuops.core.context import Context
-from gpuops.core.errors import NoCapacity, ProviderError, UsageError
-from gpuops.core.format import money
+from gpuops.core.errors import ProviderError
 from gpuops.core.models import Offer, Payer, Problem, Request
 from gpuops.core.provider import Provisioner, is_rented
 from gpuops.core.timings import Whose
 from gpuops.offers import offer_table
 from gpuops.offers.lease_limits import LeaseLimits
+from gpuops.offers.offer_check import check_capabilities, has_price, select_fitting
 from gpuops.offers.price_approval import PriceApproval
 from gpuops.offers.price_terms import Terms
 from gpuops.offers.search import OfferSearch, OfferSource
@@ -26,7 +25,7 @@ def find_offers(ctx: Context, request: Request, known_notes: set[str] | None = N
     """
     known_notes = set() if known_notes is None else known_notes
     provisioner = ctx.provisioner(request.provider)
-    _check_capabilities(provisioner, request)
+    check_capabilities(provisioner, request)
     problems = _preflight(ctx, provisioner, request)
     settled = _settle_problems(ctx, request, problems)
     if settled != request:
@@ -40,25 +39,10 @@ def find_offers(ctx: Context, request: Request, known_notes: set[str] | None = N
         raise ProviderError("; ".join(dict.fromkeys(problem.say for problem in fatal)), fatal[0].hint)
     with ctx.progress.during(f"asking {request.provider} what it has", whose=Whose.PROVIDER):
         all_offers = provisioner.offers(request)
-    offers = [
-        offer
-        for offer in all_offers
-        if offer.nodes == request.nodes and (request.max_price is None or offer.per_hour <= request.max_price)
-    ]
-    if not offers:
-        fitting = [offer.per_hour for offer in all_offers if offer.nodes == request.nodes]
-        if fitting and request.max_price is not None:
-            raise NoCapacity(
-                f"{request.provider} offers nothing at {money(request.max_price)}/h or less: the cheapest that fits "
-                f"is {money(min(fitting))}/h",
-                "raise --max-price, or ask for less",
-            )
-        raise NoCapacity(
-            f"{request.provider} offers nothing that fits this request", "ask for less, or try another provider"
-        )
+    offers = select_fitting(request, all_offers)
     if is_rented(provisioner):
         for offer in offers:
-            if not 0 < offer.per_hour < math.inf:
+            if not has_price(offer):
                 raise ProviderError(f"{request.provider} says no price for {offer.say}", "nothing was created")
     return provisioner, offers
 
@@ -87,15 +71,6 @@ def _settle_problems(ctx: Context, request: Request, problems: Sequence[Problem]
         settled = {problem.settle: True for problem in open_ones}
         return dataclasses.replace(request, options={**request.options, **settled})
     return request
-
-
-def _check_capabilities(provisioner: Provisioner, request: Request) -> None:
-    for is_needed, capability in ((request.nodes > 1, "multinode"), (request.spot, "spot")):
-        answer = provisioner.capabilities.get(capability, f"{provisioner.name} does not say that it can")
-        if is_needed and answer is not True:
-            raise UsageError(
-                f"{provisioner.name} cannot do {capability}: {answer}", "leave that out, or name another provider"
-            )
 
 
 def preview_offers(ctx: Context, request: Request, wish: LeaseLimits) -> tuple[Sequence[Offer], Payer | None]:

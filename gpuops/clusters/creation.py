@@ -176,20 +176,23 @@ def bring_up(
     wish: LeaseLimits,
     foreword: Callable[[Offer], str] = lambda _: "",
     approval: PriceApproval | None = None,
+    known: Sequence[Offer] | None = None,
 ) -> ClusterSession:
     """Create a cluster and wait until every node answers. What fails is undone before it is raised.
 
     `foreword`: a sentence on the offer, printed before the user is asked to agree to it. Without capacity the search
-    goes on for the request's `wait_s`. `approval`: what was agreed to for the machines that these replace.
+    goes on for the request's `wait_s`. `approval`: what was agreed to, for these or for what they replace. `known`:
+    offers that were shown before, in place of asking the provider.
     """
     approval = approval or PriceApproval()
     if name is not None:
         ctx.ledger.check_name_free(name)  # before others are asked, who may say no for reasons that then matter less
     provisioner = ctx.provisioner(request.provider)
     rented = is_rented(provisioner)
-    search = OfferSearch(ctx, request, offer_source(ctx, approval.avoided), approval, wish)
+    source = offer_source(ctx, approval.avoided) if known is None else lambda _request, _notes: known
+    search = OfferSearch(ctx, request, source, approval, wish)
     offers = search.offers()
-    if rented:
+    if rented and known is None:
         offer_table.show_offers(ctx, offers)
     if sentence := foreword(offers[0]):
         ctx.out.say(sentence)

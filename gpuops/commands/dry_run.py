@@ -11,7 +11,7 @@ import shlex
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 
-from gpuops.clusters import available_offers
+from gpuops.clusters import market_creation
 from gpuops.commands.plan import Plan, Size
 from gpuops.core.context import Context
 from gpuops.core.models import Offer, Payer
@@ -154,7 +154,7 @@ def _preview_cluster(ctx: Context, plan: Plan) -> ClusterPreview:
     if row is not None:
         gpus, notes = _gpus_of_nodes(ctx, row, plan.size)
         return ClusterPreview(gpus, row.name, notes)
-    offers, payer = available_offers.preview_offers(ctx, plan.job.machines, plan.job.wish)
+    offers, payer = market_creation.preview(ctx, plan.job.market, plan.job.machines, plan.job.wish)
     return ClusterPreview([offers[0].gpus] * plan.size.nodes, offers=offers, payer=payer)
 
 

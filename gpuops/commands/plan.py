@@ -14,6 +14,7 @@ from gpuops.core.context import Context
 from gpuops.core.models import Request
 from gpuops.core.run_models import RunRequest
 from gpuops.offers.lease_limits import LeaseLimits
+from gpuops.offers.market import Market
 from gpuops.runs.prepare import Sending, check_request
 
 MULTINODE_MIN = 2
@@ -30,6 +31,8 @@ class Job:
     """What to bring up where a fresh cluster is needed."""
     cluster: str | None = None
     on: str | None = None
+    market: Market | None = None
+    """The providers that may bring it up, where several may; `on` is the first of them."""
     keep: bool = False
     detach: bool = False
     retries: int = 0

@@ -128,7 +128,7 @@ def _run_attempt(attempt: RunAttempt) -> JobOutcome:
     """One run on one cluster, which is gone afterwards where it was brought up for it. What is to be replaced (`loss`)
     is gone in any case."""
     ctx, job, choice = attempt.ctx, attempt.job, attempt.plan.choice
-    session = _open_session(ctx, attempt.plan, attempt.retries.approval)
+    session = _open_session(ctx, attempt.plan, attempt.retries)
     try:
         outcome = _run_with_restarts(attempt, session)
     except HandOver:
@@ -216,22 +216,17 @@ def _describe_known_bill(ctx: Context, session: ClusterSession) -> str:
     return ""
 
 
-def _open_session(ctx: Context, plan: Plan, approval: PriceApproval) -> ClusterSession:
+def _open_session(ctx: Context, plan: Plan, state: RetryState) -> ClusterSession:
     """A session with the cluster that the plan uses, brought up where there is none."""
     job = plan.job
     if plan.choice.row is not None:
         return open_session(ctx, plan.choice.row)
-    from gpuops.clusters import creation  # most launches go to a cluster that there is
+    from gpuops.clusters import market_creation  # most launches go to a cluster that there is
 
-    return creation.bring_up(
-        ctx,
-        job.machines,
-        name=None,
-        ephemeral=not job.keep,
-        wish=job.wish,
-        foreword=lambda offer: _announce_offer(ctx, job, offer),
-        approval=approval,
+    wanted = market_creation.Wanted(
+        job.machines, None, not job.keep, job.wish, lambda offer: _announce_offer(ctx, job, offer), state.approval
     )
+    return market_creation.bring_up_wanted(ctx, job.market, wanted, state.preempted_by)
 
 
 def _announce_offer(ctx: Context, job: Job, offer: Offer) -> str:

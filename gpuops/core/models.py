@@ -150,8 +150,8 @@ class Offer:
     the table), `ends` (UTC seconds: when its machines end at the latest, whatever the lease says), `why`
     (why the first is first), `queue_s` (how long its machines may be `queued`), `idle_min` (their idle end without
     `--idle`), `place` (where its machines would be: once such were taken back, offers
-    elsewhere come first) and `quota` (its name: where QuotaExceeded is raised for one offer, others under the same
-    quota are not asked for, and the rest still are)."""
+    elsewhere come first), `machine` (what each machine has: `gpuops.offers.machine_facts`) and `quota` (its name: where
+    QuotaExceeded is raised for one offer, others under the same quota are not asked for, and the rest still are)."""
     notes: Sequence[str] = ()
     """Sentences the user should read before accepting (`2 nodes but 1 GPU: ranks run on CPU`)."""
 

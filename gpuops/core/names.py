@@ -5,6 +5,9 @@ from __future__ import annotations
 import re
 from collections.abc import Iterable
 
+CHEAPEST = "cheapest"
+"""In a provider's place: whoever rents it for the least."""
+
 
 def close_names(typed: str, known: Iterable[str], most: int, alike: float) -> list[str]:
     """The known names that are spelled like `typed`, the likest first, whatever their case.

@@ -8,6 +8,7 @@ from collections.abc import Mapping, Sequence
 from gpuops.core.context import Context
 from gpuops.core.format import money, table
 from gpuops.core.models import Offer, Payer
+from gpuops.offers import market_table
 
 MAX_ROWS = 12
 """Longer tables are cut: a person reads the first offers only."""
@@ -26,7 +27,10 @@ def show_offers(ctx: Context, offers: Sequence[Offer]) -> None:
 
 
 def format_offers(offers: Sequence[Offer], width: int | None = None) -> list[str]:
-    """The table of offers; empty for a single offer without columns of its own."""
+    """The table of offers, those of several providers in columns that all of them share; empty for a single offer
+    without columns of its own."""
+    if len({offer.provider for offer in offers}) > 1:
+        return market_table.format_rows([market_table.make_row(offer, lambda _: None) for offer in offers], width=width)
     if len(offers) < 2 and not any(offer.data.get("columns") for offer in offers):
         return []
     cells = [_cells(offer) for offer in offers[:MAX_ROWS]]

@@ -48,18 +48,17 @@ class PriceApproval:
     ) -> bool:
         """Have a person confirm the first offer, what may come in its place, and the most that it can cost. Returns
         whether that was told. Raises UsageError."""
-        if self.settled:
+        if self.settled or offers[0].per_hour <= self.agreed:
             return False
         self.first = offers[0].per_hour
-        if self.first <= self.agreed:
-            return False
         ceiling = price_ceiling(self.first, request.max_price)
         prices = [offer.per_hour for offer in offers if offer.per_hour <= ceiling]
         cheapest, dearest = min(prices), max(prices)
         price = f"{money(self.first)}/h{self._alternatives(ceiling, dearest)}"
         highest = ceiling if self.replaces and not math.isinf(ceiling) else dearest
         most = describe_most(limits, request, cheapest, highest, ctx.clock.now())
-        what = f"{offers[0].say}, {price}{format_payer(payer_of(offers[0]))}; {most}"
+        at = f"{offers[0].provider}: " if len({offer.provider for offer in offers}) > 1 else ""
+        what = f"{at}{offers[0].say}, {price}{format_payer(payer_of(offers[0]))}; {most}"
         if ctx.yes:
             ctx.out.say(what)
         else:

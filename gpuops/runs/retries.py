@@ -87,6 +87,7 @@ class Preemption:
     """Whether something that it saved is home."""
     started: bool = True
     """Whether there was a run; `run` is empty where there was none."""
+    provider: str = ""
 
     @property
     def steps_lost(self) -> int | None:
@@ -136,6 +137,11 @@ class RetryState:
     def documents(self) -> list[dict[str, Any]]:
         """The losses as in `run.json` and `--json` (key `retries`)."""
         return [loss.document for loss in self.losses]
+
+    @property
+    def preempted_by(self) -> list[str]:
+        """The providers that took machines back, the latest last."""
+        return [*dict.fromkeys(loss.preemption.provider for loss in reversed(self.losses))][::-1]
 
     @property
     def left(self) -> int:
@@ -191,6 +197,7 @@ def find_preemption(row: RunRow, cluster: ClusterRow, end: RunOutcome) -> Preemp
         noticed=end.ended_at if noticed is None else noticed,
         warned=noticed is not None,
         resumable=resumable,
+        provider=cluster.provider,
     )
 
 
@@ -223,7 +230,15 @@ def find_own_failure(row: RunRow, end: RunOutcome) -> OwnFailure | None:
 def preemption_before_run(cluster: ClusterRow, error: MachineGone, now: float) -> Preemption:
     """The preemption of machines that ended before there was a run. `now`: when that was noticed (UTC seconds)."""
     return Preemption(
-        "", cluster.name, cluster.place, error.node, error.message, noticed=now, warned=False, started=False
+        "",
+        cluster.name,
+        cluster.place,
+        error.node,
+        error.message,
+        noticed=now,
+        warned=False,
+        started=False,
+        provider=cluster.provider,
     )
 
 

@@ -99,6 +99,14 @@ def _offer(gpu: Gpu, wishes: Wishes, centers: Sequence[str], volume: Volume | No
         data={
             "columns": columns,
             "memory": gpu.memory,
+            "machine": {
+                "gpu": gpu.name,
+                "gpu_mem": gpu.memory,
+                "vcpus": gpu.vcpus,
+                "ram": gpu.ram,
+                "disk": wishes.disk,
+                "where": ", ".join(filter(None, [f"{cloud} cloud", where])),
+            },
             **_pod_spec(gpu, wishes, centers, volume).document(),
         },
     )

@@ -47,7 +47,7 @@ ROWS = [
           ("htop", "gpuops top"),
           ("nvidia-smi", "gpuops top"),
           ("attach", "gpuops logs -f", "digits-1"),
-          ("offers", "gpuops up PROVIDER --dry-run"),
+          ("prices", "gpuops offers"),
           ("ps", "gpuops status (what is up), or gpuops runs"),
           ("ls", "gpuops status (what is up), or gpuops runs"),
           ("kill", "gpuops stop (the run alone), or gpuops down (its cluster as well)", "digits-1"),
