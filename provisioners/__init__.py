@@ -43,5 +43,6 @@ Where two providers have the same story to tell, its file has the same name in b
     a batch system's commands, and what they print         commands                                   x      x
     what a cluster has: queues, accounts, nodes            site                                       x      x
 
+`vast` has the files provisioner, options, api, errors, offers, boot_script and machines of these.
 What Slurm and PBS share besides, a job as a cluster, lies in `batch`.
 """

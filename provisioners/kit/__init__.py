@@ -9,6 +9,7 @@ pacing        turns that are so many seconds apart, over all processes of this c
 calls         several calls, each made whatever becomes of the others
 api_key       an account that is known by one API key
 keys          SSH key pairs: our login, and a machine's first host key
+boot_watch    the dead-man and the first host key of a container that starts with a command of ours
 cloud_init    a machine's first host key and our login, for providers that take user data
 ssh_machine   `Resource.data` of a machine that is reached by SSH
 gpu_names     which GPU a `--gpu-type` means, and did-you-mean

@@ -12,10 +12,11 @@ from pathlib import Path
 
 from gpuops.core.models import MACHINE as MACHINE
 from gpuops.core.models import Resource, ResourceState
+from provisioners.kit import boot_watch
+from provisioners.kit.boot_watch import HOST_PUBLIC
 from provisioners.kit.ssh_machine import Login, ssh_data
-from provisioners.runpod import boot_script
 from provisioners.runpod.offers import disk_price
-from provisioners.runpod.pods import HOST_PUBLIC, MARK, VOLUME, Cluster, Pod, Status
+from provisioners.runpod.pods import MARK, VOLUME, Cluster, Pod, Status
 from provisioners.runpod.regions import REGION
 
 CLUSTER = "cluster"
@@ -77,7 +78,7 @@ def pod_resource(pod: Pod, previous: Resource, home: Path, account: Mapping[str,
         account=account,
         phase=now.phase,
         hopeless=now.hopeless,
-        boot_watch=boot_script.WATCH,
+        boot_watch=boot_watch.FOLDER,
         ends_itself=not parent,
         host_public=host_key,
         status=pod.status_word,
