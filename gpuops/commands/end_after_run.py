@@ -18,7 +18,7 @@ from gpuops.runs.retries import JobOutcome
 def end_preempted(ctx: Context, session: ClusterSession, outcome: JobOutcome) -> None:
     """End what is left of preempted machines; where that fails, nothing replaces them."""
     per_hour = sum(machine.per_hour for machine in session.machines)
-    ended = end_after(ctx, session, "its provider took machines back", outcome)
+    ended = end_after(ctx, session, "its machines were taken back or lost", outcome)
     outcome.gone = ctx.ledger.cluster(session.row.id)
     outcome.cost = retries.final_cost(outcome.gone, per_hour)
     if not ended:

@@ -182,6 +182,16 @@ class Problem:
 
 
 @dataclass(frozen=True)
+class SiteFact:
+    """What a provider tells of itself, for `gpuops doctor`."""
+
+    what: str
+    """The subject, for programs; each is a line of docs/doctor.md."""
+    say: str
+    hint: str = ""
+
+
+@dataclass(frozen=True)
 class MachineEnd:
     """What a provider says of a machine's end."""
 

@@ -31,6 +31,8 @@ class RetryLoss:
     was_warned: bool
     was_started: bool
     """Whether there was a run."""
+    was_reclaimed: bool
+    """Whether machines were taken back; otherwise they failed, or their time was over."""
 
     @classmethod
     def parse(cls, document: Mapping[str, Any]) -> RetryLoss:
@@ -44,6 +46,7 @@ class RetryLoss:
             cost=float(document.get("cost") or 0.0),
             was_warned=bool(document.get("warned", True)),
             was_started=bool(document.get("started", True)),
+            was_reclaimed=bool(document.get("reclaimed", True)),
         )
 
 
@@ -146,7 +149,7 @@ def _format_loss(loss: RetryLoss) -> str:
     place = f" in {loss.place}" if loss.place else ""
     step = "" if loss.step is None else f" at step {loss.step}"
     what = (
-        f"{loss.run} was reclaimed{place}{step}"
+        f"{loss.run} {'was reclaimed' if loss.was_reclaimed else 'lost its machines'}{place}{step}"
         if loss.was_started
         else (f"{loss.cluster} was lost{place} before its run began")
     )

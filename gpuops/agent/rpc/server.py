@@ -129,8 +129,9 @@ class Conversation:
         try:
             with connected(), self._socket, self._socket.makefile("rb") as lines:
                 for line in lines:
-                    note_heard()
-                    self._take(line)
+                    if line != b"\n":  # that only says that somebody is there
+                        note_heard()
+                        self._take(line)
                 self._gone.set()
         except OSError:
             self._gone.set()

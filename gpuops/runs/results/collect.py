@@ -19,7 +19,7 @@ from typing import TYPE_CHECKING
 from gpuops.agent.run_documents import Outcome
 from gpuops.agent.workers import WORKERS
 from gpuops.core.context import Context
-from gpuops.core.errors import GpuopsError, Interrupted, MalformedAnswer, NodeError
+from gpuops.core.errors import ConnectionLost, GpuopsError, Interrupted, MalformedAnswer, NodeError
 from gpuops.core.format import amount
 from gpuops.core.models import MachineEnd, Resource
 from gpuops.core.parallel import on_each
@@ -260,9 +260,21 @@ def _run_final_fetch(
         fetch_now(session, row, progress, final=True, nodes=some)
         return _fetch_unnamed(session, row, progress, some)
 
+    def fetch_again_if_cut(some: list[int]) -> str:
+        """What a machine has left elsewhere is there when it has ended, for a new conversation (`inside_modes`)."""
+        try:
+            return fetch_some(some)
+        except ConnectionLost:
+            machines = enumerate(session.machines)
+            beside = [index for index, machine in machines if index in some and machine.data.get("inside_modes")]
+            if not beside:
+                raise
+            on_each(session.reconnect, beside)
+            return fetch_some(some)
+
     def fetch_all() -> None:
         try:
-            fetched.append(_fetch_from_nodes(fetch_some, nodes))
+            fetched.append(_fetch_from_nodes(fetch_again_if_cut, nodes))
         except BaseException as error:
             failures.append(error)
 

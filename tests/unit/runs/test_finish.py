@@ -8,6 +8,7 @@ import os
 import threading
 import time
 from collections.abc import Callable, Iterable, Mapping
+from types import SimpleNamespace
 from typing import Any, cast
 
 import pytest
@@ -29,6 +30,7 @@ from gpuops.runs.monitor import LiveFetch
 from gpuops.runs.outcome.node_report import NodeReport, ReasonKind, lost_report, parse_report
 from gpuops.runs.outcome.run_outcome import FinalFetch, Retryable
 from gpuops.runs.prepare import Sending, wait_for_turn
+from gpuops.runs.results import collect
 from gpuops.runs.results.collect import Agents, _fetch_from_nodes
 from gpuops.sync.archive import FetchedNode
 from gpuops.sync.download import UnreadableFiles
@@ -345,6 +347,43 @@ def test_what_a_machine_kept_before_it_went_comes_home_though_it_had_answered(
     assert (end.missing, retryable(end), end.left_in_bucket) == (missing, "", "")
     assert world.ledger.run(row.id).facts["in_bucket"] == in_bucket
     assert retries.find_preemption(row, cluster, end) is not None
+
+
+@pytest.mark.parametrize(("kind", "counts"), [("lease", True), ("gone", True), ("stop", False), ("rank", False)])
+def test_what_counts_as_a_loss_of_machines_that_were_granted(
+    world: Context, monkeypatch: pytest.MonkeyPatch, kind: str, counts: bool
+) -> None:
+    """Their time was over, or they are gone; not what the user or the program did."""
+    monkeypatch.setattr("gpuops.runs.results.collect._run_final_fetch", Fetched())
+    world.provisioners["local"] = _provider(lambda machine: machine)
+    cluster = a_cluster(world, created=time.time())
+    row = a_run(world, cluster, created=time.time())
+    outcome = {"lease": "stopped", "gone": "lost", "stop": "stopped", "rank": "failed"}[kind]
+    said = {**DONE, "outcome": outcome, "reason": {"kind": kind, "say": "node0 is gone"}}
+    machine = Resource("machine", "0", "", "m-0", True, state="running")
+    end = conclude(world, ClusterSession(cluster, [machine], cast("Any", [Keeping("safe")])), row, {0: said})
+    assert (retries.find_preemption(row, cluster, end, granted=True) is not None) is counts
+    assert retries.find_preemption(row, cluster, end) is None
+
+
+def test_a_last_fetch_that_is_cut_is_made_again(world: Context, monkeypatch: pytest.MonkeyPatch) -> None:
+    """By a new conversation with each node: what a batch job has left is served without its machine."""
+    tried: list[list[int]] = []
+    reconnected: list[int] = []
+
+    def fetch_now(*_: Any, nodes: list[int], **__: Any) -> None:
+        tried.append(nodes)
+        if len(tried) == 1:
+            raise ConnectionLost("the connection to node0 ended")
+
+    monkeypatch.setattr(collect, "fetch_now", fetch_now)
+    monkeypatch.setattr(collect, "_fetch_unnamed", lambda *_: "")
+    cluster = a_cluster(world, created=time.time())
+    row = a_run(world, cluster, created=time.time())
+    machine = Resource("machine", "0", "", "m-0", False, data={"inside_modes": ["connect"]})
+    session: Any = SimpleNamespace(row=cluster, reconnect=reconnected.append, machines=[machine, machine])
+    assert collect._run_final_fetch(world, session, row, Silent(), [1]) == FinalFetch()
+    assert (tried, reconnected) == ([[1], [1]], [1])
 
 
 def test_what_is_on_a_node_comes_before_what_is_in_a_bucket(world: Context, monkeypatch: pytest.MonkeyPatch) -> None:
