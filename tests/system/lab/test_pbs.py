@@ -7,6 +7,7 @@ import re
 import signal
 import subprocess
 import sys
+from pathlib import Path
 
 import pytest
 
@@ -186,11 +187,13 @@ def test_a_site_that_does_not_let_us_to_its_machines(user: Laptop, pbs: Pbs) -> 
 
 
 @PROOF
-def test_resnet_on_two_nodes_in_one_line(user: Laptop, pbs: Pbs) -> None:
+@pytest.mark.real_torch
+def test_resnet_on_two_nodes_in_one_line(user: Laptop, pbs: Pbs, tmp_path: Path) -> None:
     """The tutorial's own job, on few images of the published format: queued, learnt, home, and the job has ended."""
-    data = made.make(user.folder / "cifar").parent
+    (tmp_path / "cifar").mkdir()
+    data = made.make(tmp_path / "cifar").parent
     program = ("--workload", "cifar10", "--data", str(data), "--", "8", "8", "--width", "8", "--batch_size", "20")
-    wanted = ("--nodes", "2", "--gpus", "1", "--select-extra", "gpu_model=v100")
+    wanted = ("--nodes", "2", "--gpus", "1", "--select-extra", "gpu_model=v100", "--env", "OMP_NUM_THREADS=1")
     done = user.run("train", "multinode", "--on", "pbs", *place(user, pbs), *wanted, *program)
     assert done.returncode == 0, done.stderr
     loss = re.findall(r"\[n0 r0\] epoch 8: loss (\S+), train accuracy", done.stdout)
