@@ -112,6 +112,7 @@ def test_up_train_again_down(user: Laptop, slurm: Slurm) -> None:
     expect_nothing_left(user, slurm)
 
 
+@pytest.mark.real_torch
 @pytest.mark.proof  # sixteen ranks on the cores of one test machine: a minute
 def test_the_tutorials_line_at_sixteen_ranks(user: Laptop, slurm: Slurm) -> None:
     """As two nodes of eight GPUs print it; on hosts: test_workloads.py."""
