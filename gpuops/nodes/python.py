@@ -48,12 +48,13 @@ CPU_ONLY_VALUES = ("", "-1")
 
 def check_torch(
     client: AgentClient, python: Sequence[str], torch: str | None, cuda: str | None, gpus: Sequence[Gpu],
-    request: RunRequest,
+    request: RunRequest, start: Sequence[str] = (),
 ) -> str:  # fmt: skip
     """Check torch against the GPUs; returns a note for the user, or "". Raises NodeError if it cannot use them.
 
     The tables decide most cases at once. Before a refusal torch is tried on the node, since NVIDIA's compat package may
-    stand in for a newer driver.
+    stand in for a newer driver. `start`: the words that start a program on the node, where a connection reaches its
+    login node (`Resource.data["inside_shell"]`).
     """
     if request.kind != "torchrun" or not torch or request.env.get("CUDA_VISIBLE_DEVICES") in CPU_ONLY_VALUES:
         return ""
@@ -62,19 +63,21 @@ def check_torch(
         return ""
     if misfit.kind is MisfitKind.CPU:
         return f"{client.label}: {misfit.say}; {misfit.hint}"
-    if _can_use_gpu(client, python, str(gpus[0].index), request):
+    if _can_use_gpu(client, start, python, str(gpus[0].index), request):
         return ""
     hint = f"{misfit.hint}; or train on the CPU: --env CUDA_VISIBLE_DEVICES="
     raise NodeError(f"{client.label}: {misfit.say}", hint)
 
 
-def _can_use_gpu(client: AgentClient, python: Sequence[str], gpu: str, request: RunRequest) -> bool:
+def _can_use_gpu(
+    client: AgentClient, start: Sequence[str], python: Sequence[str], gpu: str, request: RunRequest
+) -> bool:
     """Whether torch uses a GPU, tried in the run's environment. Raises NodeError where the prelude fails there."""
     variables = [f"{name}={value}" for name, value in {"CUDA_VISIBLE_DEVICES": gpu, **request.env}.items()]
     shell = ["sh", "-c", BASH_OR_SH, "sh", "-c", prelude_script(request.prelude), "sh"]
     try:
         exchange(
-            client.connection.open(["env", *variables, *shell, *python, "-c", TORCH_PROBE]),
+            client.connection.open([*start, "env", *variables, *shell, *python, "-c", TORCH_PROBE]),
             client.label,
             silence_s=TORCH_PROBE_TIMEOUT_S,
         )
@@ -118,8 +121,11 @@ def prepare_pythons(
 
     def prepare(index: int) -> PreparedNode:
         client, hello, share = session.clients[index], session.hello(index), shares[index]
-        within = [str(word) for word in session.machines[index].data.get("within") or ()]
-        chosen = _choose_python(ctx, settings, client, hello, request, folder, shared, progress, within)
+        there = session.machines[index].data
+        within = [str(word) for word in there.get("within") or ()]
+        start = [str(word) for word in there.get("inside_shell") or ()]
+        image = [*start, *within] if within else []
+        chosen = _choose_python(ctx, settings, client, hello, request, folder, shared, progress, image)
         facts = NodeFacts(
             index=index,
             python=chosen.python,
@@ -134,7 +140,8 @@ def prepare_pythons(
         )
         own = [gpu for gpu in hello.gpus if share.gpus is None or str(gpu.index) in share.gpus]
         used = own[: facts.ranks]
-        if note := check_torch(client, [*within, chosen.python], chosen.torch, chosen.cuda, used, request):
+        python = [*within, chosen.python]
+        if note := check_torch(client, python, chosen.torch, chosen.cuda, used, request, start):
             ctx.out.say(f"note: {note}")
         return PreparedNode(facts, chosen.torch, chosen.why, chosen.version, share.count)
 
@@ -178,14 +185,15 @@ def _choose_python(
     folder: Path,
     shared: bool,
     progress: Progress,
-    within: Sequence[str],
+    image: Sequence[str],
 ) -> NodePython:
-    """Verb `python`. A plain command gets any Python where none has torch.
+    """Verb `python`, or what is in the image that `image` starts programs in. A plain command gets any Python where
+    none has torch.
 
     Raises UsageError where an environment has to be made and what the project requires cannot be read.
     """
-    if within:
-        return find_python(client, within, request.python, needs_torch=request.kind == "torchrun")
+    if image:
+        return find_python(client, image, request.python, needs_torch=request.kind == "torchrun")
     make, no_plan = _plan_environment(settings, hello, request, folder)
     arguments: dict[str, Any] = {
         "explicit": request.python,

@@ -100,6 +100,7 @@ def node_resource(
             "gpus": node.gpus,
             "artefact": node.artefact,
             "token": node.token,
+            **({"within": node.within} if node.within else {}),
             **present,
         },
     )

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 import shutil
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
@@ -97,7 +98,7 @@ class LoginNodes:
     def problem(self, request: Request) -> Problem | None:
         """Why the request's login node cannot be used. Raises UsageError."""
         if host := _typed_host(request):
-            return next(iter(self._logins.problems(host, request)), None)
+            return next(iter(self._logins.problems(host, _without_image(request))), None)
         try:
             self.log_in(request)
         except GpuopsError as error:
@@ -109,7 +110,7 @@ class LoginNodes:
         from gpuops.nodes import bootstrap
 
         if typed := _typed_host(request):
-            host = self._logins.log_in(typed, request)
+            host = self._logins.log_in(typed, _without_image(request))
             return LoginNode(host.name, self._root(host.probe.home), host.probe.python, host.target)
         probe = bootstrap.probe_machine(self._here())
         return LoginNode(HERE, self._root(probe.home), probe.python, None)
@@ -175,6 +176,11 @@ class LoginNodes:
         from gpuops.transport.connection import ProcessConnection
 
         return ProcessConnection("this machine")
+
+
+def _without_image(request: Request) -> Request:
+    """An image is for what runs on a job's machines, and no wish for a container on the login node."""
+    return dataclasses.replace(request, image=None)
 
 
 def _typed_host(request: Request) -> str | None:

@@ -43,6 +43,7 @@ from provisioners.batch.jobs import (
 from provisioners.batch.login_node import LoginNode, LoginNodes, parse_login
 from provisioners.batch.modules import MODULES, modules_with_torch
 from provisioners.batch.request import JobShape
+from provisioners.ssh.container_spec import APPTAINER, check_image, within_words
 from provisioners.ssh.host_agent import NodeRecord, join_lists
 from provisioners.ssh.provisioner import ABANDONED_S, MIN_BOOT_LEASE_S, as_provider_errors
 
@@ -151,6 +152,8 @@ class BatchProvisioner(ABC, Generic[SiteT]):
 
     def preflight(self, request: Request) -> Sequence[Problem]:
         self.check(request)
+        if request.image is not None:
+            check_image(request.image, APPTAINER)
         if problem := self.logins.problem(request):
             return [problem]
         try:
@@ -170,8 +173,10 @@ class BatchProvisioner(ABC, Generic[SiteT]):
         """One offer: this job."""
         login = self.logins.log_in(request)
         shape = self.shape(request, self.site(login))
+        image = check_image(request.image, APPTAINER) if request.image is not None else None
         data = {
             "login": login.document(),
+            "within": within_words(image, login.root, gpus=shape.gpus > 0) if image else None,
             "queue_s": QUEUE_S if request.wait_s is None else request.wait_s,
             "idle_min": IDLE_MIN,
             "walltime_s": shape.walltime_s,
@@ -204,7 +209,9 @@ class BatchProvisioner(ABC, Generic[SiteT]):
         job = Job(number, intent.mark("job"), intent.token, JobState.QUEUED, offer.nodes)
         journal.got(job_resource(job, login, self.logins.ssh_folder))
         machines = [
-            self._node(_record(intent, index, folder), job, login)  # it is found there by the next look
+            self._node(
+                _record(intent, index, folder, offer.data.get("within")), job, login
+            )  # it is found there by the next look
             for index in range(offer.nodes)
         ]
         for machine in machines:
@@ -236,6 +243,7 @@ class BatchProvisioner(ABC, Generic[SiteT]):
                 "artefact": intent.agent.stem,
                 "host": f"{self.name}/{login.name}",
                 "job": job,
+                "within": offer.data.get("within"),
             }
             for index in range(offer.nodes)
         ]
@@ -373,13 +381,14 @@ class BatchProvisioner(ABC, Generic[SiteT]):
         return None
 
 
-def _record(intent: Intent, index: int, folder: str) -> NodeRecord:
+def _record(intent: Intent, index: int, folder: str, within: Sequence[str] | None) -> NodeRecord:
     return NodeRecord(
         intent.mark(index),
         f"{folder}/n{index}",
         ResourceState.STARTING,
         artefact=intent.agent.stem,
         token=f"{intent.token}-{index}",
+        within=within,
     )
 
 

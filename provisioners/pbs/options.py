@@ -45,7 +45,9 @@ class Wishes:
 
 def parse_wishes(request: Request) -> Wishes:
     """Raises UsageError."""
-    refuse_rental_flags(request, "the cluster decides that", ", or use --queue and --select-extra gpu_model=v100")
+    refuse_rental_flags(
+        request, "the cluster decides that", ", or use --queue and --select-extra gpu_model=v100", ("--image",)
+    )
     options = request.options
     extra = [part for word in options.get("select-extra") or () for part in str(word).split(":")]
     for part in extra:

@@ -47,7 +47,9 @@ class Wishes:
 
 def parse_wishes(request: Request) -> Wishes:
     """Raises UsageError."""
-    refuse_rental_flags(request, "the cluster decides that", ", or use --partition and --constraint", but="--gpu-type")
+    refuse_rental_flags(
+        request, "the cluster decides that", ", or use --partition and --constraint", but=("--gpu-type", "--image")
+    )
     options: Mapping[str, Any] = request.options
     raw = raw_words(options, "sbatch-arg", lambda word: word.split("=")[0] in OURS, "--name=value")
     words = single_words(options, SINGLE_WORDS)

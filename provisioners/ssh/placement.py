@@ -25,9 +25,9 @@ if TYPE_CHECKING:
     from gpuops.transport.ssh import Target
 
 
-def refuse_rental_flags(request: Request, why: str, hint: str, but: str = "") -> None:
+def refuse_rental_flags(request: Request, why: str, hint: str, but: Sequence[str] = ()) -> None:
     """Raises UsageError for flags that choose a machine to rent, naming all of them. `why`: `these hosts are yours`;
-    `but`: a flag that is not one of them here."""
+    `but`: flags that are not among them here."""
     flags = [
         flag
         for flag, value in (
@@ -36,7 +36,7 @@ def refuse_rental_flags(request: Request, why: str, hint: str, but: str = "") ->
             ("--region", request.region),
             ("--image", request.image),
         )
-        if value is not None and flag != but
+        if value is not None and flag not in but
     ]
     if flags:
         names, verb = " and ".join(flags), "says" if len(flags) == 1 else "say"

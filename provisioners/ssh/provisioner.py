@@ -105,7 +105,7 @@ class SshProvisioner:
     # Before anything is made.
 
     def preflight(self, request: Request) -> Sequence[Problem]:
-        refuse_rental_flags(request, "these hosts are yours", "", but="--image")
+        refuse_rental_flags(request, "these hosts are yours", "", but=("--image",))
         wanted_engine(request)
         if request.image is not None:
             check_image(request.image, wanted_engine(request))

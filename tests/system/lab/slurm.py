@@ -41,12 +41,12 @@ PreemptMode=CANCEL
 JobCompType=jobcomp/filetxt
 JobCompLoc=/run/slurm/jobcomp
 GresTypes=gpu
-NodeName=c1,c2 CPUs=4 RealMemory=1000 Gres=gpu:4
+NodeName=c1,c2 CPUs=8 RealMemory=1000 Gres=gpu:8
 PartitionName=gpu Nodes=c1,c2 Default=YES MaxTime=02:00:00 DefaultTime=01:00:00 PriorityTier=1 PreemptMode=CANCEL
 PartitionName=small Nodes=c1 MaxTime=00:10:00 PriorityTier=1
 PartitionName=urgent Nodes=c1,c2 MaxTime=01:00:00 PriorityTier=9
 """
-GRES = "Name=gpu File=/run/gpu[0-3]\n"
+GRES = "Name=gpu File=/run/gpu[0-7]\n"
 START = """
 mkdir -p /run/slurm/state /run/slurm/spool /run/munge /etc/slurm
 printf '%s' "$1" >/etc/slurm/slurm.conf
@@ -60,7 +60,7 @@ if [ "$3" ]; then # a part of this machine's hierarchy, so that jobs of the same
     mount --bind "/run/freezer/$3" /sys/fs/cgroup/freezer
 fi
 printf '%01024d' 7 >/run/munge/key; chmod 600 /run/munge/key
-for gpu in 0 1 2 3; do mknod "/run/gpu$gpu" c 1 3; done
+for gpu in 0 1 2 3 4 5 6 7; do mknod "/run/gpu$gpu" c 1 3; done
 munged --key-file /run/munge/key --socket /run/munge/munge.socket.2 --pid-file /run/munge/pid \\
     --log-file /run/munge/log --seed-file /run/munge/seed
 """

@@ -17,6 +17,7 @@ from tests.conftest import HANG_S, until
 from tests.system.chaos.hits import guards, kill
 from tests.system.lab.laptop import Laptop
 from tests.system.lab.slurm import Slurm
+from tests.system.lab.test_containers import APPTAINER
 
 SCRIPT = """
 import os, pathlib, signal, time
@@ -100,12 +101,43 @@ def test_up_train_again_down(user: Laptop, slurm: Slurm) -> None:
     assert [name for name in ("c1", "c2") if f"ok: {name}: " in looked] == ["c1", "c2"], "the machines, not the login"
     looked = user.run("doctor", "slurm", *place(user, slurm)).stdout
     assert "ok: Slurm 22" in looked
-    assert "ok: partition gpu (the default): 2 nodes with 4 GPUs, 4 cores, 1000 MB (0 idle); 4 of 8 GPUs free" in looked
+    assert (
+        "ok: partition gpu (the default): 2 nodes with 8 GPUs, 8 cores, 1000 MB (0 idle); 12 of 16 GPUs free" in looked
+    )
     refused = user.run("lease", "lab", "--extend", "2h")
     assert refused.returncode == 2
     assert "lab was given its machines until" in refused.stderr
     done = user.run("down", "lab")
     assert done.returncode == 0, done.stderr
+    expect_nothing_left(user, slurm)
+
+
+@pytest.mark.real_torch
+@pytest.mark.proof  # sixteen ranks on the cores of one test machine: a minute
+def test_the_tutorials_line_at_sixteen_ranks(user: Laptop, slurm: Slurm) -> None:
+    """As two nodes of eight GPUs print it; on hosts: test_workloads.py."""
+    job = ("--on", "slurm", *place(user, slurm), "--nodes", "2", "--gpus", "8")
+    done = user.run("train", "multinode", *job, "--workload", "toy", "--", "50", "10")
+    assert done.returncode == 0, done.stderr
+    assert "all 16 ranks ended well" in done.stderr
+    assert "[n1 r11] [GPU11] Epoch 47 | Batchsize: 32 | Steps: 4" in done.stdout.splitlines()
+    assert (
+        sorted(path.name for path in user.folder.glob("runs/toy-1/out/snapshots/toy/step-*"))[-1] == "step-00000200.pt"
+    )
+    expect_nothing_left(user, slurm)
+
+
+def test_a_run_is_in_an_image_file_of_apptainer(user: Laptop, slurm: Slurm) -> None:
+    """Which the job's machine has, and the login node has not."""
+    host = slurm.nodes[0]
+    host.write("/usr/local/bin/apptainer", APPTAINER)
+    host.run(["chmod", "755", "/usr/local/bin/apptainer"], check=True)
+    user.write("script.py", "import os; print('in', os.environ.get('APPTAINER_CONTAINER'))")
+    job = ("--on", "slurm", *place(user, slurm), "--gpus", "1", "--sbatch-arg=--nodelist=c1")
+    done = user.run("run", *job, "--image", "/srv/image.sif", "--", "python3", "script.py")
+    assert "in /srv/image.sif" in done.stdout, done.stdout + done.stderr
+    assert done.returncode == 0
+    assert "the image's)" in done.stderr
     expect_nothing_left(user, slurm)
 
 

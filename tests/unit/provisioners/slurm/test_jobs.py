@@ -36,6 +36,12 @@ def test_a_node_that_is_held_is_reached_in_its_job() -> None:
     assert found.data["ends"] == 1000.0 + 600.0 - END_MARGIN_S
 
 
+def test_an_image_file_is_told_with_the_node() -> None:
+    words = ["apptainer", "exec", "/srv/a.sif"]
+    assert described(node(within=words), job()).data["within"] == words
+    assert "within" not in described(node(), job()).data
+
+
 def test_a_node_waits_with_its_job_and_for_what_holds_it() -> None:
     queued = described(node(held=None), job(JobState.QUEUED, phase="queued: Priority", hopeless="never"))
     assert (queued.state, queued.address) == (ResourceState.STARTING, "")
