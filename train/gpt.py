@@ -139,7 +139,7 @@ def train(options, device):
     weights = sum(weight.numel() for weight in model.parameters())
     forward, autocast = distribute(model, options.parallel, device)
     mine = sum(getattr(weight, "to_local", lambda weight=weight: weight)().numel() for weight in model.parameters())
-    optimizer = torch.optim.AdamW(model.parameters(), RATE, betas=(0.9, 0.99), weight_decay=0.1)
+    optimizer = torch.optim.AdamW(model.parameters(), RATE, betas=(0.9, 0.99), weight_decay=0.1, fused=True)
     done = load(model, optimizer)
     if rank == 0:
         print(f"{weights:,} weights, {mine:,} of them on each of {world} ranks; {done} steps are done", flush=True)

@@ -190,7 +190,7 @@ def complete_request(ctx: Context, request: RunRequest, flags: LaunchFlags) -> R
     if request.workload:
         request = dataclasses.replace(request, script=find_workload_script(request.workload, request.data))
     elif request.script is not None:
-        request = dataclasses.replace(request, script=resolve_script(ctx.folder, request.script))
+        request = dataclasses.replace(request, script=convert_notebook(ctx, resolve_script(ctx.folder, request.script)))
     if flags.detach and flags.queue:
         raise UsageError("--detach and --queue exclude each other", "leave out one of them")
     if request.resume and flags.fresh:
@@ -233,6 +233,18 @@ def resolve_script(folder: Path, script: str) -> str:
             f"{script} lies outside the project {folder}", f"start gpuops in the folder that holds it: cd {full.parent}"
         )
     return inside
+
+
+def convert_notebook(ctx: Context, script: str) -> str:
+    """The script to run: a notebook's code cells as one, written beside it. Raises UsageError."""
+    from gpuops.sync import notebook
+
+    if not script.endswith(notebook.SUFFIX):
+        return script
+    left_out = notebook.write_script(ctx.folder, script).left_out
+    path = notebook.script_name(script)
+    ctx.out.say(f"{script}: its code cells are {path}" + f"; left out: {'; '.join(left_out)}" * bool(left_out))
+    return path
 
 
 def _check_resume(ctx: Context, request: RunRequest) -> RunRequest:

@@ -1,6 +1,7 @@
 """What travels between this computer and the nodes: code and data go out, logs and results come back.
 
 project_files          which files a project sends, by the rules of git and of .gpuopsignore
+notebook               a notebook's code cells as a script
 secret_scan            which of them hold keys and stay here
 workloads_and_data     the workloads that come with gpuops, and the data that `--data` names
 data_sources           what an address in `--data` leads to: files, and the URL of each

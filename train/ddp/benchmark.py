@@ -74,17 +74,17 @@ def choose_count(trainer: Trainer, steps: Iterator[Any]) -> int:
     while not enough:  # the first steps, in which everything is made ready, do not count
         run(trainer, steps, 2)
         count += 2
-        enough = trainer.world.agree(time.perf_counter() - began > WARM_S)
+        enough = trainer.world.broadcast(time.perf_counter() - began > WARM_S)
     seconds = run(trainer, steps, 4) / 4
-    return int(trainer.world.agree(max(4, round(MEASURED_S / ROUNDS / seconds))))
+    return int(trainer.world.broadcast(max(4, round(MEASURED_S / ROUNDS / seconds))))
 
 
 def fastest(world: World, measure: Callable[[], float]) -> float:
     """The least of a few measurements' seconds; each begins when all ranks are there and is over when all are."""
     least = float("inf")
     for _ in range(ROUNDS):
-        world.wait()
-        least = min(least, world.most(measure()))
+        world.barrier()
+        least = min(least, world.max(measure()))
     return least
 
 
@@ -95,7 +95,7 @@ def run(trainer: Trainer, steps: Iterator[Any], count: int, synced: bool = True)
     for _ in range(count):
         for last in closing(trainer):
             part, batch = next(steps)
-            trainer.learn(part._replace(closes=last and synced), batch)
+            trainer.learn(part._replace(is_last=last and synced), batch)
         trainer.take_step()
         if synced:
             trainer.world.stop.asked(trainer.world)
@@ -123,7 +123,7 @@ def divide(trainer: Trainer, steps: Iterator[Any], count: int) -> tuple[float, f
             now = clock()
             part, batch = next(steps)
             now = lap(0, now)
-            with trainer.silent():
+            with trainer.no_sync():
                 loss, _ = trainer.loss(part, batch)
                 now = lap(1, now)
                 trainer.scaler.scale(loss).backward()

@@ -85,7 +85,7 @@ def fetch(world: World, where: str | None, name: str, files: Sequence[File]) -> 
     if world.local_rank == 0:
         job.start()
     # Nobody waits inside a collective, which would give up after half an hour: all look again, and may be stopped.
-    while world.most(float(job.is_alive())):
+    while world.max(float(job.is_alive())):
         if world.stop.asked(world) == "stop":
             world.note("stopped before the data were there; the same command goes on with the download")
             sys.exit(1)

@@ -48,7 +48,7 @@ def look(trainer: Trainer, part: Part, batch: list[Tensor]) -> dict[str, int]:
     if trainer.ddp:
         trainer.ddp.register_comm_hook(None, travel)
     activations = kept_for_backward(trainer, batch)
-    trainer.learn(part._replace(closes=True), batch)
+    trainer.learn(part._replace(is_last=True), batch)
     gradients = bytes_of(parameter.grad for parameter in model.parameters() if parameter.grad is not None)
     trainer.take_step()
     return {

@@ -20,9 +20,9 @@ class Part(NamedTuple):
     mine: int
     """How many of them count, from the left. The others are padding: a rank that had one batch fewer than its
     peers would let them wait in their backward for ever."""
-    everyones: int
+    all_ranks: int
     """How many count on all ranks together until the optimizer steps: what a mean is to be divided by."""
-    closes: bool
+    is_last: bool
     """Whether the optimizer steps after it."""
 
 
@@ -63,8 +63,8 @@ class Sampler:
                 Part(
                     taken,
                     mine=max(0, min(len(taken), real - start)),
-                    everyones=min(whole, rest - begun),
-                    closes=(number + 1) % self.accumulate == 0 or start + self.batch >= share,
+                    all_ranks=min(whole, rest - begun),
+                    is_last=(number + 1) % self.accumulate == 0 or start + self.batch >= share,
                 )
             )
         return parts

@@ -56,7 +56,7 @@ class Snapshots:
         Rank 0 looks and hands what it found to the others. Where each rank looked for itself, a replaced node would
         begin at epoch 0 beside others at epoch 6, without a word.
         """
-        path, state, problem, note = self.world.agree(self._look() if self.world.rank == 0 else None)
+        path, state, problem, note = self.world.broadcast(self._look() if self.world.rank == 0 else None)
         self.world.check(problem)
         if note:
             self.world.note(note)

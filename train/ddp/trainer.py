@@ -129,10 +129,10 @@ class Trainer:
             if not self.rehearsed:
                 self._rehearse(part, batch)
             self.learn(part, batch)
-            if not part.closes:
+            if not part.is_last:
                 continue
             self.take_step()
-            self.step, self.position = self.step + 1, self.position + part.everyones
+            self.step, self.position = self.step + 1, self.position + part.all_ranks
             self.profiler.step()
             self.progress.tell(self.step, self.epoch)
             self._tell_now_and_then()
@@ -161,21 +161,21 @@ class Trainer:
     def learn(self, part: Part, batch: list[Tensor]) -> None:
         """Forward and backward, and what is counted."""
         # Gradients travel once per step of the optimizer: before the last of its batches they are only added up here.
-        with contextlib.nullcontext() if part.closes else self.silent():
+        with contextlib.nullcontext() if part.is_last else self.no_sync():
             with self.named("forward"):
                 loss, answers = self.loss(part, batch)
             with self.named("backward"):
                 self.scaler.scale(loss).backward()
         self._count(part, answers)
 
-    def silent(self) -> ContextManager[None]:
-        """In it a backward sends nothing."""
+    def no_sync(self) -> ContextManager[None]:
+        """`DistributedDataParallel.no_sync`: in it a backward sends nothing."""
         return self.ddp.no_sync() if self.ddp else contextlib.nullcontext()
 
     def _count(self, part: Part, answers: dict[str, Tensor]) -> None:
         # Sums on the device, without `.item()`: that would make the processor wait for the GPU in every step.
         for name, each in answers.items():
-            self.totals[name] = self.totals.get(name, 0) + own(part, each.detach()).sum(dtype=torch.float64)
+            self.totals[name] = self.totals.get(name, 0) + without_padding(part, each.detach()).sum(dtype=torch.float64)
         self.totals["samples"] = self.totals.get("samples", 0) + part.mine
 
     def loss(self, part: Part, batch: list[Tensor]) -> tuple[Tensor, dict[str, Tensor]]:
@@ -184,7 +184,7 @@ class Trainer:
         batch more than others, and padding as much as them."""
         with self.autocast:
             answers = self.answers(self.forward, *batch)
-        return own(part, answers["loss"]).sum() * (self.world.size / part.everyones), answers
+        return without_padding(part, answers["loss"]).sum() * (self.world.size / part.all_ranks), answers
 
     def take_step(self) -> None:
         with self.named("optimizer"):
@@ -364,6 +364,6 @@ class Trainer:
         return (self.options.seed + 1) * 1_000_003 + self.step * 65_537 + self.world.rank
 
 
-def own(part: Part, each: Tensor) -> Tensor:
-    """Without the padding. Mostly there is none, and then a slice would cost as much as the sum of it."""
+def without_padding(part: Part, each: Tensor) -> Tensor:
+    """A rank's real samples. Mostly there is none, and then a slice would cost as much as the sum of it."""
     return each if part.mine == len(each) else each[: part.mine]

@@ -5,6 +5,7 @@ from __future__ import annotations
 import contextlib
 import json
 import os
+import re
 import time
 from pathlib import Path
 from typing import Any, Iterable, Iterator, TypeVar
@@ -110,3 +111,28 @@ class Profiler:
         self.path.parent.mkdir(parents=True, exist_ok=True)
         finished.export_chrome_trace(str(self.path))
         self.world.note(f"trace in {self.path}, one of each rank; open it at https://ui.perfetto.dev")
+        for line in summarise(finished.key_averages(), self.world.device.type):
+            self.world.note(line)
+
+
+DEAREST = 10
+"""Operations that are told of."""
+FRAMES = ("ProfilerStep", "forward", "backward", "optimizer", "Optimizer.", "DistributedDataParallel.")
+"""Names of what contains operations, and waits for them."""
+
+
+def summarise(operations: Any, device: str) -> list[str]:
+    """What rank 0's traced steps consist of: the dearest operations by their own time on the device, and how long
+    gradients were under way, of the steps' time by the wall. They travel beside the backward: what a step waits for
+    them may be less, and `--benchmark` measures it."""
+    own = "self_cpu_time_total" if device == "cpu" else "self_device_time_total"
+    steps = sum(each.cpu_time_total for each in operations if each.key.startswith("ProfilerStep"))
+    sent = [each for each in operations if re.search("(gloo|nccl).*all_?reduce", each.key, re.IGNORECASE)]
+    under_way = sum(each.cpu_time_total if device == "cpu" else each.device_time_total for each in sent)
+    computed = [each for each in operations if not each.key.startswith(FRAMES) and each not in sent]
+    whole = sum(getattr(each, own) for each in computed) or 1.0
+    lines = [f"{DEAREST} dearest operations of {TRACED} steps ({steps / TRACED / 1000:.2f} ms each), rank 0:"]
+    for each in sorted(computed, key=lambda each: -getattr(each, own))[:DEAREST]:
+        time_us = getattr(each, own)
+        lines.append(f"  {time_us / 1000:9.2f} ms {time_us / whole:4.0%} {each.count:5} x {each.key}")
+    return [*lines, f"all-reduce under way for {min(1.0, under_way / max(steps, 1.0)):.0%} of these steps"]

@@ -95,7 +95,7 @@ def missing_gpu(world: World, wanted: str) -> str | None:
     """Why this process cannot train with the others: without the GPU that was asked for, or on another kind of device
     than rank 0, when one would send its gradients by nccl and the other by gloo, and all would wait. All ranks call it.
     """
-    kind = world.agree(world.device.type)
+    kind = world.broadcast(world.device.type)
     if wanted == "cuda" and world.device.type == "cpu":
         here = f"{world.local_size} rank{'s' * (world.local_size > 1)} here"
         return f"--device cuda needs a GPU for each of the {here}, and torch sees {torch.cuda.device_count()}"
@@ -220,7 +220,7 @@ class World:
             write(line, sys.stderr)
 
     def sum(self, numbers: Sequence[float]) -> list[float]:
-        """Each number added up over all ranks, in 64 bits: counts stay exact to 2^53, where 32 bits end at 2^24.
+        """`dist.all_reduce` of each number, in 64 bits: counts stay exact to 2^53, where 32 bits end at 2^24.
 
         Give sums and counts and divide afterwards. The mean of the ranks' means is wrong as soon as one of
         them saw fewer samples.
@@ -229,21 +229,23 @@ class World:
         dist.all_reduce(sums)
         return sums.tolist()
 
-    def most(self, number: float) -> float:
-        """The largest of all ranks' numbers."""
+    def max(self, number: float) -> float:
+        """`dist.all_reduce` with MAX: the largest of all ranks' numbers."""
         largest = torch.tensor(number, dtype=torch.float64)
         dist.all_reduce(largest, dist.ReduceOp.MAX)
         return largest.item()
 
-    def agree(self, value: Any) -> Any:
-        """Rank 0's value, on every rank. What is decided by looking (at a disk, at a clock) is decided once:
-        another machine may see something else, and two minds in one world wait for each other for ever."""
+    def broadcast(self, value: Any) -> Any:
+        """`dist.broadcast_object_list`: rank 0's value, on every rank.
+
+        What is decided by looking (at a disk, at a clock) is decided once: another machine may see something else, and
+        two minds in one world wait for each other for ever."""
         values = [value]
         dist.broadcast_object_list(values)
         return values[0]
 
     def gather(self, value: Any) -> list[Any]:
-        """Every rank's value, by rank, on rank 0; an empty list elsewhere."""
+        """`dist.gather_object`: every rank's value, by rank, on rank 0; an empty list elsewhere."""
         values = [None] * self.size if self.rank == 0 else None
         dist.gather_object(value, values)
         return values or []
@@ -251,7 +253,7 @@ class World:
     def check(self, problem: str | None) -> None:
         """Go on if no rank has a problem; else rank 0 says the first one, once, and all leave with exit code 1.
 
-        All ranks call it. One that just left would let the others wait for it.
+        By `dist.all_gather_object`: all ranks call it. One that just left would let the others wait for it.
         """
         problems: list[Any] = [None] * self.size
         dist.all_gather_object(problems, problem)
@@ -259,11 +261,11 @@ class World:
         if found:
             rank, problem = found[0]
             self.note(f"error: {problem}" + f" (rank {rank})" * (rank > 0))
-            self.wait()
+            self.barrier()
             sys.exit(1)
 
-    def wait(self) -> None:
-        """Until all are here."""
+    def barrier(self) -> None:
+        """Until all are here, as by `dist.barrier`, but over gloo, without a GPU."""
         self.sum([0])
 
 

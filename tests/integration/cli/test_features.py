@@ -251,6 +251,16 @@ def test_resume_puts_each_nodes_own_files_back(shell: Shell) -> None:
 # What is run.
 
 
+def test_a_notebook_is_run_as_a_script(shell: Shell) -> None:
+    cells = [{"cell_type": "code", "source": "!ls\nprint('from', 'a notebook')"}]
+    shell.write("a.ipynb", json.dumps({"nbformat": 4, "cells": cells}))
+    done = shell.run("train", "single", "a.ipynb", "--dry-run")
+    assert done.returncode == 0, done.stderr
+    assert "a.ipynb: its code cells are a_ipynb.py; left out: cell 1: !ls" in done.stderr.splitlines()
+    assert "would send: 2 files, " in done.stdout
+    assert " a_ipynb.py" in done.stdout
+
+
 def test_dry_run_says_it_all_and_creates_nothing(shell: Shell) -> None:
     shell.write("a.py", "open('ran', 'w')")
     words = ["train", "multinode", "--gpus", "1", "--setup", "touch set-up", "a.py"]

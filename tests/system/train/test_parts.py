@@ -36,7 +36,7 @@ def test_every_sample_is_seen_once_however_the_world_changes(
         for part in [part for group in closed(parts)[:steps] for part in group]:
             seen += part.indices[: part.mine].tolist()
     for group in closed(first[0])[:steps]:
-        position += group[-1].everyones
+        position += group[-1].all_ranks
     if position < samples:
         rest = [Sampler(samples, again, 1, rank, later, seed=3).parts(2, position) for rank in range(later)]
         for parts in rest:
@@ -52,7 +52,7 @@ def test_all_ranks_agree_on_how_many_samples_a_step_has(samples: int, batch: int
     samplers = [Sampler(samples, batch, accumulate, rank, world, seed=3) for rank in range(world)]
     steps = [closed(sampler.parts(0)) for sampler in samplers]
     for groups in zip(*steps, strict=True):
-        said = {part.everyones for group in groups for part in group}
+        said = {part.all_ranks for group in groups for part in group}
         assert said == {sum(part.mine for group in groups for part in group)}
     assert len(steps[0]) == len(samplers[0])
 
@@ -62,7 +62,7 @@ def closed(parts: list[Part]) -> list[list[Part]]:
     groups: list[list[Part]] = [[]]
     for part in parts:
         groups[-1].append(part)
-        if part.closes:
+        if part.is_last:
             groups.append([])
     assert groups.pop() == []
     return groups

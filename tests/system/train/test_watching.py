@@ -36,6 +36,11 @@ def test_scalars_of_every_epoch_once_also_after_a_resume(world, tmp_path: Path) 
 def test_a_trace_of_each_rank_is_there_for_perfetto(world, tmp_path: Path) -> None:
     ran = world("wobbly.py", "1", "--profile", ranks=2).succeed()
     assert "trace in outputs/wobbly/trace-rank0.json, one of each rank" in ran.err()
+    said = ran.err().splitlines()
+    at = next(number for number, line in enumerate(said) if re.fullmatch(r"10 dearest operations of 4 steps .*", line))
+    shares = [int(re.fullmatch(r" +\d+\.\d\d ms +(\d+)% +\d+ x \S*::.*", line)[1]) for line in said[at + 1 : at + 11]]
+    assert shares == sorted(shares, reverse=True)
+    assert re.fullmatch(r"all-reduce under way for [1-9]\d*% of these steps", said[at + 11])
     for rank in range(2):
         trace = json.loads((tmp_path / "outputs" / "wobbly" / f"trace-rank{rank}.json").read_text())
         names = [event.get("name") for event in trace["traceEvents"]]
