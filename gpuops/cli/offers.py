@@ -71,9 +71,9 @@ def offers(
     ctx, _ = make_context(as_json=as_json, needs=Needs.LOOK)
     names = market.renting_providers(ctx) if on is None else market.check_providers(ctx, on.split(","))
     request = machine_request("", MachineFlags(**vars(sought)), {})
+    asked = ctx.clock.now()
     answers = market.ask_providers(ctx, [replace(request, provider=name) for name in names])
     rows = market_table.sort_rows(_rows(ctx, answers, hours), market_table.Order(sort))
-    asked = ctx.clock.now()
     for answer in answers:
         for line in market.describe_answer(answer):
             ctx.out.say(line)

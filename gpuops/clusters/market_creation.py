@@ -58,7 +58,7 @@ def bring_up_wanted(ctx: Context, place: Market | None, wanted: Wanted, last: Se
 def bring_up_at_market(ctx: Context, place: Market, wanted: Wanted, last: Sequence[str] = ()) -> ClusterSession:
     """A cluster at the first provider that has its machines, searched for during the request's `wait_s`.
 
-    `last`: providers that took such machines back, which are tried last. Raises NoCapacity where nobody has them.
+    `last`: providers that lost such machines, which are tried last. Raises NoCapacity where nobody has them.
     """
     if wanted.name is not None:
         ctx.ledger.check_name_free(wanted.name)
@@ -117,7 +117,7 @@ def find_market_offers(
 def _try_all(ctx: Context, place: Market, wanted: Wanted, last: Sequence[str], said: set[str]) -> ClusterSession:
     """One round: every offer within the approved price. Raises NoCapacity where none could be had."""
     if last:
-        ctx.out.say(f"{listed(last)} took machines back: asked last")
+        ctx.out.say(f"{listed(last)} lost machines of this run: asked last")
     found = find_market_offers(ctx, place, wanted.request, said, wanted.approval.avoided, last)
     offers = _within_price(ctx, wanted, found)
     _approve(ctx, wanted, offers)

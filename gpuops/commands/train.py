@@ -226,7 +226,7 @@ def _open_session(ctx: Context, plan: Plan, state: RetryState) -> ClusterSession
     wanted = market_creation.Wanted(
         job.machines, None, not job.keep, job.wish, lambda offer: _announce_offer(ctx, job, offer), state.approval
     )
-    return market_creation.bring_up_wanted(ctx, job.market, wanted, state.preempted_by)
+    return market_creation.bring_up_wanted(ctx, job.market, wanted, state.lost_by)
 
 
 def _announce_offer(ctx: Context, job: Job, offer: Offer) -> str:

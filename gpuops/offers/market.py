@@ -193,8 +193,8 @@ def _lacks_key(provisioner: LoadedProvisioner, request: Request) -> bool:
 def rank(
     market: Market, answers: Sequence[Answer], avoided: Sequence[str] = (), last: Sequence[str] = ()
 ) -> list[Offer]:
-    """All that can be rented, in the order in which it is tried. `last`: providers that took machines back, which come
-    last, the latest of them at the very end; `avoided`: the places where they did."""
+    """All that can be rented, in the order in which it is tried. `last`: providers that lost machines, which come last,
+    the latest of them at the very end; `avoided`: the places where they did."""
     offers = [offer for answer in answers for offer in answer.rentable]
     if market.by_price:
         offers.sort(key=lambda offer: offer.per_hour)
@@ -202,7 +202,7 @@ def rank(
     order = sorted(order_avoided_last(offers, avoided), key=lambda offer: later.get(offer.provider, 0))
     if order:
         why = "the cheapest" if market.by_price else "its provider was named first"
-        others = " of those that took none back" if last and order[0].provider not in last else ""
+        others = " of those that lost none" if last and order[0].provider not in last else ""
         order[0] = dataclasses.replace(order[0], data={**order[0].data, "why": why + others})
     return order
 

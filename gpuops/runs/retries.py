@@ -143,8 +143,8 @@ class RetryState:
         return [loss.document for loss in self.losses]
 
     @property
-    def preempted_by(self) -> list[str]:
-        """The providers that took machines back, the latest last."""
+    def lost_by(self) -> list[str]:
+        """The providers that lost machines, the latest last."""
         return [*dict.fromkeys(loss.preemption.provider for loss in reversed(self.losses))][::-1]
 
     @property

@@ -100,7 +100,7 @@ def test_a_run_goes_on_at_the_next_provider_and_ends_as_one_that_was_never_taken
     assert fair.take_back(shell.home / "stall")
     out, err = command.communicate(timeout=HANG_S)
     assert command.returncode == 0, err
-    assert "stall took machines back: asked last\n" in err
+    assert "stall lost machines of this run: asked last\n" in err
     document = json.loads(out)
     (loss,) = document["retries"]
     assert (loss["provider"], loss["run"], document["provider"]) == ("stall", "python3-1", "booth")

@@ -137,8 +137,8 @@ ANSWERS = [
     [
         (False, [], [], "b2 b5 a1 a3", "its provider was named first"),
         (True, [], [], "a1 b2 a3 b5", "the cheapest"),
-        (True, [], ["a"], "b2 b5 a1 a3", "the cheapest of those that took none back"),
-        (False, ["east"], ["b"], "a1 a3 b5 b2", "its provider was named first of those that took none back"),
+        (True, [], ["a"], "b2 b5 a1 a3", "the cheapest of those that lost none"),
+        (False, ["east"], ["b"], "a1 a3 b5 b2", "its provider was named first of those that lost none"),
         (False, [], ["b", "a"], "b2 b5 a1 a3", "its provider was named first"),
     ],
 )
