@@ -27,6 +27,7 @@ BUILT_IN = {
     "slurm": "provisioners.slurm:SlurmProvisioner",
     "pbs": "provisioners.pbs:PbsProvisioner",
     "runpod": "provisioners.runpod:RunpodProvisioner",
+    "lambda": "provisioners.lambdacloud:LambdaProvisioner",
     "aws": "provisioners.aws:AwsProvisioner",
 }
 ENTRY_POINT_GROUP = "gpuops.provisioners"

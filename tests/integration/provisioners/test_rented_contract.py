@@ -6,6 +6,7 @@ tests/system/contract plays the others, with machines of a lab.
 from __future__ import annotations
 
 import os
+import shutil
 from collections.abc import Callable, Iterator
 from contextlib import AbstractContextManager, contextmanager
 from dataclasses import dataclass
@@ -23,14 +24,19 @@ from gpuops.core.signals import Signals
 from gpuops.guard.services import WITHOUT_GUARD
 from gpuops.testing import OWNER
 from provisioners.aws import AwsProvisioner
+from provisioners.lambdacloud import LambdaProvisioner, api
 from provisioners.runpod import RunpodProvisioner
 from tests.fakes.aws import FakeAWS
 from tests.fakes.aws.inside import inside
+from tests.fakes.lambdacloud import FakeLambda
 from tests.fakes.runpod import FakeRunPod, Life
 
 NEED_NODES = {"lost-answer", "ready", "watchdog", "bill", "boot-deadline"}
 SETTLE_S = 1.0
 """The fakes know at once what they were asked for."""
+
+
+PROVISIONERS = {"aws": AwsProvisioner, "runpod": RunpodProvisioner, "lambda": LambdaProvisioner}
 
 
 @dataclass(frozen=True)
@@ -44,7 +50,7 @@ class Kind:
 
     @property
     def provisioner(self) -> type[Any]:
-        return AwsProvisioner if self.request.provider == "aws" else RunpodProvisioner
+        return PROVISIONERS[self.request.provider]
 
 
 @contextmanager
@@ -68,6 +74,16 @@ def runpod(folder: Path) -> Iterator[FakeRunPod]:
         yield fake
 
 
+@contextmanager
+def lambda_cloud(folder: Path) -> Iterator[FakeLambda]:
+    """As in fast motion: a second is 20 ms, for the service and for whoever keeps to its limits."""
+    with FakeLambda(folder) as fake, pytest.MonkeyPatch.context() as patch:
+        fake.apart_s, fake.launches_apart_s = 0.02, 0.24
+        patch.setattr(api, "REQUESTS_APART_S", 0.03)
+        patch.setattr(LambdaProvisioner, "launches_apart_s", 0.3)
+        yield fake
+
+
 SPOT = Request("aws", nodes=2, gpus=4, gpu_type="a10g", spot=True)
 ON_DEMAND = Request("aws", nodes=1, gpus=4, gpu_type="a10g", spot=False)
 POD, CLUSTER = Request("runpod"), Request("runpod", nodes=2, gpus=8)
@@ -76,6 +92,7 @@ KINDS = (
     Kind("aws-on-demand", ON_DEMAND, aws_in_process, FakeAWS.left),
     Kind("runpod-pod", POD, runpod, FakeRunPod.running),
     Kind("runpod-cluster", CLUSTER, runpod, FakeRunPod.running),
+    Kind("lambda", Request("lambda", nodes=2), lambda_cloud, FakeLambda.running),
 )
 
 
@@ -113,6 +130,8 @@ def bench(kind: Kind, fake: Any, tmp_path_factory: pytest.TempPathFactory) -> It
     ids=lambda scenario: scenario.name,
 )
 def test_contract(bench: Sandbox, kind: Kind, fake: Any, scenario: Scenario) -> None:
+    if scenario.name == "killed":  # another process, which would keep to the real limits
+        shutil.rmtree(bench.ctx.home / "pace", ignore_errors=True)
     result = run_scenario(bench, scenario)
     assert result.outcome == "proven", f"{scenario.name}: {scenario.says}; but {result.said}"
     if scenario.name == "nothing-left":
