@@ -7,19 +7,19 @@
 
 Where two providers have the same story to tell, its file has the same name in both:
 
-    story                                                  file            local  ssh  runpod  aws  slurm  pbs
-    the contract, member by member                         provisioner       x     x     x      x     x      x
+    story                                                  file            local  ssh  runpod  aws  slurm  pbs  lambda
+    the contract, member by member                         provisioner       x     x     x      x     x      x    x
     the provider's own flags, and a request checked        options                       x      x     x      x
     where a key comes from                                 credentials                   x      x
     whose account it is                                    account                       x      x
-    one request, one answer or one of our errors           api                           x      x
-    what failed answers mean                               errors                        x      x
-    which machines there are, and which a request means    catalog                       x      x
+    one request, one answer or one of our errors           api                           x      x               x
+    what failed answers mean                               errors                        x      x               x
+    which machines there are, and which a request means    catalog                       x      x               x
     what of them can be had now, and for how much          capacity                      x      x
     offers, in the order in which they are tried           offers                        x      x
     the request that creates                               launch                        x      x
     what a machine runs first: dead-man, host key, login   boot_script                   x      x
-    machines as described by the provider, as resources    machines              x     x      x
+    machines as described by the provider, as resources    machines              x     x      x                 x
     finding, looking at and ending what is ours            lifecycle                     x      x
     data centers, and which a `--region` means             regions                       x
     what a pod's log tells of a start that fails           boot_log                      x
@@ -44,5 +44,7 @@ Where two providers have the same story to tell, its file has the same name in b
     what a cluster has: queues, accounts, nodes            site                                       x      x
 
 `vast` has the files provisioner, options, api, errors, offers, boot_script and machines of these.
-What Slurm and PBS share besides, a job as a cluster, lies in `batch`.
+Lambda lies in `lambdacloud` (`lambda` is a word of Python), and has its offers in `catalog`, its key in `api`, its
+launch and what is done with machines in `provisioner`. What Slurm and PBS share besides, a job as a cluster,
+lies in `batch`.
 """

@@ -48,6 +48,7 @@ CREDENTIAL_PATHS = (
     ".cargo/credentials.toml",
     ".runpod/config.toml",
     ".lambda_cloud/lambda_keys",
+    ".lambda_cloud/lambda_keys",
     ".ngc/config",
     "huggingface/token",
     "huggingface/stored_tokens",

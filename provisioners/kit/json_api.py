@@ -94,9 +94,18 @@ class JsonApi:
         request = self._request("POST", path, CALL_TIMEOUT_S, body=content, new_connection=True)
         return self.parse_json(self._send_once(request, doing, creating=creating), doing)
 
-    def delete(self, path: str, doing: str, accepted: Sequence[int] = (404,)) -> int:
-        """The status: 2xx, or one of `accepted` (404: it is gone already)."""
-        return self._send_once(self._request("DELETE", path, CALL_TIMEOUT_S), doing, accepted=accepted).status
+    def delete(
+        self,
+        path: str,
+        doing: str,
+        accepted: Sequence[int] = (404,),
+        method: str = "DELETE",
+        body: Document | None = None,
+    ) -> int:
+        """What may be asked for again. The status: 2xx, or one of `accepted` (404: it is gone already)."""
+        content = None if body is None else json.dumps(body).encode()
+        request = self._request(method, path, CALL_TIMEOUT_S, body=content)
+        return self._send_once(request, doing, accepted=accepted).status
 
     # One request.
 

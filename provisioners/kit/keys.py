@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import base64
+from collections.abc import Mapping
 from pathlib import Path
 from typing import NamedTuple
 
@@ -54,6 +55,13 @@ def ensure_login_key(home: Path) -> tuple[Path, str]:
             f"gpuops cannot keep its key in {path}: {error.strerror}", "see that it can be written"
         ) from error
     return path, public
+
+
+def find_registered(registered: Mapping[str, str], public: str) -> str:
+    """The name under which an account has a public key; empty where it has it under none. `registered`: public keys by
+    their names, with comments or without."""
+    wanted = public.split()[:2]
+    return next((name for name, key in registered.items() if key.split()[:2] == wanted), "")
 
 
 def _public_half(private: bytes) -> str:

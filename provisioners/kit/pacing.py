@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
-import fcntl
 from pathlib import Path
 
+from gpuops.core.file_lock import file_lock
 from gpuops.core.polling import Clock
 
+LOCK_TIMEOUT_S = 5.0
+"""Turns are taken within milliseconds; a lock that is held longer is as good as a file that cannot be written."""
 MAX_TURNS_AHEAD = 60
 """More of them than anybody has taken: the clock was set back."""
 
@@ -37,8 +39,8 @@ class Pace:
             return 0.0
         try:
             self._path.parent.mkdir(mode=0o700, parents=True, exist_ok=True)
-            with open(self._path, "a+", encoding="utf-8") as file:
-                fcntl.flock(file, fcntl.LOCK_EX)
+            lock = self._path.with_name(f"{self._path.name}.lock")
+            with file_lock(lock, LOCK_TIMEOUT_S), open(self._path, "a+", encoding="utf-8") as file:
                 file.seek(0)
                 now = self._clock.now()
                 wait_s = self._until_next(file.read(), now)

@@ -79,12 +79,12 @@ class VastProvisioner:
         body = offers.search_body(wishes, request, wanted)
         found = objects(self._api.post("/api/v0/bundles/", body, doing, creating=False) or {}, "offers")
         made = offers.offers(found, wishes, request)
-        if any(map(_is_private, made)) and not self._has_seen_warning.exists():
+        if any(map(_is_private, made)) and not self._warned.exists():
             made[0] = dataclasses.replace(made[0], notes=(WHAT_HOSTS_SEE, *made[0].notes))
         return made
 
     @property
-    def _has_seen_warning(self) -> Path:
+    def _warned(self) -> Path:
         return self.context.home / "vast-private-hosts"
 
     # Making.
@@ -115,7 +115,7 @@ class VastProvisioner:
         if refusal:
             raise refusal
         if _is_private(offer):
-            self._has_seen_warning.touch()
+            self._warned.touch()
         return [made]
 
     # Finding and ending.

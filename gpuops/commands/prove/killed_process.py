@@ -45,7 +45,7 @@ def main(question: Mapping[str, Any]) -> int:
     sandbox = Sandbox(ctx, Request(**row.request))
     try:
         sandbox.ask("preflight", sandbox.request)
-        sandbox.create(
+        sandbox.create_first(
             sandbox.list_offers()[0], sandbox.make_intent(row), KillingJournal(LedgerJournal(ctx.ledger, row.id))
         )
     except GpuopsError as error:

@@ -127,7 +127,7 @@ def lost_answers(sandbox: Sandbox, endpoints: LosingEndpoints) -> str:
     sandbox.start_bill(row.name, offer.per_hour)
     journal = _LosingJournal(LedgerJournal(sandbox.ctx.ledger, row.id), endpoints)
     try:
-        sandbox.create(offer, sandbox.make_intent(row), journal)
+        sandbox.create_first(offer, sandbox.make_intent(row), journal)
     except Unknown:
         pass
     except ProviderError as error:

@@ -18,7 +18,7 @@ from gpuops.commands.prove.fault_injection import (
     NotRunnable,
     RecordingJournal,
 )
-from gpuops.commands.prove.sandbox import Closeable, Sandbox
+from gpuops.commands.prove.sandbox import ATTEMPTS_MAX, Closeable, Sandbox
 from gpuops.core.errors import NoCapacity, RateLimited, Unknown
 from gpuops.core.models import Intent, Offer, Resource
 from gpuops.core.provider import Provisioner
@@ -126,18 +126,20 @@ def _create_all(
     sandbox: Sandbox, row: ClusterRow, offer: Offer, intent: Intent, spy: RecordingJournal
 ) -> list[Resource]:
     """What `create` makes; it is called again where machines are made one at a time and it was too soon for the next.
-    Raises RateLimited where that makes nothing more."""
+    Raises RateLimited where several calls make nothing more."""
     clock, wait_s = sandbox.ctx.clock, sandbox.core.launches_apart_s
     made: list[Resource] = []
+    in_vain = 0
     while True:
         try:
             return sandbox.create(offer, dataclasses.replace(intent, made=tuple(made)), spy)
         except RateLimited:
             told = [line for line in spy.lines if isinstance(line, Resource)]
-            if wait_s <= 0 or len(told) == len(made):
+            in_vain = 0 if len(told) > len(made) else in_vain + 1
+            if wait_s <= 0 or in_vain == ATTEMPTS_MAX:
                 raise
             made = told
-            if isinstance(spy.lines[-1], Announcement):  # of what was refused
+            if spy.lines and isinstance(spy.lines[-1], Announcement):  # of what was refused
                 spy.lines.pop()
             sandbox.ctx.ledger.mark_refused(row.id)
             clock.pause(wait_s, clock.monotonic() + wait_s)

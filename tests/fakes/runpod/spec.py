@@ -1,99 +1,20 @@
-"""The vendor's own description of the API as a judge over the fake, where it lies beside the checkout.
-
-    <checkout>/../shared/specs/runpod-openapi-v2.json
-
-Every request's body and every answer is held against it: a fake that drifts from the description fails its tests.
-Where the file is missing nothing is judged.
-"""
+"""RunPod's description of its API, as the judge over the fake."""
 
 from __future__ import annotations
 
-import json
-import re
 from functools import cache
-from pathlib import Path
-from typing import Any
 
+from tests.fakes.openapi import Spec, description
 from tests.fakes.runpod.problems import NOT_VALID
-from tests.fakes.runpod.requests import Answer, Request
-
-FILE = Path(__file__).resolve().parents[4] / "shared/specs/runpod-openapi-v2.json"
+from tests.fakes.runpod.requests import Answer
 
 
-class Spec:
-    def __init__(self, document: dict[str, Any]) -> None:
-        from jsonschema import Draft202012Validator
-        from referencing import Registry
-        from referencing.jsonschema import DRAFT202012
-
-        self._paths = {
-            re.compile(re.sub(r"{\w+}", "[^/]+", path)): operations for path, operations in document["paths"].items()
-        }
-        resource = DRAFT202012.create_resource(document)
-        self._registry: Any = Registry().with_resource("urn:api", resource)
-        self._document = document
-        self._validator = Draft202012Validator
-
-    def _operation(self, request: Request) -> dict[str, Any] | None:
-        # A path without parameters goes before one with: /pods before /pods/{id}.
-        path = f"/v2{request.path}"
-        for pattern, operations in sorted(self._paths.items(), key=lambda one: one[0].pattern.count("[^/]+")):
-            if pattern.fullmatch(path):
-                found: dict[str, Any] | None = operations.get(request.method.lower())
-                return found
-        return None
-
-    def _wrong(self, schema: Any, value: Any) -> list[str]:
-        pointed = json.loads(json.dumps(schema).replace('"#/components/', '"urn:api#/components/'))
-        validator = self._validator(pointed, registry=self._registry)
-        return [f"{error.json_path}: {error.message}" for error in validator.iter_errors(value)]
-
-    def _resolve(self, node: dict[str, Any]) -> dict[str, Any]:
-        if "$ref" not in node:
-            return node
-        found = self._document
-        for part in node["$ref"].removeprefix("#/").split("/"):
-            found = found[part]
-        return found
-
-    def mismatches(self, request: Request, answer: Answer) -> list[str]:
-        """Sentences about what the fake did and the description does not allow."""
-        operation = self._operation(request)
-        if operation is None:
-            wrong = [] if answer.status in (404, 405) else ["there is no such operation"]
-        else:
-            wrong = self._of_request(operation, request, answer) + self._of_answer(operation, answer)
-        return [f"{request.method} {request.path} {answer.status}: {one}" for one in wrong]
-
-    def _of_request(self, operation: dict[str, Any], request: Request, answer: Answer) -> list[str]:
-        """The fake and the description agree about whether a body is well made."""
-        content = operation.get("requestBody", {}).get("content", {}).get("application/json")
-        if not content or answer.status in (401, 403, 429):
-            return []
-        wrong = self._wrong(content["schema"], request.body)
-        refused = answer.status == 422 and (answer.body or {}).get("detail") == NOT_VALID
-        if wrong and answer.status < 300:
-            return [f"the fake took a body that is wrong: {wrong}"]
-        if refused and not wrong:
-            return [f"the fake refused a body that is right: {answer.body['errors']}"]
-        return []
-
-    def _of_answer(self, operation: dict[str, Any], answer: Answer) -> list[str]:
-        responses = operation["responses"]
-        if str(answer.status) not in responses and (answer.status < 300 or "default" not in responses):
-            return ["no such status"]
-        response = self._resolve(responses.get(str(answer.status)) or responses["default"])
-        content = response.get("content", {})
-        if not content:
-            return ["a body where there is none"] if answer.body is not None else []
-        if answer.content_type not in content:
-            return [f"content type {answer.content_type}"]
-        if answer.follow:
-            return []
-        return self._wrong(content[answer.content_type]["schema"], answer.body)
+def _refused(answer: Answer) -> bool:
+    return answer.status == 422 and (answer.body or {}).get("detail") == NOT_VALID
 
 
 @cache
 def found() -> Spec | None:
     """The description, read once; None where there is none."""
-    return Spec(json.loads(FILE.read_text())) if FILE.is_file() else None
+    document = description("runpod-openapi-v2.json")
+    return Spec(document, "/v2", _refused) if document else None

@@ -29,7 +29,7 @@ def test_the_page_has_lines_for_both_providers() -> None:
 
 @pytest.mark.parametrize("line", lines())
 def test_each_line_is_one_that_gpuops_takes(desk: Desk, monkeypatch: pytest.MonkeyPatch, line: str) -> None:
-    for name in ("AWS_PROFILE", "AWS_ACCESS_KEY_ID", "AWS_SECRET_ACCESS_KEY", "RUNPOD_API_KEY"):
+    for name in ("AWS_PROFILE", "AWS_ACCESS_KEY_ID", "AWS_SECRET_ACCESS_KEY", "RUNPOD_API_KEY", "LAMBDA_API_KEY"):
         monkeypatch.delenv(name, raising=False)
     monkeypatch.setenv("HOME", str(desk.folder))
     said = desk.type(*shlex.split(line)[1:])
@@ -45,5 +45,5 @@ def test_a_line_that_it_does_not_take_is_found(desk: Desk, monkeypatch: pytest.M
 
 
 def test_the_page_is_found_from_where_people_begin() -> None:
-    for name in ("README.md", "docs/aws.md", "docs/runpod.md", "docs/verified.md"):
+    for name in ("README.md", "docs/aws.md", "docs/runpod.md", "docs/lambda.md", "docs/verified.md"):
         assert "first_hour.md" in (ROOT / name).read_text(encoding="utf-8"), name

@@ -15,6 +15,7 @@ from typing import Any
 import pytest
 
 from provisioners.aws.errors import NO_KEYS
+from provisioners.lambdacloud.api import NO_KEY as NO_LAMBDA_KEY
 from provisioners.runpod.credentials import NO_KEY
 from provisioners.vast.errors import NO_KEY as NO_VAST_KEY
 from tests.conftest import HANG_S, Shell
@@ -69,13 +70,14 @@ def document(text: str, kind: str, keys: set[str]) -> dict[str, Any]:
 
 NOT_SET_UP = [
     f"aws is not set up here: there are no AWS credentials; {NO_KEYS}",
+    f"lambda is not set up here: there is no Lambda API key: LAMBDA_API_KEY is not set; {NO_LAMBDA_KEY}",
     f"runpod is not set up here: there is no RunPod API key: RUNPOD_API_KEY is not set; {NO_KEY}",
     f"vast is not set up here: there is no Vast.ai API key: VAST_API_KEY is not set; {NO_VAST_KEY}",
 ]
 
 
 def test_before_anything_was_done(desk: Desk, monkeypatch: pytest.MonkeyPatch) -> None:
-    for name in [name for name in os.environ if name.startswith(("AWS_", "RUNPOD_", "VAST_"))]:
+    for name in [name for name in os.environ if name.startswith(("AWS_", "LAMBDA_", "RUNPOD_", "VAST_"))]:
         monkeypatch.delenv(name)
     monkeypatch.setenv("HOME", str(desk.folder))
     for words, kind, expected in [

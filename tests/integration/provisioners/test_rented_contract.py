@@ -6,6 +6,7 @@ tests/system/contract plays the others, with machines of a lab.
 from __future__ import annotations
 
 import os
+import shutil
 from collections.abc import Callable, Iterator
 from contextlib import AbstractContextManager, contextmanager
 from dataclasses import dataclass
@@ -23,10 +24,12 @@ from gpuops.core.signals import Signals
 from gpuops.guard.services import WITHOUT_GUARD
 from gpuops.testing import OWNER
 from provisioners.aws import AwsProvisioner
+from provisioners.lambdacloud import LambdaProvisioner, api
 from provisioners.runpod import RunpodProvisioner
 from provisioners.vast import VastProvisioner
 from tests.fakes.aws import FakeAWS
 from tests.fakes.aws.inside import inside
+from tests.fakes.lambdacloud import FakeLambda
 from tests.fakes.runpod import FakeRunPod, Life
 from tests.fakes.vast import FakeVast
 from tests.fakes.vast.records import AT_ONCE
@@ -34,6 +37,14 @@ from tests.fakes.vast.records import AT_ONCE
 NEED_NODES = {"lost-answer", "ready", "watchdog", "bill", "boot-deadline"}
 SETTLE_S = 1.0
 """The fakes know at once what they were asked for."""
+
+
+PROVISIONERS = {
+    "aws": AwsProvisioner,
+    "runpod": RunpodProvisioner,
+    "lambda": LambdaProvisioner,
+    "vast": VastProvisioner,
+}
 
 
 @dataclass(frozen=True)
@@ -47,7 +58,7 @@ class Kind:
 
     @property
     def provisioner(self) -> type[Any]:
-        return {"aws": AwsProvisioner, "runpod": RunpodProvisioner, "vast": VastProvisioner}[self.request.provider]
+        return PROVISIONERS[self.request.provider]
 
 
 @contextmanager
@@ -72,6 +83,16 @@ def runpod(folder: Path) -> Iterator[FakeRunPod]:
 
 
 @contextmanager
+def lambda_cloud(folder: Path) -> Iterator[FakeLambda]:
+    """As in fast motion: a second is 20 ms, for the service and for whoever keeps to its limits."""
+    with FakeLambda(folder) as fake, pytest.MonkeyPatch.context() as patch:
+        fake.apart_s, fake.launches_apart_s = 0.02, 0.24
+        patch.setattr(api, "REQUESTS_APART_S", 0.03)
+        patch.setattr(LambdaProvisioner, "launches_apart_s", 0.3)
+        yield fake
+
+
+@contextmanager
 def vast(folder: Path) -> Iterator[FakeVast]:
     with FakeVast(folder) as fake:
         fake.life, fake.haste = AT_ONCE, float("inf")
@@ -86,6 +107,7 @@ KINDS = (
     Kind("aws-on-demand", ON_DEMAND, aws_in_process, FakeAWS.left),
     Kind("runpod-pod", POD, runpod, FakeRunPod.running),
     Kind("runpod-cluster", CLUSTER, runpod, FakeRunPod.running),
+    Kind("lambda", Request("lambda", nodes=2), lambda_cloud, FakeLambda.running),
     Kind("vast", Request("vast"), vast, FakeVast.running),
 )
 
@@ -124,6 +146,8 @@ def bench(kind: Kind, fake: Any, tmp_path_factory: pytest.TempPathFactory) -> It
     ids=lambda scenario: scenario.name,
 )
 def test_contract(bench: Sandbox, kind: Kind, fake: Any, scenario: Scenario) -> None:
+    if scenario.name == "killed":  # another process, which would keep to the real limits
+        shutil.rmtree(bench.ctx.home / "pace", ignore_errors=True)
     result = run_scenario(bench, scenario)
     assert result.outcome == "proven", f"{scenario.name}: {scenario.says}; but {result.said}"
     if scenario.name == "nothing-left":

@@ -4,8 +4,9 @@
         tenant.shell.run("up", cloud.name, "--yes", *cloud.machine_flags)
         (machine,) = cloud.machines(tenant)
 
-`RentedCloud` is a fake provider whose machines are machines of a lab, `RentedMachine` one of them. rented_aws.py and
-rented_runpod.py say what is different there; test_deadmen, test_secrets and test_crash_{rented,replaced} use them.
+`RentedCloud` is a fake provider whose machines are machines of a lab, `RentedMachine` one of them. rented_aws.py,
+rented_runpod.py and rented_vast.py say what is different there; test_deadmen, test_secrets and
+test_crash_{rented,replaced} use them.
 """
 
 from __future__ import annotations
@@ -129,7 +130,7 @@ class RentedCloud(ABC):
     """Whether a machine can end its bill without reaching the provider's API."""
 
     fake: Any
-    """The service itself: FakeAWS, FakeRunPod."""
+    """The service itself: FakeAWS, FakeRunPod, FakeVast."""
 
     def __init__(self, folder: Path, lab: Lab) -> None:
         self.lab = lab

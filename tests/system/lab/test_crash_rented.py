@@ -27,6 +27,7 @@ from tests.system.lab.hosts import Lab
 from tests.system.lab.rented import RentedCloud
 from tests.system.lab.rented_aws import RentedAws
 from tests.system.lab.rented_runpod import RentedRunPod
+from tests.system.lab.rented_vast import RentedVast
 
 pytestmark = pytest.mark.timeout(1800)  # who comes first waits for all that run beside it
 
@@ -124,6 +125,20 @@ class AtAws:
         return command == "train" and hit.how == "after"
 
 
+class AtVast:
+    CREATE, LOOK, END = "PUT /asks/*", "GET /instances/*", "DELETE /instances/*"
+
+    @classmethod
+    def cases(cls, hows: tuple[str, ...]) -> list[Case]:
+        points = {"run": (Point(cls.CREATE), Point(cls.END)), "train": (Point(cls.LOOK),), "down": (Point(cls.END),)}
+        return hit_at(RentedVast, points, hows)
+
+    @classmethod
+    def is_first(cls, command: str, hit: Hit) -> bool:
+        """Whether it is played every time: where it lives on a machine of whose making it was not told."""
+        return command == "run" and hit.how == "cut" and hit.point.at == cls.CREATE
+
+
 def hit_at(cloud: type[RentedCloud], points: dict[str, tuple[Point, ...]], hows: tuple[str, ...]) -> list[Case]:
     return [Case(cloud, name, Hit(point, how)) for name, these in points.items() for point in these for how in hows]
 
@@ -180,7 +195,9 @@ def params() -> list[object]:
     """The ones that take long come first."""
     cases = [(case, AtRunPod.is_first) for case in AtRunPod.cases(HOWS)]
     cases += [(case, AtAws.is_first) for case in AtAws.cases(HOWS)]
-    cases.sort(key=lambda it: it[0].hit is None or it[0].hit.point.at not in (AtRunPod.CREATE, AtAws.CREATE))
+    cases += [(case, AtVast.is_first) for case in AtVast.cases(HOWS)]
+    creates = (AtRunPod.CREATE, AtAws.CREATE, AtVast.CREATE)
+    cases.sort(key=lambda it: it[0].hit is None or it[0].hit.point.at not in creates)
     return [
         pytest.param(case, id=str(case), marks=[pytest.mark.proof] * (not is_first(case.command, case.hit)))
         for case, is_first in cases

@@ -26,6 +26,7 @@ from tests.system.lab.hosts import Lab
 from tests.system.lab.rented import Boot, RentedCloud, RentedMachine
 from tests.system.lab.rented_aws import RentedAws
 from tests.system.lab.rented_runpod import RentedRunPod
+from tests.system.lab.rented_vast import RentedVast
 
 pytestmark = pytest.mark.timeout(2400)  # who comes first waits for all that run beside it
 
@@ -303,7 +304,7 @@ ONLY_AT: dict[Scenario, type[RentedCloud]] = {
     before_that_and_its_clock_is_set_back: RentedRunPod,  # EC2 gives its machines the time; a pod has its host's
     it_is_idle_and_every_way_is_refused_at_first: RentedRunPod,  # an instance switches itself off and asks nobody
 }
-CLOUDS: tuple[type[RentedCloud], ...] = (RentedAws, RentedRunPod)
+CLOUDS: tuple[type[RentedCloud], ...] = (RentedAws, RentedRunPod, RentedVast)
 PART_OF_ANOTHER: dict[Scenario, Scenario] = {
     nothing_else: it_starts_again,
     before_its_boot_has_ended: before_that_and_it_starts_again,
@@ -313,6 +314,10 @@ PART_OF_ANOTHER: dict[Scenario, Scenario] = {
 SAME_EVERYWHERE = (its_agent_is_killed, its_watchdog_is_killed, it_never_boots, it_never_boots_and_the_guard_lives)
 """Whose ways do not depend on the provider: agent, watchdog and guard; these are played where a machine is cheap. How
 the guard ends instances of which none ever comes up is in tests/system/chaos/test_aws.py."""
+
+AT_VAST = (before_that_and_it_starts_again,)
+"""What is Vast.ai's own: that its machines start our script, also when they start again, and end by their own key. The
+rest is the same as RunPod's."""
 
 
 @dataclass(frozen=True)
@@ -326,6 +331,8 @@ class Case:
     @property
     def is_first(self) -> bool:
         """Whether it is played every time."""
+        if self.cloud is RentedVast:
+            return self.scenario in AT_VAST
         return self.scenario not in PART_OF_ANOTHER and (
             self.cloud is RentedRunPod or self.scenario not in SAME_EVERYWHERE
         )

@@ -6,6 +6,7 @@ provider is of no use once somebody has logged in. What a provider's way of work
 AWS      a bucket is opened to a node by presigned URLs. They name the key that signed them and, where that is a
          temporary one, carry its session's token: neither is of use without the secret.
 RunPod   puts a key of the pod's own into its environment, for whoever ends the pod.
+Vast.ai  does the same, and starts its sshd with all of that environment.
 """
 
 from __future__ import annotations
@@ -18,7 +19,7 @@ from abc import ABC, abstractmethod
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from pathlib import Path
-from typing import ClassVar
+from typing import Any, ClassVar
 
 import pytest
 
@@ -30,6 +31,7 @@ from tests.system.lab.hosts import Lab
 from tests.system.lab.rented import RentedCloud, RentedMachine
 from tests.system.lab.rented_aws import RentedAws
 from tests.system.lab.rented_runpod import RentedRunPod, RunpodMachine
+from tests.system.lab.rented_vast import RentedVast, VastMachine
 
 LOOK = """
 import json, os, pathlib, time
@@ -40,6 +42,7 @@ pathlib.Path("result").write_text("learnt")
 """
 PROGRAM = ("--out", "result", "--", "python3", "look.py")
 RUNPOD_KEY = "rpa_CANARYINTHEMINE0123456789ABCDEF"
+VAST_KEY = "0123456789CANARYINTHEMINE0123456789abcdef"
 OTHERS = {"WANDB_API_KEY": "canary-of-wandb-4711"}
 SESSION = "canary+session+token/4711"
 TRACES = ("CANARY", "canary")
@@ -233,6 +236,43 @@ class KeysOfRunPod(Keys):
         )
 
 
+class KeysOfVast(Keys):
+    flags = ("--gpu-type", "a4000")
+    variables = ("VAST_API_KEY",)
+    signing_headers = ("authorization",)
+    not_in_run = ("AWS_", "WANDB_", "VAST_", "CONTAINER_", "GPUOPS_HOST_KEY", "GPUOPS_LOGIN", "GPUOPS_TOKEN")
+
+    def __init__(self, cloud: RentedVast) -> None:
+        self._fake = cloud.fake
+        self._fake.service.key = VAST_KEY
+
+    def dotenv(self) -> dict[str, str]:
+        return {"VAST_API_KEY": VAST_KEY, "AWS_SECRET_ACCESS_KEY": "canary-of-aws-4711", **OTHERS}
+
+    def of_machine(self) -> list[str]:
+        return [one.key for one in self._fake.pods.values()]
+
+    def requests(self) -> list[str]:
+        requests = self._fake.requests
+        return [f"{it.path} {it.query} {self.unsigned(it.headers)} {it.raw!r}" for it in requests]
+
+    def kept_by_provider(self) -> dict[str, bytes]:
+        return {}
+
+    def check_running(self, machine: RentedMachine, snapshot: Snapshot) -> None:
+        """The machine's own key and its first host key: in no file, no command line, and not in the run."""
+        assert isinstance(machine, VastMachine)
+        host_key = machine.instance.env["GPUOPS_HOST_KEY"]
+        secret_part = b"".join(base64.b64decode(host_key).splitlines()[1:-1])[80:]
+        assert not [name for name, data in snapshot.files.items() if secret_part in data.replace(b"\n", b"")]
+        (run,) = [process for process in snapshot.processes if process.is_run]
+        for secret in (machine.instance.key, host_key):
+            assert not snapshot.files_with(secret)
+            assert not snapshot.command_lines_with(secret)
+            assert secret not in machine.console
+            assert secret.encode() not in run.environment
+
+
 def programs_with(machine: RentedMachine, secret: str) -> set[str]:
     """The programs in whose environment this is."""
     named = [process for process in read_processes(machine) if process.command_line]
@@ -242,7 +282,7 @@ def programs_with(machine: RentedMachine, secret: str) -> set[str]:
 # ---- the run
 
 
-@pytest.fixture(params=[RentedAws, RentedRunPod], ids=lambda cloud: cloud.name)
+@pytest.fixture(params=[RentedAws, RentedRunPod, RentedVast], ids=lambda cloud: cloud.name)
 def cloud(request: pytest.FixtureRequest, tmp_path: Path) -> Iterator[RentedCloud]:
     kind: type[RentedCloud] = request.param
     if reason := kind.why_not():
@@ -255,7 +295,9 @@ def cloud(request: pytest.FixtureRequest, tmp_path: Path) -> Iterator[RentedClou
 
 @pytest.fixture
 def keys(cloud: RentedCloud) -> Keys:
-    return KeysOfAws(cloud) if isinstance(cloud, RentedAws) else KeysOfRunPod(cloud)  # type: ignore[arg-type]
+    kinds: dict[str, Any] = {"aws": KeysOfAws, "runpod": KeysOfRunPod, "vast": KeysOfVast}
+    chosen: Keys = kinds[cloud.name](cloud)
+    return chosen
 
 
 @pytest.fixture

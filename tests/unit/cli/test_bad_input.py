@@ -143,10 +143,10 @@ ROWS = [
     # Names.
     Row("provider", ("up", "loca"),
         "there is no provider named 'loca'; did you mean local?",
-        "choose one of: aws, local, pbs, runpod, slurm, ssh, vast"),
+        "choose one of: aws, lambda, local, pbs, runpod, slurm, ssh, vast"),
     Row("provider of a run", ("run", "--on", "locale", "--", "true"),
         "there is no provider named 'locale'; did you mean local?",
-        "choose one of: aws, local, pbs, runpod, slurm, ssh, vast"),
+        "choose one of: aws, lambda, local, pbs, runpod, slurm, ssh, vast"),
     Row("workload", (*TRAIN, "--workload", "digit"), "there is no workload named 'digit'; did you mean digits?",
         "choose one of: first, toy, digits, mnist, cifar10, movielens, gpt"),
     Row("data of a workload without", (*TRAIN, "--workload", "toy", "--data", "x"),

@@ -1,4 +1,4 @@
-"""RunPod's provisioner keeps the contract: every scenario, against a fake whose pods are real machines."""
+"""Provisioners of containers keep the contract: every scenario, against fakes whose containers are real machines."""
 
 from __future__ import annotations
 
@@ -6,28 +6,33 @@ import os
 import subprocess
 import sys
 from pathlib import Path
+from typing import Any
 
 import pytest
 
 from tests.fakes.runpod import FakeRunPod
+from tests.fakes.vast import FakeVast
 from tests.system.lab.available import why_no_lab
 from tests.system.lab.hosts import Lab
 
-INSIDE = Path(__file__).parent / "inside" / "runpod_contract.py"
+INSIDE = Path(__file__).parent / "inside" / "container_contract.py"
 HANG_S = 600
 SCENARIOS = 17
 
 
 @pytest.mark.timeout(HANG_S + 20)
 @pytest.mark.skipif(why_no_lab() is not None, reason=str(why_no_lab()))
-def test_runpod(tmp_path: Path) -> None:
+@pytest.mark.parametrize(
+    ("name", "kind"), [("runpod", FakeRunPod), pytest.param("vast", FakeVast, marks=pytest.mark.proof)]
+)
+def test_containers(tmp_path: Path, name: str, kind: Any) -> None:
     report = tmp_path / "report.xml"
-    with Lab(tmp_path / "lab") as lab, FakeRunPod(tmp_path / "runpod", lab=lab) as fake:
+    with Lab(tmp_path / "lab") as lab, kind(tmp_path / name, lab=lab) as fake:
         done = subprocess.run(
             [*lab.enter, sys.executable, "-m", "pytest", "-q", "-rs", "-p", "no:cacheprovider", "-p", "no:xdist",
              f"--basetemp={tmp_path / 'inside'}", f"--junitxml={report}", "-o", "junit_family=xunit1", str(INSIDE)],
-            cwd=Path(__file__).parents[3], env={**os.environ, **fake.env}, capture_output=True, text=True,
-            timeout=HANG_S, check=False,
+            cwd=Path(__file__).parents[3], env={**os.environ, **fake.env, "CONTRACT_OF": name}, capture_output=True,
+            text=True, timeout=HANG_S, check=False,
         )  # fmt: skip
         assert done.returncode == 0, done.stdout + done.stderr
         assert f"{SCENARIOS} passed" in done.stdout, done.stdout
