@@ -8,7 +8,8 @@
 Each scenario of `commands.prove` is a test, against whatever the provisioner reaches: a fake of the provider, or,
 where credentials are in the environment, the real thing, which costs money (`gpuops prove` keeps that to a limit).
 They run in order and share machines; what one of them lacks because another failed, it skips. `LostAnswersContract`
-is for a fake that is reached by HTTP.
+is for a fake that is reached by HTTP, for which `fake_server` has the server: requests are kept, hooked, met by faults.
+`FaultyEndpoint` stands before any server, and loses answers, refuses (429, 500) or is slow.
 """
 
 from __future__ import annotations
@@ -22,8 +23,9 @@ from typing import Any
 
 import pytest
 
+from gpuops.commands.prove import fake_server
 from gpuops.commands.prove.fault_injection import ContractBroken, NotRunnable
-from gpuops.commands.prove.lost_answers import losing_endpoints, lost_answers
+from gpuops.commands.prove.lost_answers import FaultyEndpoint, losing_endpoints, lost_answers
 from gpuops.commands.prove.sandbox import Sandbox
 from gpuops.commands.prove.scenarios import SCENARIOS, Outcome, Scenario, run_scenario
 from gpuops.core import provider as contract
@@ -35,6 +37,7 @@ from gpuops.guard.services import WITHOUT_GUARD
 from provisioners import registry
 
 OWNER = "0a1b2c3d"
+__all__ = ["OWNER", "FaultyEndpoint", "LostAnswersContract", "ProvisionerContract", "fake_server", "open_sandbox"]
 
 
 class _Provider:

@@ -13,9 +13,11 @@ from gpuops.core.errors import ProviderError, Rejected
 from gpuops.core.models import Request
 from gpuops.testing import LostAnswersContract, open_sandbox
 from provisioners.aws import AwsProvisioner
+from provisioners.lambdacloud import LambdaProvisioner, api
 from provisioners.runpod import RunpodProvisioner
 from provisioners.vast import VastProvisioner
 from tests.fakes.aws import FakeAWS
+from tests.fakes.lambdacloud import FakeLambda
 from tests.fakes.runpod import FakeRunPod, Life
 from tests.fakes.vast import FakeVast
 from tests.fakes.vast.records import AT_ONCE
@@ -24,8 +26,9 @@ from tests.fakes.vast.records import AT_ONCE
 @pytest.fixture(autouse=True)
 def quick(monkeypatch: pytest.MonkeyPatch) -> None:
     """The fakes know at once what they were asked for."""
-    for provisioner in (AwsProvisioner, RunpodProvisioner, VastProvisioner):
+    for provisioner in (AwsProvisioner, LambdaProvisioner, RunpodProvisioner, VastProvisioner):
         monkeypatch.setattr(provisioner, "settle_s", 1.0)
+    monkeypatch.setattr(api, "REQUESTS_APART_S", 0.0)
 
 
 @pytest.fixture(scope="module")
@@ -74,6 +77,22 @@ class TestAws(LostAnswersContract):
     @classmethod
     def wanted(cls) -> Request:
         return Request("aws", gpus=4, gpu_type="a10g")
+
+
+class TestLambda(LostAnswersContract):
+    provider = "lambda"
+
+    @pytest.fixture(scope="class")
+    @classmethod
+    def env(cls, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Mapping[str, str]]:
+        with FakeLambda(tmp_path_factory.mktemp("lambda")) as fake:
+            fake.apart_s = 0.0
+            yield fake.env
+
+    @pytest.fixture(scope="class")
+    @classmethod
+    def wanted(cls) -> Request:
+        return Request("lambda")
 
 
 def give_up(instead: Callable[[], Any]) -> Callable[[Callable[..., Any]], Callable[..., Any]]:
