@@ -55,6 +55,7 @@ def test_by_plain_python(launch) -> None:
     assert LAST.fullmatch(out[-1]).group(3, 4) == ("2", "1 rank (1 node x 1), gloo")
 
 
+@pytest.mark.proof  # by forked ranks: test_resume.py; by gpuops: test_gpt.py
 def test_two_nodes_of_which_one_has_no_snapshot_follow_the_first(launch, start, tmp_path: Path, free_port: int) -> None:
     nodes = [tmp_path / "node0", tmp_path / "node1"]
     for node in nodes:
@@ -114,10 +115,10 @@ def test_under_torchrun_a_refusal_is_said_once(launch, tmp_path: Path) -> None:
     assert set(re.findall(r"exitcode *: (-?\d+)", err)) == {"1"}
 
 
-def test_help_teaches(launch) -> None:
-    code, out, _ = launch("digits.py", "--help")
-    assert code == 0
-    assert any("torchrun --standalone" in line for line in out)
+def test_help_teaches(world) -> None:
+    ran = world("digits.py", "--help", ranks=2).succeed()
+    assert any("torchrun --standalone" in line for line in ran.out())
+    assert ran.out(1) == []
 
 
 @pytest.mark.parametrize("wrong", [("0",), ("1", "1", "--batch_size", "-3"), ("1", "1", "--amp", "int4")])
