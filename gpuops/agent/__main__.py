@@ -1,4 +1,4 @@
-"""Entrance of the program on a node: `python3 -I <artefact> MODE ...`.
+"""Entrance of the program on a node: `python3 -IS <artefact> MODE ...`.
 
 Python 2.7 and 3.6 must be able to read this file as far as the version check.
 """

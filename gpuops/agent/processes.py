@@ -6,7 +6,6 @@ its parent has ended; `/proc` shows sessions and environments. On macOS `ps` rep
 
 from __future__ import annotations
 
-import ctypes
 import os
 import signal
 import subprocess
@@ -34,6 +33,8 @@ def _prctl(option: int, value: int) -> bool:
     """Whether the kernel did it."""
     if not sys.platform.startswith("linux"):
         return False
+    import ctypes  # slow to load: most programs of the agent do without
+
     return bool(ctypes.CDLL(None, use_errno=True).prctl(option, value, 0, 0, 0) == 0)
 
 

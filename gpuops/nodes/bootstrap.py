@@ -233,12 +233,12 @@ def remove_agent(connection: Connection, root: str) -> None:
 
 def init(connection: Connection, python: str, agent: str, folder: str, document: Mapping[str, Any]) -> None:
     """Start a node's watchdog and agent. Raises NodeRefused with the agent's own words, ConnectionLost."""
-    call_agent_mode(connection, [python, "-I", agent, "init", "--node", folder], json.dumps(document).encode())
+    call_agent_mode(connection, [python, "-IS", agent, "init", "--node", folder], json.dumps(document).encode())
 
 
 def revive(connection: Connection, python: str, agent: str, folder: str) -> None:
     """Start both again after a reboot, or after they were killed. Raises NodeRefused, ConnectionLost."""
-    call_agent_mode(connection, [python, "-I", agent, "init", "--node", folder, "--revive"])
+    call_agent_mode(connection, [python, "-IS", agent, "init", "--node", folder, "--revive"])
 
 
 def call_agent_mode(connection: Connection, argv: Sequence[str], question: bytes = b"") -> program_schemas.ModeAnswer:

@@ -67,7 +67,7 @@ class NodePaths:
 
     def argv(self, mode: str, *arguments: str) -> list[str]:
         """The command line of one of the agent's modes (`connect`, `receive`, `send`, `init`)."""
-        return [self.python, "-I", self.agent, mode, "--node", self.node, *arguments]
+        return [self.python, "-IS", self.agent, mode, "--node", self.node, *arguments]
 
 
 Items = Generator[Any, None, Any]

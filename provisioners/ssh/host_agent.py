@@ -35,14 +35,14 @@ LIST_SCRIPT = (
     + """if [ -z "$agent" ]; then
 for node in "$3"/*/n*/node.json; do [ ! -e "$node" ] || no_agent; done
 printf '{"nodes": []}'; exit 0; fi
-exec "$1" -I "$agent" nodes --root "$3" --host "$4" """
+exec "$1" -IS "$agent" nodes --root "$3" --host "$4" """
 )
 """Lists nodes. No agent and no node: an empty list."""
 END_SCRIPT = (
     FIND_AGENT
     + """if [ ! -d "$3" ]; then printf '{"ended": 0, "left": 0}'; exit 0; fi
 [ -n "$agent" ] || no_agent
-exec "$1" -I "$agent" end --node "$3" --host "$4" --remove --root """
+exec "$1" -IS "$agent" end --node "$3" --host "$4" --remove --root """
 )
 
 

@@ -61,8 +61,8 @@ T = TypeVar("T")
 
 MIN_BOOT_LEASE_S = 1.0
 """A node whose boot deadline has passed still gets this long, and then ends itself."""
-DESTROY_WAIT_S = 0.5
-"""How long `destroy` waits for its threads; the core then lists again."""
+DESTROY_WAIT_S = 2.0
+"""How long `destroy` waits for its threads; the core then lists again, which starts a Python on every host."""
 ABANDONED_S = 900.0
 """A host without nodes is tidied and forgotten after this long: until then, a command may still create one there."""
 
@@ -311,8 +311,10 @@ class SshProvisioner:
             running = self._ending.get(resource.id)
             if running is None or not running.job.is_alive():
                 self._ending[resource.id] = _Ending(partial(self._end, resource))
+        clock = self.context.clock
+        waits_until = clock.monotonic() + DESTROY_WAIT_S
         for resource in resources:
-            self._ending[resource.id].job.join(DESTROY_WAIT_S)
+            self._ending[resource.id].job.join(max(0.0, waits_until - clock.monotonic()))
         for ending in (self._ending[resource.id] for resource in resources):
             if ending.error is not None:
                 raise ending.error

@@ -155,6 +155,7 @@ def _counter(path: str, name: str) -> int | None:
 
 def _die_with(parent: int) -> Callable[[], None]:
     """Runs in the child before its program: gives it a process group of its own, and kills it when its wrapper dies."""
+    import ctypes  # noqa: F401 - which `die_with_parent` needs: not to be loaded between fork and exec
 
     def prepare() -> None:
         os.setpgid(0, 0)  # torchrun signals the wrapper's group
