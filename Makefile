@@ -23,7 +23,7 @@ PACKAGES := git:git ps:procps sshd:openssh-server ssh:openssh-client rsync:rsync
 # The rules that find keys are compiled once, before many commands at a time would each do it (tests/conftest.py)
 RULES := KF_RULE_CACHE_DIR=$(CURDIR)/.pytest_cache/rules
 
-.PHONY: help demo check static rules test proof bench clean packages
+.PHONY: help demo check static rules test suite proof bench clean packages
 .DELETE_ON_ERROR:
 
 help:
@@ -47,7 +47,12 @@ static: $(MADE)/dev
 rules: $(MADE)/dev
 	@$(RULES) $(BIN)/python -c 'from gpuops.sync.secret_scan import judge_content; judge_content(b"")'
 
-test: packages static rules
+# What waits for a mirror or has one thread stands beside what has not: Debian's packages and Python's, mypy and the tests.
+test: $(MADE)/venv
+	@$(MAKE) --no-print-directory --jobs 2 packages rules
+	@$(MAKE) --no-print-directory --jobs 2 static suite
+
+suite:
 	$(BIN)/python -m pytest $(SIDE_BY_SIDE)
 
 proof: packages $(MADE)/dev

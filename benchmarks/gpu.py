@@ -19,7 +19,7 @@ WAYS: tuple[Sequence[str], ...] = (
 )
 NOTE = (
     "Images of the true shapes, made up. The share is that of a large matrix product on the same GPU in the same "
-    "precision; without `--amp` convolutions are computed in TF32, which that product is not."
+    "precision: without `--amp` both are computed in TF32, where the GPU has it."
 )
 
 

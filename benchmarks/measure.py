@@ -43,6 +43,8 @@ class Options:
     """Whether peers may be installed, which takes minutes and hundreds of MB."""
     examples: Path | None = None
     """A checkout of the public examples."""
+    nanogpt: Path | None = None
+    """A checkout of nanoGPT."""
 
     def times(self, usual: int) -> int:
         return 1 if self.tiny else self.rounds or usual

@@ -3,9 +3,7 @@
     base                 the contract as provider modules import it, ours and those of other wheels
     registry             from a provider's name to its provisioner, lazily; entry points of other wheels
     checked_provisioner  a provisioner held to its contract: it answers in time, in our errors, each resource once
-    keys                 SSH key pairs: our login, and a machine's first host key
-    http_api             of APIs by HTTP: an address that a key may be sent to, the time that answers tell
-    error_table          the one table form for a provider's failed answers
+    kit                  what providers of rented machines need alike: HTTP, errors, keys, names of GPUs, SSH machines
 
 Where two providers have the same story to tell, its file has the same name in both:
 
@@ -28,7 +26,6 @@ Where two providers have the same story to tell, its file has the same name in b
     the program by which a pod ends itself                 self_destruct                 x
     EC2's answers as types                                 ec2                                  x
     pods and clusters, as RunPod's answers describe them   pods                          x
-    one HTTP request: deadline, connections, proxy         http_client                   x
     the tags by which things are ours                      tags                                 x
     prices                                                 pricing                              x
     machine images                                         images                               x
@@ -46,5 +43,6 @@ Where two providers have the same story to tell, its file has the same name in b
     a batch system's commands, and what they print         commands                                   x      x
     what a cluster has: queues, accounts, nodes            site                                       x      x
 
+`vast` has the files provisioner, options, api, errors, offers, boot_script and machines of these.
 What Slurm and PBS share besides, a job as a cluster, lies in `batch`.
 """

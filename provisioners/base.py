@@ -1,11 +1,11 @@
 """The contract of a provisioner, as a provider's module imports it, ours or a third party's.
 
 `Provisioner` is what every provider has; the `Tells…`, `AdmitsCaller`, `KnowsMachines`, `LaunchesOneByOne`,
-`ForgetsRegions` and `ListsEveryOwner` Protocols are what it may have besides: a provisioner has the members of those
-that it can serve. `Context` is what its factory is called with, `CONTRACT` the version to state as `contract`. The
-nouns (`Offer`, `Resource`, …) are in `gpuops.core.models`, `Quota` in `gpuops.core.quota`, the errors in
-`gpuops.core.errors`. The definitions themselves stand in `gpuops.core.provider`, since the core calls provisioners and
-imports none.
+`GrantsMachines`, `ForgetsRegions` and `ListsEveryOwner` Protocols are what it may have besides: a provisioner has the
+members of those that it can serve. `Context` is what its factory is called with, `CONTRACT` the version to state as
+`contract`. The nouns (`Offer`, `Resource`, …) are in `gpuops.core.models`, `Quota` in `gpuops.core.quota`, the errors
+in `gpuops.core.errors`. The definitions themselves stand in `gpuops.core.provider`, since the core calls provisioners
+and imports none.
 """
 
 from gpuops.core.provider import (
@@ -15,6 +15,7 @@ from gpuops.core.provider import (
     Context,
     Credential,
     ForgetsRegions,
+    GrantsMachines,
     KnowsMachines,
     LaunchesOneByOne,
     ListsEveryOwner,
@@ -24,6 +25,7 @@ from gpuops.core.provider import (
     TellsPayer,
     TellsPolicy,
     TellsQuota,
+    TellsSite,
     TellsTime,
     credential,
 )
@@ -35,6 +37,7 @@ __all__ = [
     "Context",
     "Credential",
     "ForgetsRegions",
+    "GrantsMachines",
     "KnowsMachines",
     "LaunchesOneByOne",
     "ListsEveryOwner",
@@ -44,6 +47,7 @@ __all__ = [
     "TellsPayer",
     "TellsPolicy",
     "TellsQuota",
+    "TellsSite",
     "TellsTime",
     "credential",
 ]

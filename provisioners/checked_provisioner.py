@@ -16,7 +16,18 @@ from typing import Any, TypeVar, cast
 from gpuops.agent.workers import WORKERS
 from gpuops.core.account_variables import AccountVariables
 from gpuops.core.errors import GpuopsError, Partial, Unknown
-from gpuops.core.models import Intent, Journal, Offer, Option, Payer, Problem, Request, Resource, ResourceState
+from gpuops.core.models import (
+    Intent,
+    Journal,
+    Offer,
+    Option,
+    Payer,
+    Problem,
+    Request,
+    Resource,
+    ResourceState,
+    SiteFact,
+)
 from gpuops.core.quota import Quota, QuotaIncrease, QuotaReport
 from provisioners.base import Provisioner, TellsQuota
 
@@ -46,6 +57,7 @@ class CheckedProvisioner:
         self.credentials: Sequence[str] = declared.credentials
         self.surroundings: Sequence[str] = declared.surroundings
         self.launches_apart_s = float(getattr(inner, "launches_apart_s", 0.0))
+        self.grants_machines = bool(getattr(inner, "grants_machines", False))
         self.settle_s = float(inner.settle_s)
         self.gone_s = float(inner.gone_s)
 
@@ -92,6 +104,10 @@ class CheckedProvisioner:
     def standing(self, request: Request) -> Sequence[Resource]:
         find: Callable[[Request], Sequence[Resource]] | None = getattr(self.inner, "standing", None)
         return [] if find is None else self._limited(lambda: list(find(request)))
+
+    def survey(self, request: Request) -> Sequence[SiteFact]:
+        tell: Callable[[Request], Sequence[SiteFact]] | None = getattr(self.inner, "survey", None)
+        return [] if tell is None else self._limited(lambda: list(tell(request)))
 
     def balance(self) -> float | None:
         tell: Callable[[], float | None] | None = getattr(self.inner, "balance", None)

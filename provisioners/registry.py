@@ -27,6 +27,7 @@ BUILT_IN = {
     "slurm": "provisioners.slurm:SlurmProvisioner",
     "pbs": "provisioners.pbs:PbsProvisioner",
     "runpod": "provisioners.runpod:RunpodProvisioner",
+    "vast": "provisioners.vast:VastProvisioner",
     "aws": "provisioners.aws:AwsProvisioner",
 }
 ENTRY_POINT_GROUP = "gpuops.provisioners"

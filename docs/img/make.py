@@ -1,6 +1,7 @@
 """Makes the screenshots in this folder: real commands on a real terminal of 100 columns, drawn as SVG.
 
-    python docs/img/make.py [NAME...]      Linux, as root or where user namespaces are allowed; needs torch
+    python docs/img/make.py [NAME...]      Linux, as root or where user namespaces are allowed; needs torch, and for
+                                           pages (`report`) chromium
 
 Nothing is edited: what a command wrote to its terminal is drawn, with long output cut in the middle and marked so. The
 folders of the computer that this runs on are no part of the pictures: in a mount namespace of its own the checkout
@@ -66,19 +67,37 @@ PICTURES: dict[str, Sequence[str]] = {
         "gpuops logs --since 1m --grep 'epoch [0-9]*[05]:'",
         "#gpuops down --all",
     ],
+    "top": [
+        "#gpuops up local --name lab --nodes 2",
+        "#gpuops train multinode --gpus 2 --detach -- 2000",
+        "#until gpuops logs --grep 'epoch 20:' | grep -q epoch; do sleep 1; done",
+        "gpuops top --once",
+        "#gpuops down --all --force",
+    ],
     "doctor": ["#gpuops up local --name lab --nodes 2", "gpuops doctor", "gpuops doctor lab", "#gpuops down --all"],
 }
 """Name to the commands in the picture; those behind a # are typed as well, but not shown."""
+PAGES: dict[str, tuple[Sequence[str], str, int]] = {
+    "report": (
+        ["gpuops train multinode --nodes 2 --gpus 1 -- 400 --tensorboard", "gpuops report --html report.html"],
+        "report.html",
+        1700,
+    ),
+}
+"""Name to the commands that make a page, the page, and how many pixels of it are shown."""
 
 
 def main() -> None:
-    wanted = sys.argv[1:] or list(PICTURES)
+    wanted = sys.argv[1:] or [*PICTURES, *PAGES]
     if INSIDE not in os.environ:
         apart = ["unshare", "--mount", *([] if os.geteuid() == 0 else ["--map-root-user"])]
         os.environ[INSIDE] = str(CHECKOUT)
         sys.exit(subprocess.call([*apart, sys.executable, __file__, *wanted]))
     furnish()
     for name in wanted:
+        if name in PAGES:
+            photograph(name, *PAGES[name])
+            continue
         (HERE / f"{name}.svg").write_text(drawn(play(PICTURES[name])), encoding="utf-8")
         print(HERE / f"{name}.svg")
 
@@ -95,6 +114,19 @@ def furnish() -> None:
     command.write_text(f'#!/bin/sh\nexec {python} -m gpuops "$@"\n')
     command.chmod(0o755)
     (HOME / "project" / "train.py").write_text(textwrap.dedent(TRAIN).lstrip())
+
+
+def photograph(name: str, lines: Sequence[str], page: str, height: int) -> None:
+    """A page in a browser, in its light and its dark theme."""
+    play(lines)
+    for theme, more in (("light", []), ("dark", ["--force-dark-mode"])):
+        picture = HERE / f"{name}-{theme}.png"
+        subprocess.run(
+            ["chromium", "--headless", "--no-sandbox", "--disable-gpu", "--hide-scrollbars", *more,
+             f"--window-size=800,{height}", f"--screenshot={picture}", (HOME / "project" / page).as_uri()],
+            env={**os.environ, "HOME": str(HOME)}, check=True, stderr=subprocess.DEVNULL,
+        )  # fmt: skip
+        print(picture)
 
 
 def play(lines: Sequence[str]) -> list[str]:

@@ -8,6 +8,7 @@ daemon             lives as long as the node: watchdog, agent, `init`, `end`
 checkup            raw facts about a place, for `gpuops doctor`
 rpc                answers a client's requests
 run                one run on this node: start, watch, stop, result
+usage              what the machine and the ranks use
 peers              the nodes of one run talk to each other
 network            addresses of this node, and whether others can be reached
 result_storage     results that must outlive the node, and how long the node lives for them

@@ -16,11 +16,17 @@ def boot_id() -> str:
 def count_cores() -> int:
     """Cores that this process may use: the smaller of its affinity and the cgroup's quota, at least 1."""
     count = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
-    quota = cgroup_cores(read_text("/sys/fs/cgroup/cpu.max"))
-    if quota is None:
-        v1 = "/sys/fs/cgroup/cpu/cpu.cfs_%s_us"
-        quota = cgroup_cores(read_text(v1 % "quota") + " " + read_text(v1 % "period"))
+    quota = cores_limit()
     return max(1, min(count, math.ceil(quota))) if quota is not None else count
+
+
+def cores_limit() -> float | None:
+    """The cgroup's quota in cores; None without one."""
+    quota = cgroup_cores(read_text("/sys/fs/cgroup/cpu.max"))
+    if quota is not None:
+        return quota
+    v1 = "/sys/fs/cgroup/cpu/cpu.cfs_%s_us"
+    return cgroup_cores(read_text(v1 % "quota") + " " + read_text(v1 % "period"))
 
 
 def cgroup_cores(text: str) -> float | None:
@@ -34,9 +40,20 @@ def cgroup_cores(text: str) -> float | None:
 
 def memory_bytes() -> int:
     """Bytes of memory that this process may use; 0 where the system does not say."""
+    limit = memory_limit()
+    return physical_memory() if limit is None else limit
+
+
+def memory_limit() -> int | None:
+    """The cgroup's limit in bytes; None without one that is less than the machine has."""
+    texts = [read_text("/sys/fs/cgroup/memory.max"), read_text("/sys/fs/cgroup/memory/memory.limit_in_bytes")]
+    limits = [int(text) for text in texts if text.isdigit()]
+    return min(limits) if limits and min(limits) < physical_memory() else None
+
+
+def physical_memory() -> int:
+    """Bytes; 0 where the system does not say."""
     try:
-        total = os.sysconf("SC_PHYS_PAGES") * os.sysconf("SC_PAGE_SIZE")
+        return os.sysconf("SC_PHYS_PAGES") * os.sysconf("SC_PAGE_SIZE")
     except (ValueError, OSError):
         return 0
-    limits = [read_text("/sys/fs/cgroup/memory.max"), read_text("/sys/fs/cgroup/memory/memory.limit_in_bytes")]
-    return min([total, *(int(limit) for limit in limits if limit.isdigit())])

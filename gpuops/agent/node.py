@@ -23,7 +23,7 @@
                                    put back of earlier runs; `.fetched`: what came by mode `fetch`
     incoming/                      a push that is being received, data that are being fetched
     runs/<run>/                    spec.json inventory.json events.jsonl result.json home.json sink.json stop
-                                   snapshot launcher.out launcher.err ranks/<rank>.out .err .json
+                                   snapshot usage.jsonl launcher.out launcher.err ranks/<rank>.out .err .json
 """
 
 from __future__ import annotations

@@ -130,6 +130,25 @@ def cpu_seconds(pids: Iterable[int]) -> float:
     return ticks / os.sysconf("SC_CLK_TCK")
 
 
+def with_children(pid: int) -> list[int]:
+    """The process and the descendants of its first thread: a script behind `uv run` trains in a child."""
+    try:
+        with open(f"/proc/{pid}/task/{pid}/children") as file:
+            children = [int(child) for child in file.read().split()]
+    except (OSError, ValueError):
+        children = []
+    return [pid] + [member for child in children for member in with_children(child)]
+
+
+def resident_bytes(pid: int) -> int:
+    """Memory of a process, with what it shares; 0 where that cannot be read."""
+    try:
+        with open(f"/proc/{pid}/statm") as file:
+            return int(file.read().split()[1]) * os.sysconf("SC_PAGE_SIZE")
+    except (OSError, ValueError):
+        return 0  # it has ended
+
+
 def file_bytes(pids: Iterable[int]) -> int:
     """What these processes have read and written, but on sockets, with their children that have ended; 0 where that
     cannot be read."""

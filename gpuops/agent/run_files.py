@@ -14,7 +14,7 @@ import re
 import time
 from typing import Any, Callable
 
-from gpuops.agent.node import Node, Refusal, log, open_append, read_json, remove_file, size_of, write_json
+from gpuops.agent.node import Node, Refusal, log, modified_at, open_append, read_json, remove_file, size_of, write_json
 from gpuops.agent.processes import Marker
 from gpuops.agent.run_documents import LaunchSpec, RankRecord, Reason
 
@@ -34,8 +34,10 @@ TIMES_FILE = "times.jsonl"
 MIN_TIMES_INTERVAL_S = 1.0
 TIMES_PER_AGE = 3600.0
 """The interval grows to this fraction of the run's age, so that the file of a day's run stays below some MB."""
-_OF_THE_RUN = ("launcher.out", "launcher.err", "events.jsonl", TIMES_FILE)
-_NOT_OUTPUT = ("events.jsonl", TIMES_FILE)
+USAGE_FILE = "usage.jsonl"
+"""What the machine used meanwhile (usage.record)."""
+_NOT_OUTPUT = ("events.jsonl", TIMES_FILE, USAGE_FILE)
+_OF_THE_RUN = ("launcher.out", "launcher.err", *_NOT_OUTPUT)
 _RANK_FILE = re.compile(r"([0-9]+)\.(out|err)")
 _unwritten_results: dict[str, dict[str, Any]] = {}
 """Results that could not be written, by the run's folder: this machine's disk may be full."""
@@ -138,9 +140,16 @@ def list_streams(folder: str) -> dict[str, str]:
     return paths
 
 
-def read_progress(folder: str) -> dict[str, float] | None:
+def read_rank_progress(folder: str, rank: int) -> tuple[dict[str, float], float]:
+    """What a rank last told of itself, and when (UTC seconds): in `$GPUOPS_PROGRESS.<rank>`; of rank 0, which tells for
+    the whole run, in `$GPUOPS_PROGRESS`."""
+    name = f"{PROGRESS_FILE}.{rank}" if rank else PROGRESS_FILE
+    return read_progress(folder, name) or {}, modified_at(os.path.join(folder, name))
+
+
+def read_progress(folder: str, name: str = PROGRESS_FILE) -> dict[str, float] | None:
     """The numbers, by name, in the document that the run's program last wrote to `$GPUOPS_PROGRESS`; None without."""
-    path = os.path.join(folder, PROGRESS_FILE)
+    path = os.path.join(folder, name)
     try:
         if os.path.getsize(path) > MAX_PROGRESS_BYTES:
             return None

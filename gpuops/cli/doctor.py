@@ -18,6 +18,7 @@ DOCTOR_HELP = example_help(
     "gpuops doctor",
     "gpuops doctor --python ~/env/bin/python",
     "gpuops doctor ssh --host alice@10.0.0.5 --host alice@10.0.0.6",
+    "gpuops doctor slurm --host alice@login.hpc.example",
     "gpuops doctor lab --json",
 )
 

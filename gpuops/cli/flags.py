@@ -170,9 +170,9 @@ class LaunchFlags:
     retries: Annotated[
         int | None,
         _option(
-            "How often machines that were rented for the run, and that their provider takes back, are replaced, and "
-            "the run resumed; on hosts of your own and live clusters: how often a run that failed is started again, "
-            "with what it left, such as --retries 2.",
+            "How often machines that were rented or queued for, for this run, and that are taken back, are replaced, "
+            "and the run resumed; on hosts of your own, live clusters and batch jobs: how often a run that failed is "
+            "started again, with what it left, such as --retries 2.",
             metavar="K",
         ),
     ] = None

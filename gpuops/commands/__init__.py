@@ -8,6 +8,8 @@
 - `logs`: a run's output, from its files here and from its nodes.
 - `stop`: stops one run; also chooses the run that a command means.
 - `status`: live clusters by the ledger, resources by the providers.
+- `top`: what every node does now; `top_table` draws it.
+- `report`: the page about a run, made anew. `tensorboard`: TensorBoard on what is home of runs.
 - `push`, `pull`: the project to the nodes; results and edits back.
 - `ssh`: a shell or a forwarded port on a node.
 - `down`: ends clusters after their results were downloaded.

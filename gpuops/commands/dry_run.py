@@ -134,8 +134,9 @@ class PlanPreview:
         lines += [f"would execute on node{index}: {quote_command(argv)}" for index, argv in enumerate(self.commands)]
         lines += [f"would set up: {job.request.setup}"] if job.request.setup else []
         if job.retries:
-            replaces = any(offer.per_hour for offer in self.cluster.offers)
-            lines.append(f"would {describe_retries(job.retries, replaces=replaces)}")
+            rents = any(offer.per_hour for offer in self.cluster.offers)
+            queues = any(offer.queue_s for offer in self.cluster.offers)
+            lines.append(f"would {describe_retries(job.retries, rents=rents, queues=queues)}")
         return lines
 
 
@@ -235,10 +236,15 @@ def quote_command(argv: Sequence[str]) -> str:
     return " ".join(word if PLAIN.fullmatch(word) else shlex.quote(word) for word in argv)
 
 
-def describe_retries(times: int, *, replaces: bool) -> str:
-    """What `--retries` does; `replaces`: with machines that are rented for the run."""
+def describe_retries(times: int, *, rents: bool, queues: bool) -> str:
+    """What `--retries` does with machines that are rented for the run, queued for, or there."""
     how_often = "once" if times == 1 else f"up to {times} times"
-    if replaces:
+    if queues:
+        return (
+            f"queue for other machines in place of those that are taken back {how_often}, and resume; and start a run "
+            "that fails again on the same ones, as one of these times"
+        )
+    if rents:
         return (
             f"replace machines that are taken back {how_often}, elsewhere first and within the same limits, and resume"
         )

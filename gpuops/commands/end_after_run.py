@@ -11,13 +11,14 @@ from gpuops.ledger.rows import ClusterState, RunState
 from gpuops.ledger.store import LedgerUnwritable
 from gpuops.nodes.session import ClusterSession
 from gpuops.runs import retries, taken_over
+from gpuops.runs.report.report import renew_reports
 from gpuops.runs.retries import JobOutcome
 
 
 def end_preempted(ctx: Context, session: ClusterSession, outcome: JobOutcome) -> None:
     """End what is left of preempted machines; where that fails, nothing replaces them."""
     per_hour = sum(machine.per_hour for machine in session.machines)
-    ended = end_after(ctx, session, "its provider took machines back", outcome)
+    ended = end_after(ctx, session, "its machines were taken back or lost", outcome)
     outcome.gone = ctx.ledger.cluster(session.row.id)
     outcome.cost = retries.final_cost(outcome.gone, per_hour)
     if not ended:
@@ -75,6 +76,7 @@ def _end_cluster(ctx: Context, session: ClusterSession, why: str, finished: int 
     except GpuopsError as error:
         ctx.out.say(f"error: {error.message}\nhint: {error.hint}")
         return error.exit_code
+    renew_reports(ctx, session.row.id)
     left = describe_shutdown(ctx.ledger.list_leftovers(session.row.id)) or "nothing left"
     ended = f"{plural(nodes, 'node')} of {session.row.name} ended"
     ctx.out.say(f"{ended}, {left} ({span(ctx.clock.monotonic() - began)})")

@@ -193,11 +193,7 @@ def _print_live(ctx: Context, row: RunRow, log_filter: Filter, follow: bool) -> 
         _print_unreachable(ctx, row, log_filter, follow, error)
         return
     with closing(session):
-        for index in range(request_of(row).nodes):
-            try:
-                mirror(session.clients[index], row.name, index, RunHome(row.home), False, lambda *_: None)
-            except GpuopsError as error:
-                ctx.out.say(f"note: {error.message}; its lines so far are those at home")
+        fetch_lines(ctx, session, row)
         if not follow:
             _print_all(ctx, row, log_filter)
             return
@@ -207,6 +203,15 @@ def _print_live(ctx: Context, row: RunRow, log_filter: Filter, follow: bool) -> 
             _follow_lines(ctx, session, row, tail, first)
         _print(ctx, tail.rest())
         _say_verdict(ctx, row)
+
+
+def fetch_lines(ctx: Context, session: ClusterSession, row: RunRow) -> None:
+    """Download what the run's nodes have written by now; one that does not answer is only told."""
+    for index in range(request_of(row).nodes):
+        try:
+            mirror(session.clients[index], row.name, index, RunHome(row.home), False, lambda *_: None)
+        except GpuopsError as error:
+            ctx.out.say(f"note: {error.message}; its lines so far are those at home")
 
 
 def _print_unreachable(ctx: Context, row: RunRow, log_filter: Filter, follow: bool, error: GpuopsError) -> None:
@@ -244,5 +249,7 @@ def _say_verdict(ctx: Context, row: RunRow) -> None:
         verdict = ctx.ledger.run(row.id).verdict
         if verdict:
             ctx.out.say(verdict.say)
+            if (record := RunHome(row.home).read_record()) and record.report:
+                ctx.out.say(f"report: {record.report}")
             return
     ctx.out.say(f"{row.name} has ended on its nodes; `gpuops runs` shows what came of it")

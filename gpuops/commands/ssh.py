@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import re
+import secrets
 import signal
 import socket
 import subprocess
@@ -30,6 +31,8 @@ PORT_TIMEOUT_S = 2.0
 """Seconds of silence after which a port counts as served: web servers wait for the client to speak first."""
 FORWARDING_POLL_INTERVAL_S = 0.1
 """Seconds between two looks while `ssh` logs in and opens the port here."""
+INNER_LOGIN_S = 5.0
+"""Seconds in which a login node should have logged in to a machine of a job."""
 PORT_POLL_INTERVAL_S = 2.0
 """Seconds between two looks at a port where nothing listens yet."""
 
@@ -45,22 +48,30 @@ class PortState(Enum):
 
 
 def report_port(
-    port: int, say: Callable[[str], None], clock: Clock, *, open_: str, closed: str, alive: Callable[[], bool]
+    port: int,
+    say: Callable[[str], None],
+    clock: Clock,
+    *,
+    open_: str,
+    closed: str,
+    alive: Callable[[], bool],
+    opening_s: float = 0.0,
 ) -> None:
     """Report once that nothing listens behind a forwarded port, and then when something does.
 
-    `open_`, `closed`: the sentences; `alive`: whether the process that forwards it still runs.
+    `open_`, `closed`: the sentences; `alive`: whether the process that forwards it still runs; `opening_s`: how long a
+    closed port may be one to which the way is not open yet.
     """
-    is_reported = False
+    is_reported, opened_at = False, clock.monotonic() + opening_s
     poller = Poller.every(clock, FORWARDING_POLL_INTERVAL_S)
-    for _ in poller:
+    for attempt in poller:
         if not alive():
             return
         state = probe_port(port)
         if state is PortState.SERVED:
             say(open_)
             return
-        if state is PortState.CLOSED and not is_reported:
+        if state is PortState.CLOSED and not is_reported and attempt.started >= opened_at:
             say(closed)
             is_reported = True
         if is_reported:
@@ -125,13 +136,14 @@ def open_shell(ctx: Context, row: ClusterRow, machine: Resource, node: int, comm
     """Open a shell on a node, or run one command, in the project's folder there. Returns its exit code."""
     argv = node_command(row, machine, node, command, terminal=needs_terminal(ctx, command))
     if machine.data.get("connection") == "process":
-        return _run_foreground(argv)
+        return run_foreground(argv)
     from gpuops.transport import ssh
 
     host, terminal = host_index(machine, node), needs_terminal(ctx, command)
-    argv = [*machine.data.get("inside", ()), *argv]
+    if not machine.data.get("inside_modes"):  # else the way inside is part of the command
+        argv = [*machine.data.get("inside", ()), *argv]
     line = ssh.command_line(ctx.home / "ssh", row.name, host, argv, tty=terminal, quiet=True)
-    return _run_ssh(ctx, row, machine, node, lambda: _run_foreground(line))
+    return _run_ssh(ctx, row, machine, node, lambda: run_foreground(line))
 
 
 def node_command(
@@ -188,16 +200,11 @@ def _log_in(machine: Resource, node: int) -> None:
 
 def forward(ctx: Context, row: ClusterRow, machine: Resource, node: int, port: int, local_port: int) -> int:
     """Hold a port of the node open on this computer until Ctrl-C; the exit code of `ssh`."""
-    if machine.data.get("connection") == "process":
-        raise UsageError(f"the nodes of {row.name} are this machine", f"open http://127.0.0.1:{port} as it is")
-    from gpuops.transport import ssh
-
+    argv = _forwarding_argv(ctx, row, machine, node, port, local_port)
     check_free(local_port)
-    there = machine.address if machine.data.get("inside_modes") else "127.0.0.1"  # beside the login node, or at it
-    program, *rest = ssh.command_line(
-        ctx.home / "ssh", row.name, host_index(machine, node), (), forwards=(f"{local_port}:{there}:{port}",)
-    )
-    url = f"http://127.0.0.1:{local_port}"
+    url, way = f"http://127.0.0.1:{local_port}", ""
+    if machine.data.get("inside_modes") and not machine.data.get("inside_forward"):
+        way = ", as seen from the login node (is it on all addresses there, as by tensorboard --bind_all?)"
 
     def report(process: subprocess.Popen[bytes]) -> None:
         report_port(
@@ -205,12 +212,37 @@ def forward(ctx: Context, row: ClusterRow, machine: Resource, node: int, port: i
             ctx.out.say,
             ctx.clock,
             open_=f"{url} is port {port} of node{node} of {row.name}; Ctrl-C ends it",
-            closed=f"nothing listens on port {port} of node{node} yet; {url} is it as soon as something does",
+            closed=f"nothing listens on port {port} of node{node} yet{way}; {url} is it as soon as something does",
             alive=lambda: process.poll() is None,
+            opening_s=INNER_LOGIN_S if machine.data.get("inside_forward") else 0.0,
         )
 
+    return run_foreground(argv, report)
+
+
+def _forwarding_argv(
+    ctx: Context, row: ClusterRow, machine: Resource, node: int, port: int, local_port: int
+) -> list[str]:
+    """The program that holds the port open here, as long as its input is. Raises UsageError."""
+    inside = machine.data.get("inside_forward")
+    beside = machine.data.get("inside_modes")
+    if machine.data.get("connection") == "process":
+        if inside:
+            return [*inside, f"127.0.0.1:{local_port}", str(port)]
+        where = f"http://{machine.address if beside else '127.0.0.1'}:{port}"
+        whose = "are reached from this machine" if beside else "are this machine"
+        raise UsageError(f"the nodes of {row.name} {whose}", f"open {where} as it is")
+    from gpuops.transport import ssh
+
+    there = f"{machine.address if beside else '127.0.0.1'}:{port}"
+    if inside:  # one more step, from the login node on
+        there = f"/tmp/gpuops-{secrets.token_hex(8)}"
+    words = [*inside, there, str(port)] if inside else ()
+    program, *rest = ssh.command_line(
+        ctx.home / "ssh", row.name, host_index(machine, node), words, forwards=(f"{local_port}:{there}",)
+    )
     # What `ssh` says of each attempt to reach a port where nothing listens is said once, by us.
-    return _run_foreground([program, "-o", "LogLevel=ERROR", *rest], report)
+    return [program, "-o", "LogLevel=ERROR", *rest]
 
 
 def check_free(port: int) -> None:
@@ -227,15 +259,15 @@ def check_free(port: int) -> None:
         ) from error
 
 
-def _run_foreground(argv: Sequence[str], beside: Callable[[subprocess.Popen[bytes]], None] | None = None) -> int:
+def run_foreground(argv: Sequence[str], beside: Callable[[subprocess.Popen[bytes]], None] | None = None) -> int:
     """Run a program in the foreground; Ctrl-C goes to it. Returns its exit code, for a signal as a shell reports it.
 
-    `beside` is called with the process, in a thread.
+    `beside` is called with the process, in a thread; the program's input is open then, and empty.
     """
     # Without the mark by which the processes of a run are found: this command may be typed inside one.
     environment = {name: value for name, value in os.environ.items() if name != "GPUOPS_RUN"}
     try:
-        process = subprocess.Popen(list(argv), env=environment)
+        process = subprocess.Popen(list(argv), env=environment, stdin=subprocess.PIPE if beside else None)
     except OSError as error:
         raise UsageError(f"{argv[0]} cannot be started: {error.strerror}", HERE.install_ssh) from error
     if beside is not None:

@@ -23,6 +23,7 @@ from gpuops.ledger.store import ClusterRow, RunRow
 from gpuops.nodes.gpu_shares import host_index, with_virtual
 from gpuops.offers.lease_limits import describe_lease, money_spent
 from gpuops.runs.logs.home_tail import last_output_time
+from gpuops.sync.run_folder import REPORT
 
 if TYPE_CHECKING:
     from gpuops.clusters.orphans import UncheckedProvider
@@ -103,6 +104,8 @@ class ClusterReport:
     """Seconds without use after which it ends."""
     lease: str
     doing: LiveRun | None
+    report: str | None = None
+    """The page about its latest run that has ended."""
 
 
 def describe_clusters(ctx: Context) -> list[ClusterReport]:
@@ -142,7 +145,13 @@ def _describe_cluster(ctx: Context, row: ClusterRow) -> ClusterReport:
         idle_s=row.lease.idle_s,
         lease=describe_lease(row.lease, now, ephemeral=row.ephemeral),
         doing=_describe_run(runs[-1], now) if runs else None,
+        report=None if runs else _latest_report(ctx, row),
     )
+
+
+def _latest_report(ctx: Context, row: ClusterRow) -> str | None:
+    ended = [run.home / REPORT for run in ctx.ledger.runs(cluster=row.id) if run.state is RunState.HOME]
+    return str(ended[-1]) if ended and ended[-1].is_file() else None
 
 
 def _describe_run(run: RunRow, now: float) -> LiveRun:
@@ -246,6 +255,8 @@ def _format_notes(cluster: ClusterReport) -> Iterator[str]:
     """`digits-3 runs for 12 min on 4 ranks, last line 3 s ago`; `node1 does not answer`."""
     if cluster.doing:
         yield _format_run(cluster.doing)
+    if cluster.report:
+        yield f"its latest run: {cluster.report}"
     if cluster.hard_end is not None and cluster.idle_s:
         yield f"ends after {span(cluster.idle_s)} without use, too"
     if cluster.virtual:

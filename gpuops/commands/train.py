@@ -33,6 +33,7 @@ from gpuops.offers.price_approval import PriceApproval
 from gpuops.runs import retries, taken_over
 from gpuops.runs.finish import Policy, RunOutcome, finish, latest_row
 from gpuops.runs.launch import launch
+from gpuops.runs.logs.events import first_step_time
 from gpuops.runs.logs.home_tail import Filter, HomeTail, TracebackFilter
 from gpuops.runs.monitor import show_run, tensorboard_command
 from gpuops.runs.outcome.node_report import NodeReport
@@ -73,9 +74,10 @@ class RunAttempt:
         return self.plan.choice.row is None and not self.job.keep
 
     @property
-    def restarts(self) -> int:
-        """How often a run that failed by itself is started again, where nothing is rented for it."""
-        return 0 if _replaces_machines(self.ctx, self.plan) else self.job.retries
+    def may_restart(self) -> bool:
+        """Whether a run that failed by itself is started again: where nothing is rented for it."""
+        is_paid = self.plan.choice.row is None and is_rented(self.ctx.provisioner(self.plan.provider))
+        return not is_paid and self.retries.used < self.job.retries
 
     def resuming(self, run: str) -> RunAttempt:
         """The same with what a run left."""
@@ -164,19 +166,18 @@ def _run_attempt(attempt: RunAttempt) -> JobOutcome:
 
 
 def _replaces_machines(ctx: Context, plan: Plan) -> bool:
-    """Whether `--retries` replaces machines: those that are rented for this run."""
-    return plan.choice.row is None and is_rented(ctx.provisioner(plan.provider))
+    """Whether `--retries` replaces machines: those that are rented or queued for, for this run."""
+    provisioner = ctx.provisioner(plan.provider)
+    return plan.choice.row is None and (is_rented(provisioner) or provisioner.grants_machines)
 
 
 def _run_with_restarts(attempt: RunAttempt, session: ClusterSession) -> JobOutcome:
     """A run, started again on the same nodes with what it left while it fails by itself and `--retries` are left."""
     ctx = attempt.ctx
     outcome = _run_on(attempt, session)
-    for restart in range(1, attempt.restarts + 1):
-        failure = outcome.failure
-        if failure is None or not _may_start_again(ctx, session, outcome):
-            break
-        ctx.out.say(failure.announce(restart, attempt.restarts, session.row.name))
+    while (failure := outcome.failure) and attempt.may_restart and _may_start_again(ctx, session, outcome):
+        attempt.retries.restarts += 1
+        ctx.out.say(failure.announce(attempt.retries.used, attempt.job.retries, session.row.name))
         if failure.resumable:
             attempt = attempt.resuming(failure.run)
         outcome = _run_on(attempt, session)
@@ -184,8 +185,8 @@ def _run_with_restarts(attempt: RunAttempt, session: ClusterSession) -> JobOutco
 
 
 def _may_start_again(ctx: Context, session: ClusterSession, outcome: JobOutcome) -> bool:
-    """Whether another run may begin on the same nodes. None does where the ledger cannot be used: it does not know that
-    the one before has ended, or would not have the next."""
+    """Whether another run may begin in place of one that has ended. None does where the ledger cannot be used: it does
+    not know that the one before has ended, or would not have the next."""
     with suppress(LedgerUnwritable):
         is_up = ctx.ledger.cluster(session.row.id).state is ClusterState.UP
         return is_up and outcome.record_again is None and not ctx.signals.count
@@ -264,7 +265,7 @@ def _run_on(attempt: RunAttempt, session: ClusterSession) -> JobOutcome:
     run = finish(ctx, latest_row(ctx, row), Agents(session, reports), policy)
     if run.deferred_fetch:
         run = _fetch_deferred(ctx, session, row, run, run.deferred_fetch, attempt.owns_cluster)
-    if attempt.retries.resumed(retries.first_step_time(row)):
+    if attempt.retries.resumed(first_step_time(row)):
         run = dataclasses.replace(run, record=run.record.with_retries(attempt.retries.documents))
         run.home.write_record(run.record)
     if job.retries:  # the hint to use --retries is for those who have not
@@ -272,7 +273,9 @@ def _run_on(attempt: RunAttempt, session: ClusterSession) -> JobOutcome:
         run = dataclasses.replace(run, verdict=verdict)
     outcome = _job_outcome(ctx, run, "" if attempt.owns_cluster else _describe_known_bill(ctx, session))
     outcome.finished, outcome.record_again = (row.id if run.may_destroy else None), run.record_again
-    outcome.loss = retries.find_preemption(row, session.row, run) if attempt.retries.retries else None
+    if attempt.retries.retries:  # machines that another command ends are not lost
+        granted = ctx.provisioner_of(session.row).grants_machines and _may_start_again(ctx, session, outcome)
+        outcome.loss = retries.find_preemption(row, session.row, run, granted=granted)
     outcome.failure = retries.find_own_failure(row, run)
     return outcome
 
@@ -359,7 +362,7 @@ def _job_outcome(ctx: Context, run: RunOutcome, bill: str) -> JobOutcome:
     ended_with = worst_exit_code(verdict.exit_code, 0 if is_safe else NodeError.exit_code)
     code = Interrupted.exit_code if ctx.signals.count else ended_with
     document = {**run.record.document(), "exit_code": code}
-    last = [*format_receipt(run.record, bill), *filter(None, [tensorboard_command(run.home, ctx.folder)])]
+    last = [*format_receipt(run.record, bill), *filter(None, [tensorboard_command(run.home)])]
     if verdict.tail and verdict.exit_code:
         last += ["", *verdict.tail.splitlines()]
     last += [verdict.say + (f"\nhint: {verdict.hint}" if verdict.hint else "")]

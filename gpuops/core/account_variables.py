@@ -26,6 +26,7 @@ OURS: Mapping[str, AccountVariables] = {
     "slurm": AccountVariables(),
     "pbs": AccountVariables(),
     "runpod": AccountVariables(("RUNPOD_API_KEY",), ("RUNPOD_API_URL", "RUNPOD_API_BASE_URL")),
+    "vast": AccountVariables(("VAST_API_KEY",), ("VAST_URL",)),
     "aws": AccountVariables(
         ("AWS_ACCESS_KEY_ID", "AWS_SECRET_ACCESS_KEY", "AWS_SESSION_TOKEN"),
         ("AWS_PROFILE", "AWS_CONFIG_FILE", "AWS_SHARED_CREDENTIALS_FILE", "AWS_ENDPOINT_URL"),

@@ -182,6 +182,16 @@ class Problem:
 
 
 @dataclass(frozen=True)
+class SiteFact:
+    """What a provider tells of itself, for `gpuops doctor`."""
+
+    what: str
+    """The subject, for programs; each is a line of docs/doctor.md."""
+    say: str
+    hint: str = ""
+
+
+@dataclass(frozen=True)
 class MachineEnd:
     """What a provider says of a machine's end."""
 
@@ -210,7 +220,8 @@ class Resource:
     - `inside`: where the node is within what `connection` reaches, the words of a command there that starts a program
       in it, before the program's own: `["docker", "exec", "-i", NAME]`. `inside_modes`: the agent's modes that are
       started so, where all else runs beside, on the same files (a batch system's login node). `inside_shell` and
-      `inside_terminal`: the same for a person's command, without and with a terminal.
+      `inside_terminal`: the same for a person's command, without and with a terminal. `inside_forward`: what holds one
+      of the node's ports open there, at the socket or port and for the port that are behind it, until its input ends.
     - `within`: where the agent is on the machine and only what a run starts is in an image: the words that start a
       program there (`["apptainer", "exec", IMAGE]`).
 

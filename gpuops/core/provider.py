@@ -20,7 +20,7 @@ from pathlib import Path
 from types import MappingProxyType
 from typing import Any, Protocol
 
-from gpuops.core.models import DOTENV, Intent, Journal, Offer, Option, Payer, Problem, Request, Resource
+from gpuops.core.models import DOTENV, Intent, Journal, Offer, Option, Payer, Problem, Request, Resource, SiteFact
 from gpuops.core.polling import Clock
 from gpuops.core.quota import Quota, QuotaIncrease, QuotaReport
 
@@ -279,6 +279,14 @@ class KnowsMachines(Protocol):
         """
 
 
+class TellsSite(Protocol):
+    """What a provisioner may have besides whose machines belong to a site with rules of its own."""
+
+    def survey(self, request: Request) -> Sequence[SiteFact]:
+        """What the site has, and what this user may have of it, as far as it can be read. No side effect. Asked after
+        `preflight`, which has said why it cannot be asked."""
+
+
 class LaunchesOneByOne(Protocol):
     """What a provisioner may have besides whose provider makes one machine at a time, and limits how often."""
 
@@ -287,6 +295,14 @@ class LaunchesOneByOne(Protocol):
     bills: the core waits for so long (`retry_after`, where that is longer) and calls it again for the same offer, with
     that as `Intent.made`. It makes what is missing, and answers with everything. The waits are bounded: by the boot
     deadline, and in a row by four calls that make nothing more."""
+
+
+class GrantsMachines(Protocol):
+    """What a provisioner may have besides whose machines cost nothing and are queued for."""
+
+    grants_machines: bool
+    """True: they are granted for a time, and may be taken back. `--retries` queues for others in place of those that
+    were, that failed, or whose time was over."""
 
 
 class ForgetsRegions(Protocol):
@@ -304,6 +320,8 @@ class LoadedProvisioner(Provisioner, Protocol):
 
     launches_apart_s: float
     """`LaunchesOneByOne.launches_apart_s`; else 0."""
+    grants_machines: bool
+    """`GrantsMachines.grants_machines`; else False."""
 
     def list_every_owner(self) -> Sequence[Resource]:
         """`ListsEveryOwner.list_every_owner`; else none."""
@@ -337,6 +355,9 @@ class LoadedProvisioner(Provisioner, Protocol):
 
     def standing(self, request: Request) -> Sequence[Resource]:
         """`KnowsMachines.standing`; else none."""
+
+    def survey(self, request: Request) -> Sequence[SiteFact]:
+        """`TellsSite.survey`; else none."""
 
     def forget(self, region: str) -> bool:
         """`ForgetsRegions.forget`; else False."""

@@ -24,6 +24,7 @@ from gpuops.runs.graceful_stop import stop_nodes
 from gpuops.runs.launch_spec import request_of
 from gpuops.runs.monitor import LiveFetch
 from gpuops.runs.outcome.node_report import NodeReport, ReasonKind, lost_report
+from gpuops.runs.report.report import renew_reports
 from gpuops.runs.results.collect import Agents, Disks
 from gpuops.runs.results.url_renewal import UrlRenewal
 from gpuops.sync.pull_edits import save_cluster_edits
@@ -340,3 +341,4 @@ def _note_given_up(ctx: Context, what: str, error: Exception) -> None:
 
 def _tear_down(ctx: Context, row: ClusterRow, say: str) -> None:
     tear_down(ctx, row.id, say, notice=True)
+    renew_reports(ctx, row.id)

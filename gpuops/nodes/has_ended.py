@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from contextlib import closing
 
 from gpuops.core.context import Context
@@ -11,7 +12,7 @@ from gpuops.core.parallel import on_each
 from gpuops.core.provider import Provisioner, is_rented
 from gpuops.ledger.store import ClusterRow
 from gpuops.nodes.gpu_shares import is_virtual
-from gpuops.nodes.session import contact_node, machines_of, means_ended, open_programs
+from gpuops.nodes.session import ClusterSession, contact_node, machines_of, means_ended, open_programs
 from gpuops.transport.rpc import AgentClient
 
 
@@ -25,6 +26,16 @@ def node_has_ended(provider: Provisioner, row: ClusterRow, machine: Resource, in
     if described.data.get("left"):
         return False
     return described.status.has_ended or (is_virtual(machine) and _agent_has_ended(row, machine, index))
+
+
+def converse_with_what_is_left(session: ClusterSession, provider: Provisioner, nodes: Sequence[int]) -> list[int]:
+    """Read what ended nodes have left in a batch system's home, and ask their machines no longer. Returns which nodes
+    these are. Raises ProviderError, NodeError."""
+    described = {index: provider.describe(session.machines[index]) for index in nodes}
+    left = [index for index, machine in described.items() if machine.data.get("left")]
+    for index in left:
+        session.reconnect(index, described[index])
+    return left
 
 
 def _agent_has_ended(row: ClusterRow, machine: Resource, index: int) -> bool:

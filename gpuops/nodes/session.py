@@ -69,9 +69,10 @@ class ClusterSession:
         """The indices of each node's GPUs; none where it does not answer."""
         return [[str(gpu.index) for gpu in hello.gpus] if hello else [] for hello in self.hellos]
 
-    def reconnect(self, index: int) -> AgentClient:
-        """A new conversation with one node. Raises ConnectionLost."""
+    def reconnect(self, index: int, machine: Resource | None = None) -> AgentClient:
+        """A new conversation with one node; `machine`: as it is reached from now on. Raises ConnectionLost."""
         self.clients[index].close()
+        self.machines[index] = machine or self.machines[index]
         self.clients[index] = _open_client(self.clients[index].paths, self.machines[index], index)
         return self.clients[index]
 

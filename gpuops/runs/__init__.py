@@ -12,6 +12,7 @@ graceful_stop  asking all nodes to stop, and waiting for it
 finish         the one end of a run: collect, judge, write down
 retries        a job whose machines were preempted goes on with others
 receipt        what is printed when a run is over
+report/        the page about a run
 logs/          logs that are home, as lines on a terminal
 results/       where results come from, and how long nodes keep them
 outcome/       how a run ended: on each node, in one sentence, and what to do about it (pure)

@@ -15,7 +15,7 @@ from functools import partial
 from typing import Any
 
 from gpuops.core.context import Context
-from gpuops.core.errors import NodeError
+from gpuops.core.errors import LocalDisk, NodeError
 from gpuops.core.reporting import Progress
 from gpuops.core.run_models import Verdict
 from gpuops.core.sink import SinkProgress
@@ -228,7 +228,20 @@ def _write_record(ctx: Context, row: RunRow, evidence: Evidence, judgement: Judg
         record = dataclasses.replace(record, left_behind=evidence.fetched.left_behind, progress=progress)
     home.write_record(record)
     if judgement.may_destroy:
+        record = _with_report(ctx, dataclasses.replace(row, ended=evidence.ended_at), record, policy)
         home.flush()
+    return record
+
+
+def _with_report(ctx: Context, row: RunRow, record: RunRecord, policy: Policy) -> RunRecord:
+    """The record with its report, which comes after it: a nearly full disk has room for the more important one."""
+    from gpuops.runs.report.report import try_report  # only a run's end needs it
+
+    path = try_report(ctx, row, _cluster_of(ctx, row, policy), record, ctx.clock.now())
+    if path:
+        record = dataclasses.replace(record, report=path)
+        with suppress(LocalDisk):
+            RunHome(row.home).write_record(record)
     return record
 
 

@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import math
 import os
-import shlex
 import threading
 from collections.abc import Callable, Iterator
 from contextlib import ExitStack
@@ -102,7 +101,6 @@ class Remarks:
         self,
         say: Callable[[str], None],
         home: RunHome,
-        folder: Path,
         inspect_command: str,
         clock: Clock,
         unjoined: str = "",
@@ -112,7 +110,6 @@ class Remarks:
         self._joining: set[str] = set()
         """`unjoined`, `joined`: which of these events any node has had. Both may come at once, hours later."""
         self._home = home
-        self._folder = folder
         self._inspect_command = inspect_command
         self._clock = clock
         self._lock = threading.Lock()
@@ -161,7 +158,7 @@ class Remarks:
         self._remark_on_silence(now)
         if now - self._last_board_search >= BOARD_POLL_INTERVAL_S and not self._has_announced_board:
             self._last_board_search = now
-            if line := tensorboard_command(self._home, self._folder, live=True):
+            if line := tensorboard_command(self._home):
                 self._has_announced_board = True
                 self._say(line)
 
@@ -217,18 +214,15 @@ def busy_command(cluster: str, *, gpus: bool) -> str:
     return f"gpuops ssh {cluster} -- {'nvidia-smi' if gpus else 'top -b -n 1'}"
 
 
-def tensorboard_command(home: RunHome, folder: Path, *, live: bool = False) -> str:
-    """The command that shows what a run wrote for TensorBoard, typed in `folder`; empty where it wrote nothing for it.
-
-    `live`: the run goes on. Each version of a file that comes home replaces the one before; TensorBoard's fast loader
-    keeps the first one open and shows nothing new (measured with 2.21), its other loader follows.
-    """
+def board_folder(home: RunHome) -> Path | None:
+    """The folder of all that a run wrote for TensorBoard and that is home; None where it wrote nothing for it."""
     folders = [path.parent for path in home.out.rglob(TENSORBOARD_FILES)]
-    if not folders:
-        return ""
-    logdir = Path(os.path.commonpath(folders))
-    shown = logdir.relative_to(folder) if logdir.is_relative_to(folder) else logdir
-    return f"curves: tensorboard {'--load_fast=false ' * live}--logdir {shlex.quote(str(shown))}"
+    return Path(os.path.commonpath(folders)) if folders else None
+
+
+def tensorboard_command(home: RunHome) -> str:
+    """A line with the command that shows what a run wrote for TensorBoard; empty where it wrote nothing for it."""
+    return f"curves: gpuops tensorboard {home.path.name}" if board_folder(home) else ""
 
 
 def show_run(ctx: Context, session: ClusterSession, row: RunRow, tail: HomeTail) -> Follower:
@@ -308,9 +302,7 @@ def close_at_first_line(until_first_line: ExitStack, lines: Iterator[str]) -> It
 def follow_with_remarks(ctx: Context, session: ClusterSession, row: RunRow) -> tuple[Follower, Remarks]:
     """Start to follow a run to its end, with remarks about it."""
     command = busy_command(session.row.name, gpus=any(session.gpus()))
-    remarks = Remarks(
-        ctx.out.say, RunHome(row.home), ctx.folder, command, ctx.clock, describe_unjoined(request_of(row))
-    )
+    remarks = Remarks(ctx.out.say, RunHome(row.home), command, ctx.clock, describe_unjoined(request_of(row)))
     follower = make_follower(ctx, session, row, remarks.handle_log_bytes, ctx.out.say)
     follower.start()
     return follower, remarks

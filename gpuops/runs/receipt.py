@@ -31,6 +31,8 @@ class RetryLoss:
     was_warned: bool
     was_started: bool
     """Whether there was a run."""
+    was_reclaimed: bool
+    """Whether machines were taken back; otherwise they failed, or their time was over."""
 
     @classmethod
     def parse(cls, document: Mapping[str, Any]) -> RetryLoss:
@@ -44,11 +46,17 @@ class RetryLoss:
             cost=float(document.get("cost") or 0.0),
             was_warned=bool(document.get("warned", True)),
             was_started=bool(document.get("started", True)),
+            was_reclaimed=bool(document.get("reclaimed", True)),
         )
 
 
 def format_receipt(record: RunRecord, bill: str = "") -> list[str]:
     """Lines for people. `bill`: what a cluster that stays up costs."""
+    return [f"{label:<9}{text}" for label, text in receipt_rows(record, bill)]
+
+
+def receipt_rows(record: RunRecord, bill: str = "") -> list[tuple[str, str]]:
+    """What there is to say of a run, each with its label."""
     rows = [
         ("run", record.run),
         ("code", _format_code(record)),
@@ -59,12 +67,13 @@ def format_receipt(record: RunRecord, bill: str = "") -> list[str]:
         ("cost", _format_cost(record)),
         ("bills", bill),
         ("results", record.home),
+        ("report", record.report),
         ("kept", record.kept),
         ("not home", record.missing or ""),
         ("left", _format_left_behind(record)),
         *(("before", _format_loss(loss)) for loss in _losses(record)),
     ]
-    return [f"{label:<9}{text}" for label, text in rows if text]
+    return [(label, text) for label, text in rows if text]
 
 
 def format_cost_without_run(cost: float) -> str:
@@ -140,7 +149,7 @@ def _format_loss(loss: RetryLoss) -> str:
     place = f" in {loss.place}" if loss.place else ""
     step = "" if loss.step is None else f" at step {loss.step}"
     what = (
-        f"{loss.run} was reclaimed{place}{step}"
+        f"{loss.run} {'was reclaimed' if loss.was_reclaimed else 'lost its machines'}{place}{step}"
         if loss.was_started
         else (f"{loss.cluster} was lost{place} before its run began")
     )

@@ -16,7 +16,7 @@ from gpuops.core.context import Context
 from gpuops.core.errors import ConnectionLost, GpuopsError, Interrupted, MachineGone, NodeError
 from gpuops.core.format import money, span
 from gpuops.core.polling import Poller
-from gpuops.core.run_models import VerdictOutcome
+from gpuops.core.run_models import Verdict, VerdictOutcome
 from gpuops.ledger.rows import ClusterState
 from gpuops.ledger.store import ClusterRow, RunRow
 from gpuops.nodes.session import ClusterSession
@@ -25,14 +25,13 @@ from gpuops.offers.lease_limits import MIN_LEASE_S, LeaseLimits
 from gpuops.offers.price_approval import PriceApproval
 from gpuops.runs import receipt
 from gpuops.runs.finish import RunOutcome
-from gpuops.runs.launch_spec import request_of
+from gpuops.runs.logs.events import first_event_time
 from gpuops.runs.outcome.failure_cause import final_words
 from gpuops.runs.outcome.node_report import ReasonKind
 from gpuops.sync.merged_outputs import list_outputs
-from gpuops.sync.run_folder import RunHome
 
 if TYPE_CHECKING:
-    from gpuops.transport.program_schemas import JournalEvent
+    pass
 
 ENDED_MACHINE_TIMEOUT_S = 30.0
 """How long a provider may take to say of a machine that has stopped answering that it has ended."""
@@ -89,6 +88,8 @@ class Preemption:
     started: bool = True
     """Whether there was a run; `run` is empty where there was none."""
     provider: str = ""
+    reclaimed: bool = True
+    """Whether its machines were taken back; otherwise they failed, or their time was over."""
 
     @property
     def steps_lost(self) -> int | None:
@@ -96,7 +97,7 @@ class Preemption:
 
     def sentence(self) -> str:
         """`node1 was reclaimed at step 120`."""
-        if not self.started:
+        if not (self.started and self.reclaimed):
             return self.say
         who = "its machines were" if self.node is None else f"node{self.node} was"
         return f"{who} reclaimed" + ("" if self.step is None else f" at step {self.step}")
@@ -128,6 +129,8 @@ class RetryState:
     losses: list[Loss] = field(default_factory=list)
     resume: str | None = None
     """The last run that left something to resume from."""
+    restarts: int = 0
+    """How often a run that failed by itself was started again."""
 
     @property
     def spent(self) -> float:
@@ -145,9 +148,14 @@ class RetryState:
         return [*dict.fromkeys(loss.preemption.provider for loss in reversed(self.losses))][::-1]
 
     @property
+    def used(self) -> int:
+        """How many retries were made."""
+        return len(self.losses) + self.restarts
+
+    @property
     def left(self) -> int:
         """How many retries are left."""
-        return self.retries - len(self.losses)
+        return self.retries - self.used
 
     def add(self, loss: Preemption, cost: float) -> None:
         """Note a preemption whose machines are gone."""
@@ -160,7 +168,7 @@ class RetryState:
 
     def announce(self, loss: Preemption) -> str:
         place = f"elsewhere than {loss.place}" if loss.place else "anew"
-        return f"{loss.sentence()}; retry {len(self.losses)} of {self.retries}: looking for machines {place}"
+        return f"{loss.sentence()}; retry {self.used} of {self.retries}: looking for machines {place}"
 
     def resumed(self, first_step: float | None) -> bool:
         """Note when the run after the last preemptions did its first step (UTC seconds). Returns whether a gap became
@@ -175,10 +183,13 @@ class RetryState:
         return is_new
 
 
-def find_preemption(row: RunRow, cluster: ClusterRow, end: RunOutcome) -> Preemption | None:
+def find_preemption(row: RunRow, cluster: ClusterRow, end: RunOutcome, *, granted: bool = False) -> Preemption | None:
     """The preemption that ended this run; None where there was none, and while some of its results are not home: a
-    retry would start without them."""
-    if end.verdict.outcome is not VerdictOutcome.PREEMPTED or not end.may_destroy or end.left_in_bucket:
+    retry would start without them. `granted`: its machines were granted for a time (`GrantsMachines`), and a failure of
+    theirs, or the end of that time, counts as well."""
+    reclaimed = end.verdict.outcome is VerdictOutcome.PREEMPTED
+    lost = granted and _was_ended_by_machines(end.verdict)
+    if not (reclaimed or lost) or not end.may_destroy or end.left_in_bucket:
         return None
     resumable = bool(list_outputs(end.home))
     noticed = first_event_time(
@@ -199,7 +210,13 @@ def find_preemption(row: RunRow, cluster: ClusterRow, end: RunOutcome) -> Preemp
         warned=noticed is not None,
         resumable=resumable,
         provider=cluster.provider,
+        reclaimed=reclaimed,
     )
+
+
+def _was_ended_by_machines(verdict: Verdict) -> bool:
+    """Whether a node was lost, or its lease was over, which ends shortly before the machines do."""
+    return verdict.outcome in (VerdictOutcome.LOST, VerdictOutcome.STOPPED) and verdict.exit_code == NodeError.exit_code
 
 
 @dataclass(frozen=True)
@@ -243,36 +260,18 @@ def preemption_before_run(cluster: ClusterRow, error: MachineGone, now: float) -
     )
 
 
-def first_step_time(row: RunRow) -> float | None:
-    """When a run did its first new step, where its program reports steps (UTC seconds, this computer's clock)."""
-    return first_event_time(row, lambda event: event.event == "stepped")
-
-
-def first_event_time(row: RunRow, matches: Callable[[JournalEvent], bool]) -> float | None:
-    """When any node of a run first noted such an event, by the events that are home (UTC seconds, our clock)."""
-    from gpuops.transport import validation
-
-    skews = row.facts.skews
-    times = []
-    for index in range(request_of(row).nodes):
-        try:
-            lines = RunHome(row.home).lines(index, "events.jsonl")
-        except OSError:
-            continue
-        for line in lines:
-            event = validation.parse_event(line)
-            if event and matches(event):
-                times.append(event.at + (skews[index] if index < len(skews) else 0.0))
-    return min(times, default=None)
-
-
 def final_cost(row: ClusterRow, per_hour: float) -> float:
     """What a cluster that is gone has cost, in $, at the higher of the offered price and its machines' own."""
     return lease_limits.money_spent(max(per_hour, row.offered_per_hour), row.created, row.ended or row.created)
 
 
-def remaining_limits(wish: LeaseLimits, row: ClusterRow, spent: float, now: float) -> tuple[LeaseLimits, str]:
-    """The job's limits after the cluster `row`, and, where they are too small for another machine, why."""
+def remaining_limits(
+    wish: LeaseLimits, row: ClusterRow, spent: float, now: float, *, granted: bool = False
+) -> tuple[LeaseLimits, str]:
+    """The job's limits after the cluster `row`, and, where they are too small for another machine, why. What is
+    granted for a time (`GrantsMachines`) is granted again for the same."""
+    if granted:
+        return wish, ""
     until = row.lease.hard_end
     least = span(MIN_LEASE_S)
     if until is not None and until - now < MIN_LEASE_S:
@@ -340,13 +339,14 @@ def _retry(
 ) -> JobOutcome:
     """The next attempt of a job whose machines were preempted. Where there may be none, `before` stands."""
     assert before.gone is not None
-    rest, why = remaining_limits(wish, before.gone, chain.spent + before.cost, ctx.clock.now())
+    spent, granted = chain.spent + before.cost, ctx.provisioner_of(before.gone).grants_machines
+    rest, why = remaining_limits(wish, before.gone, spent, ctx.clock.now(), granted=granted)
     if chain.left <= 0:
         why = f"--retries {chain.retries} is used up"
     if why or ctx.signals.count:
         last = [*before.last, *([f"not tried again: {why}"] if why else [])]
         before = dataclasses.replace(before, last=last, loss=None)
-        return _failed_outcome(ctx, before, chain, before.error, chain.spent + before.cost) if before.error else before
+        return _failed_outcome(ctx, before, chain, before.error, spent) if before.error else before
     ctx.signals.forward()
     chain.add(loss, before.cost)
     ctx.out.say(chain.announce(loss))

@@ -92,10 +92,10 @@ def copy_to(copies: Copies, targets: Sequence[AgentClient], *, overwrite: bool, 
     Raises UsageError where one was changed there, NodeRefused for one that changes meanwhile and for a full disk, and
     ConnectionLost for the first node that did not get all of them, once the others have.
     """
-    push = _Copy(copies, overwrite)
+    push = CopyPush(copies, copies.tree_name, overwrite)
     plans = on_each(partial(plan_node, push), targets)
     refuse_conflicts(plans)
-    failed = _deliver(copies, [plan.delivery for plan in plans if plan.need], progress)
+    failed = deliver_copies(copies, [plan.delivery for plan in plans if plan.need], progress)
     reports = on_each(partial(_commit, copies), [plan for plan in plans if plan.client.label not in failed])
     if failed:
         label, why = next(iter(failed.items()))
@@ -107,21 +107,21 @@ def copy_to(copies: Copies, targets: Sequence[AgentClient], *, overwrite: bool, 
     return reports
 
 
-class _Copy(Push):
-    """A push of another node's files."""
+class CopyPush(Push):
+    """A push of another node's files, into a tree of this name."""
 
     adds = True
 
-    def __init__(self, copies: Copies, overwrite: bool) -> None:
-        super().__init__(copies.tree_name, Path(), copies.files, overwrite, Uplink())
+    def __init__(self, copies: Copies, tree_name: str, overwrite: bool) -> None:
+        super().__init__(tree_name, Path(), copies.files, overwrite, Uplink())
         self._copies = copies
 
     def hash_files(self, paths: Sequence[str]) -> dict[str, str]:
         """As the node that has them tells it. Raises MalformedAnswer, NodeRefused, ConnectionLost."""
-        origin, expected, found = self._copies.origin, set(paths), dict[str, str]()
+        origin, tree, expected, found = self._copies.origin, self._copies.tree_name, set(paths), dict[str, str]()
         within = LIST_TIMEOUT_S + self._copies.size / MIN_READ_BYTES_PER_S
         item: file_schemas.Checksum
-        for item in origin.stream("sums", timeout=LIST_TIMEOUT_S, within=within, tree=self.tree_name, paths=paths):
+        for item in origin.stream("sums", timeout=LIST_TIMEOUT_S, within=within, tree=tree, paths=paths):
             if item.path not in expected:
                 raise MalformedAnswer(origin.label, "to 'sums': what was not asked for, or twice")
             expected.remove(item.path)
@@ -129,7 +129,7 @@ class _Copy(Push):
         return found
 
 
-def _deliver(copies: Copies, deliveries: Sequence[Delivery], progress: Progress) -> dict[str, str]:
+def deliver_copies(copies: Copies, deliveries: Sequence[Delivery], progress: Progress) -> dict[str, str]:
     """Send each node what it needs. Returns those that did not get it, and why. Raises NodeRefused, NodeError."""
     failed: dict[str, str] = {}
     why: dict[str, str] = {}

@@ -15,10 +15,18 @@ from typing import Any, NamedTuple
 
 from gpuops.core.context import Context
 from gpuops.core.data_address import MAX_NAME_BYTES, BucketData, WebData
-from gpuops.core.errors import AuthFailed, NotSetUp, UsageError
+from gpuops.core.errors import AuthFailed, GpuopsError, NotSetUp, UsageError
 from gpuops.core.format import amount, plural
 from gpuops.core.timings import Whose
-from gpuops.sync.object_store import Denied, bucket_region, call_s3, create_client, select_profile, translate_error
+from gpuops.sync.object_store import (
+    Denied,
+    amazon_region,
+    bucket_region,
+    call_s3,
+    create_client,
+    select_profile,
+    translate_error,
+)
 from gpuops.sync.project_files import printable_path
 
 MAX_OBJECTS = 100_000
@@ -61,6 +69,10 @@ class Source:
     """Where a node fetches a file from. Raises GpuopsError."""
     is_public: bool = False
     """Whether it is a bucket that is read without keys."""
+    region: str = ""
+    """Of Amazon's S3, where it is a bucket there."""
+    has_md5_tags: Callable[[], bool] = field(default=lambda: False, repr=False)
+    """Whether an ETag of MD5's form is the content's MD5; asks the bucket."""
 
     @property
     def size(self) -> int | None:
@@ -82,7 +94,8 @@ def find_source(ctx: Context, data: BucketData | WebData) -> Source:
             if is_public:
                 raise _without_keys(data) from denied
             raise
-        return Source(data.name, data.address, files, partial(_presign, s3, data), is_public)
+        asks = partial(_has_md5_tags, s3, data, files[0])
+        return Source(data.name, data.address, files, partial(_presign, s3, data), is_public, amazon_region(s3), asks)
 
 
 def describe_source(source: Source) -> str:
@@ -109,6 +122,15 @@ def _presign(s3: Any, data: BucketData, file: SourceFile) -> NodeUrl:
     except Exception as error:
         raise translate_error(error, data, "s3:GetObject") from error
     return str(signed), {"x-amz-checksum-mode": "ENABLED"}
+
+
+def _has_md5_tags(s3: Any, data: BucketData, file: SourceFile) -> bool:
+    """Whether the bucket encrypts by no key of its owner's: else its ETags are no MD5 (S3, "Object": ETag)."""
+    try:
+        head = call_s3(data, "s3:GetObject", s3.head_object, Key=file.key)
+    except GpuopsError:
+        return False  # whoever fetches is told why
+    return head.get("ServerSideEncryption", "AES256") == "AES256" and "SSECustomerAlgorithm" not in head
 
 
 def _open_bucket(ctx: Context, data: BucketData) -> tuple[Any, BucketData, bool]:

@@ -165,10 +165,15 @@ def create_client(ctx: Context, place: Bucket, *, anonymous: bool = False) -> An
 
     try:
         regional = client(s3=REGIONAL_ADDRESSING)
-        host = urlsplit(regional.meta.endpoint_url).hostname or ""
-        return regional if host.endswith(AMAZON_HOSTS) else client()  # another service may have no host per bucket
+        return regional if amazon_region(regional) else client()  # another service may have no host per bucket
     except (BotoCoreError, ValueError) as error:  # a malformed endpoint or file of certificates
         raise UsageError(f"S3 cannot be asked: {error}", "check AWS_ENDPOINT_URL, and what AWS_… says else") from error
+
+
+def amazon_region(s3: Any) -> str:
+    """The region in which a client asks Amazon's own S3; empty where it asks another service."""
+    host = urlsplit(s3.meta.endpoint_url).hostname or ""
+    return str(s3.meta.region_name) if host.endswith(AMAZON_HOSTS) else ""
 
 
 def call_s3(place: Bucket, action: str, call: Any, **parameters: Any) -> Any:

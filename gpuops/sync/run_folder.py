@@ -3,6 +3,7 @@
 runs/.gitignore            `*`: results are never committed nor pushed
 runs/.lock                 held by a process while it publishes files into an `out/`
 runs/<run>/run.json        what the run was (written atomically)
+runs/<run>/report.html     the same for people, with charts (see `runs.report`)
 runs/<run>/logs/node<i>/   the streams of node i, byte for byte
 runs/<run>/out/            what the run made, all nodes merged (see `merged_outputs`)
 runs/<run>/incoming/       files on their way in
@@ -24,6 +25,7 @@ from gpuops.core.safe_folder import SafeFolder, local_errors
 from gpuops.sync.run_record import RunRecord
 
 RECORD = "run.json"
+REPORT = "report.html"
 STREAM_NAME = re.compile(r"[A-Za-z0-9_-]{1,64}(\.[a-z]{1,8})?")
 """What a node may call a stream: the name becomes a file on this computer."""
 

@@ -32,6 +32,8 @@ class RunRecord:
     payer: Payer | None = None
     is_rented: bool = False
     home: str = ""
+    report: str = ""
+    """The page about the run; empty where it was not made."""
     missing: str | None = None
     """A sentence on what was not brought home; empty where everything was."""
     facts: RunFacts = field(default_factory=RunFacts)
@@ -64,6 +66,7 @@ class RunRecord:
             "payer": self.payer and asdict(self.payer),
             "rented": self.is_rented,
             "home": self.home,
+            "report": self.report,
             "missing": self.missing,
             **self.facts,
             "nodes_ended": self.nodes_ended,
@@ -103,6 +106,7 @@ class RunRecord:
             payer=Payer.parse(document.get("payer")),
             is_rented=bool(document.get("rented")),
             home=text("home"),
+            report=text("report"),
             missing=missing if isinstance(missing, str) else None,
             facts=RunFacts({name: value for name, value in document.items() if name not in KEYS}),
             nodes_ended={index: one for index, one in mapping("nodes_ended").items() if isinstance(one, Mapping)},

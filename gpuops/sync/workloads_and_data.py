@@ -2,8 +2,8 @@
 
 The workloads lie in `train/` beside the package in a checkout, and in `gpuops/train/` in an installed wheel (a
 top-level `train` would shadow users' own). The folder is pushed whole; nothing in it is imported. Data are pushed, or
-fetched by the node, once per machine, each path or address into a tree of its own, to which the other nodes of the
-machine have a link.
+fetched by the node, once per machine (of an address: once per cluster), each into a tree of its own, to which the other
+nodes of the machine have a link.
 """
 
 from __future__ import annotations
@@ -31,6 +31,7 @@ from gpuops.nodes.session import ClusterSession
 from gpuops.sync import fetch_data, scan, upload
 from gpuops.sync.data_sources import Source, find_source
 from gpuops.sync.project_files import FileEntry, printable_path
+from gpuops.sync.sinks import AWS
 from gpuops.sync.uplink import Uplink
 from gpuops.transport.rpc import AgentClient
 
@@ -45,11 +46,13 @@ class Workload(NamedTuple):
 
 
 WORKLOADS = {
+    "first": Workload("reads handwritten digits: data-parallel training in one file of plain torch, to learn it from"),
     "toy": Workload("a linear layer on 2,048 random samples: one line per rank and epoch"),
     "digits": Workload("reads handwritten digits, which come along, in seconds (the default)"),
     "mnist": Workload("a small convolutional network on MNIST (12 MB to download)", reads=True),
     "cifar10": Workload("ResNet-18 on CIFAR-10 (170 MB to download)", reads=True),
     "movielens": Workload("a recommender on MovieLens small (1 MB to download)", reads=True),
+    "gpt": Workload("a GPT that writes like Shakespeare, its weights sharded by FSDP; the text comes along"),
 }
 """By name, in the order of a course."""
 
@@ -152,11 +155,23 @@ def _fetch_data(
     )
     with ctx.progress.during(f"fetching {printable_path(address.address)}", whose=Whose.NETWORK):
         source, ends = fetch_data.fetch_to(
-            ctx, session, [first for first, *_ in groups], name, lambda: find_source(ctx, address), overwrite=overwrite
+            ctx,
+            session,
+            [first for first, *_ in groups],
+            name,
+            lambda: find_source(ctx, address),
+            overwrite=overwrite,
+            region=all_in_region(session, request.nodes),
         )
         _link_others(ctx, session, groups, name, source.name, overwrite=overwrite)
     ctx.out.say(fetch_data.describe_end(source, ends, request.nodes))
     return _places(session, request.nodes, name, source.name)
+
+
+def all_in_region(session: ClusterSession, nodes: int) -> str:
+    """The region of Amazon's in which all machines of a run are; empty without one."""
+    regions = {machine.region.partition("@")[0] for machine in session.machines[:nodes]}
+    return regions.pop() if session.row.provider == AWS and len(regions) == 1 else ""
 
 
 def _find_on_nodes(session: ClusterSession, nodes: int, path: str) -> dict[int, str]:

@@ -6,6 +6,7 @@ rpc              requests to an agent, as JSON lines; which programs can be star
 schemas          the shape of every answer to a request, and of a run's files on a node
 schema_types     numbers and texts with bounds, of which all shapes are made
 file_schemas     the shape of answers about files: pushes, results, copies
+usage_schemas    the shape of what a node says of its use
 program_schemas  the shape of what the agent's programs print, and of a node's other files
 validation       converts what a node says to those shapes, or rejects it
 relay            the program on a node that passes a push on; `link_certificate`: for two such nodes

@@ -25,8 +25,11 @@ from gpuops.transport.schema_types import (
     prepare_shapes,
 )
 
-MAX_ADDRESSES = 1000
-"""So many a node may ask for in one line."""
+MAX_NUMBERS = 1000
+"""So many files a node may name in one line."""
+FileNumbers = Annotated[list[Count], Meta(max_length=MAX_NUMBERS)]
+HeaderText = Annotated[str, Meta(max_length=1000, pattern=r"^[^\r\n\x00]*\Z")]
+"""Which another node may send to a server."""
 
 
 class UnmatchedListing(Struct, frozen=True):
@@ -46,15 +49,21 @@ class FetchEnd(Struct, frozen=True):
 
     fetched: Count
     bytes: Count
+    version: tuple[HeaderText, HeaderText, Count] | None = None
+    """ETag, Last-Modified and size of the only file, where no listing tells them; None also of an older agent."""
 
 
 class FetchLine(Struct, frozen=True):
-    """A line of mode `fetch`: how far it is, which addresses it wants, or its end."""
+    """A line of mode `fetch`: how far it is, which addresses it wants, what it lacks, or its end."""
 
     at: Count = 0
     total: Count = 0
     waits: Sentence = Sentence()
-    need: Annotated[list[Count], msgspec.Meta(max_length=MAX_ADDRESSES)] | None = None
+    need: FileNumbers | None = None
+    asks: bool = False
+    """Whether it waits to be told what another node has fetched; an older agent never does."""
+    lacks: FileNumbers | None = None
+    """What another node, which has fetched it, is to send; the last such line has fewer than MAX_NUMBERS."""
     done: FetchEnd | None = None
 
 

@@ -33,6 +33,8 @@ MAX_LINE_BYTES = 64 << 20
 """The longest message that is read: a plan for half a million files fits."""
 GREETING_TIMEOUT_S = 60.0
 """Time limit for the magic line: a login, then up to 30 s for an agent that is being restarted."""
+HEARTBEAT_INTERVAL_S = 30.0
+"""Where nothing else is sent for this long, an empty line is: `connect --silence` ends without any."""
 MAX_SHOWN_CHARS = 200
 """An error message quotes at most this much of the output of a program that is no agent."""
 ANSWER_TIMEOUT_S = 60.0
@@ -249,11 +251,17 @@ class AgentClient(Programs):
 
     def _write(self) -> None:
         try:
-            while (data := self._outgoing.get()) is not None:
+            while (data := self._next_outgoing()) is not None:
                 Whole(self._channel.stdin).write(data)
                 self._channel.stdin.flush()
         except (OSError, ValueError):
             pass  # the reader sees the same end, and tells every waiter
+
+    def _next_outgoing(self) -> bytes | None:
+        try:
+            return self._outgoing.get(timeout=HEARTBEAT_INTERVAL_S)
+        except queue.Empty:
+            return b"\n"
 
     def _send_request(self, verb: str, args: dict[str, Any]) -> tuple[int, _Inbox]:
         inbox = _Inbox()

@@ -16,7 +16,7 @@ from typing import Annotated, Any, Literal, NamedTuple, NotRequired, TypedDict
 import msgspec
 from msgspec import Meta, Struct
 
-from gpuops.transport import file_schemas
+from gpuops.transport import file_schemas, usage_schemas
 from gpuops.transport.schema_types import (
     Address,
     Amount,
@@ -309,6 +309,7 @@ VERB_SHAPES = {
     "start": VerbShapes(Acknowledgement),
     "run": VerbShapes(NodeRunState),
     "stop": VerbShapes(Acknowledgement),
+    "sample": VerbShapes(Acknowledgement, usage_schemas.NodeSample),
     "urls": VerbShapes(Acknowledgement),
     "home": VerbShapes(Acknowledgement),
     "tail": VerbShapes(LogEnd, LogPiece),

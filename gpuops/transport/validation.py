@@ -23,6 +23,7 @@ from gpuops.transport.program_schemas import AgentRefusal, JournalEvent, Refusal
 from gpuops.transport.schema_types import Address, Sentence
 from gpuops.transport.schemas import VERB_SHAPES, OtherHello, ResultDocument
 from gpuops.transport.tar_reader import MAX_FILES
+from gpuops.transport.usage_schemas import UsageLine
 
 MAX_REASON_CHARS = 200
 """An error message quotes at most this much of what is wrong with an answer."""
@@ -101,6 +102,15 @@ def parse_event(line: bytes) -> JournalEvent | None:
     except ValueError:
         return None
     return event
+
+
+def parse_usage(line: bytes) -> UsageLine | None:
+    """Parse a line of a node's `usage.jsonl`; None where it was cut off, or has another shape."""
+    try:
+        usage: UsageLine = convert(parse_json(line), UsageLine)
+    except ValueError:
+        return None
+    return usage
 
 
 def parse_json(text: bytes) -> Any:

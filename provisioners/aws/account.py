@@ -23,7 +23,7 @@ from gpuops.core.polling import Clock
 from provisioners.aws import credentials, errors
 from provisioners.aws.api import PROFILE, ask, join_region, split_region
 from provisioners.base import NOTHING
-from provisioners.http_api import ServerClock
+from provisioners.kit.http_api import ServerClock
 
 E = TypeVar("E", bound=Exception)
 REGION = re.compile(r"[a-z]{2,4}(-[a-z]+)+-\d+")

@@ -1,4 +1,4 @@
-"""One call of AWS's, one answer or one of our errors; several calls at once; a region and its profile as one word.
+"""One call of AWS's, one answer or one of our errors; a region and its profile as one word.
 
 A region is `us-east-1`, or `us-east-1@NAME` where the profile NAME gives the credentials: the profile travels with the
 region into the ledger, so that a later command finds the same account.
@@ -6,21 +6,14 @@ region into the ledger, so that a later command finds the same account.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Hashable, Mapping
-from concurrent.futures import ThreadPoolExecutor
-from typing import Any, TypeVar
+from collections.abc import Callable, Mapping
+from typing import Any
 
-from gpuops.core.errors import GpuopsError, ProviderError, UsageError
+from gpuops.core.errors import GpuopsError
 from provisioners.aws import errors
 
 Document = Mapping[str, Any]
 """An answer of AWS's, or a part of one, as boto3 returns it. Whoever asked turns it into a type of ours."""
-
-K = TypeVar("K", bound=Hashable)
-V = TypeVar("V")
-
-MAX_CALLS_AT_ONCE = 8
-"""AWS throttles requests per account: its allowance for describing refills by 20 a second."""
 
 PROFILE = "gpuops_profile"
 """Attribute of a client: the profile whose credentials it uses, for errors to name."""
@@ -62,29 +55,3 @@ def pages(doing: str, client: Any, operation: str, key: str, **parameters: Any) 
         return [one for page in found for one in page.get(key) or []]
 
     return list(ask(doing, everything, client=client))
-
-
-def ask_all(
-    calls: Mapping[K, Callable[[], V]], most: int = MAX_CALLS_AT_ONCE
-) -> dict[K, V | ProviderError | UsageError]:
-    """The answer or the error of each call, in the order given. An error that is not ours is raised, after all calls
-    have ended."""
-    if not calls:
-        return {}
-    with ThreadPoolExecutor(min(most, len(calls)), thread_name_prefix="aws") as pool:
-        under_way = {name: pool.submit(_settled, call) for name, call in calls.items()}
-        return {name: future.result() for name, future in under_way.items()}
-
-
-def _settled(call: Callable[[], V]) -> V | ProviderError | UsageError:
-    try:
-        return call()
-    except (ProviderError, UsageError) as error:
-        return error
-
-
-def require(settled: V | ProviderError | UsageError) -> V:
-    """The answer of one call of `ask_all`. Raises its error."""
-    if isinstance(settled, ProviderError | UsageError):
-        raise settled
-    return settled

@@ -13,11 +13,10 @@ reboots keeps its end. It also starts the node again (`revive`), as the login's 
 
 from __future__ import annotations
 
-import json
 import shlex
 
-from gpuops.core.errors import Rejected
-from provisioners.keys import KeyPair
+from provisioners.kit import cloud_init
+from provisioners.kit.keys import KeyPair
 
 MAX_BYTES = 16384
 """Bytes that AWS takes."""
@@ -132,21 +131,9 @@ systemctl --no-block start gpuops-end.timer gpuops-end.service
 def document(*, host: KeyPair, login: str, user: str, end: float) -> str:
     """The user data of a cluster's machines. `login`: the public half of our key; `user`: who logs in, with it;
     `end`: UTC seconds, at which a machine ends itself unless it was told another time by then. Raises Rejected."""
-    told = {
-        "bootcmd": [arm(user, end)],
-        "ssh_deletekeys": True,
-        "ssh_keys": {"ed25519_private": host.private, "ed25519_public": host.public},
-        "ssh_authorized_keys": [login],
-        "disable_root": user != "root",
-        "ssh_pwauth": False,
-    }
-    text = f"#cloud-config\n{json.dumps(told, indent=1)}\n"  # what is JSON is YAML, too
-    if len(text.encode()) > MAX_BYTES:
-        raise Rejected(
-            f"the machines' start-up data has {len(text.encode())} bytes, and AWS takes {MAX_BYTES}",
-            "tell the makers of gpuops",
-        )
-    return text
+    return cloud_init.document(
+        host=host, login=login, user=user, bootcmd=[arm(user, end)], max_bytes=MAX_BYTES, who="AWS"
+    )
 
 
 def arm(user: str, end: float) -> str:

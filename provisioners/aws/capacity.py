@@ -12,11 +12,12 @@ from typing import Any
 from gpuops.core.errors import NoCapacity, ProviderError, UsageError
 from provisioners.aws import catalog, images, network, pricing, quotas
 from provisioners.aws.account import Account
-from provisioners.aws.api import ask_all, require, split_region
+from provisioners.aws.api import split_region
 from provisioners.aws.catalog import InstanceType
 from provisioners.aws.instance_alternatives import Demand, RegionSurvey
 from provisioners.aws.options import Wishes
 from provisioners.aws.quotas import is_unreadable, quota_class_of
+from provisioners.kit.calls import ask_all, require
 
 ELSEWHERE_HINT = "ask for another --gpu-type, or look elsewhere with --region A,B"
 UNPRICED_HINT = "say what you would pay at most, which is then counted as the price: --max-price 5; or take --spot"

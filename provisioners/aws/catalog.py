@@ -13,22 +13,19 @@ from dataclasses import dataclass
 
 from gpuops.core.errors import UsageError
 from gpuops.core.format import plural
-from gpuops.core.names import did_you_mean, spellings, words
+from gpuops.core.names import did_you_mean
 from provisioners.aws.account import Account
 from provisioners.aws.api import Document, pages
 from provisioners.aws.options import CPU
+from provisioners.kit.gpu_names import is_only_by_name, join_names, match_gpu
 
 GPU_FAMILIES = ("g*", "p*", "vt*")
 """Whose vCPUs are counted as those of GPUs (`quotas`). All else, over a thousand types, need not be listed."""
 X86 = "x86_64"
 """The default images are built for it."""
 ARM_REASON = "has an ARM processor, and the images that gpuops starts are for x86"
-LEGACY_GPUS = frozenset({"v100", "k80", "m60"})
-"""What the images' drivers and newer builds of torch have left behind: only by name."""
 PAGE_SIZE = 100
 OTHER_REGIONS_HINT = "look in other regions: --region A,B"
-MAX_NAMES = 12
-"""How many names an error lists."""
 
 
 @dataclass(frozen=True)
@@ -126,7 +123,7 @@ def select_instance_types(
         )
     here = [kind for kind in large if market in kind.markets]
     if not here:
-        names = _join_names(kind.type for kind in large)
+        names = join_names(kind.type for kind in large)
         raise UsageError(
             f"AWS has no {names} {_market_phrase(market)}", "leave out --spot" if market == "spot" else "say --spot"
         )
@@ -140,7 +137,7 @@ def _market_phrase(market: str) -> str:
 def _gpu_count_error(named: Sequence[InstanceType], wanted: int, gpu_type: str | None) -> UsageError:
     counts = sorted({kind.gpus for kind in named})
     if not any(counts):
-        names = _join_names(kind.type for kind in named)
+        names = join_names(kind.type for kind in named)
         return UsageError(
             f"{names} has no GPU, and --gpus asks for {wanted}", "leave out --gpus, or name a type with GPUs"
         )
@@ -216,32 +213,18 @@ def _find_type_with_gpu(kinds: Iterable[InstanceType], name: str, where: str) ->
 
 def _match_gpu(whole: Sequence[InstanceType], name: str, where: str) -> list[InstanceType]:
     """Every type with the one GPU that a name means: `a10g`, `rtx pro 6000`, `a100 80gb`."""
-    wanted = words(name)
-    exact = [kind for kind in whole if "".join(words(kind.gpu)) == "".join(wanted).removeprefix("nvidia")]
-    found = exact or [kind for kind in whole if wanted and all(word in _gpu_spellings(kind) for word in wanted)]
-    models = sorted({kind.gpu for kind in found})
-    if len(models) > 1:
-        raise UsageError(f"'{name}' is more than one GPU at AWS: {', '.join(models)}", "name one of them exactly")
-    if not found:
-        known = {kind.gpu for kind in whole}
-        near = did_you_mean(name, known, 2, 0.7)
-        names = f"it has {_join_names(known)}" if known else "there is none"
-        raise UsageError(f"AWS has no GPU called '{name}' {where}" + (f": {names}" if near else ""), near or names)
-    return found
-
-
-def _gpu_spellings(kind: InstanceType) -> set[str]:
-    """All words of a GPU's name, neighbours written as one, its maker and its memory."""
-    return spellings(kind.gpu) | {"nvidia", f"{kind.memory}gb"}
+    return match_gpu(
+        whole,
+        name,
+        "AWS",
+        name=lambda kind: kind.gpu,
+        aliases=lambda kind: [f"{kind.gpu} {kind.memory}gb"],
+        where=where,
+    )
 
 
 def is_legacy(kind: InstanceType) -> bool:
-    return not LEGACY_GPUS.isdisjoint(words(kind.gpu))
-
-
-def _join_names(names: Iterable[str]) -> str:
-    known = sorted(set(names))
-    return ", ".join(known[:MAX_NAMES]) + (" and others" if len(known) > MAX_NAMES else "")
+    return is_only_by_name(kind.gpu)
 
 
 # Questions.

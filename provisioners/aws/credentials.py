@@ -15,7 +15,7 @@ from gpuops.core.errors import AuthFailed, NotSetUp
 from gpuops.core.models import DOTENV
 from provisioners.aws.errors import MFA, NO_KEYS
 from provisioners.base import NOTHING, Credential, credential
-from provisioners.http_api import checked_url
+from provisioners.kit.http_api import checked_url
 
 NO_BOTO3 = ("AWS needs the package boto3", "pip install 'gpuops[aws]'")
 KEY_ID, SECRET, TOKEN = "AWS_ACCESS_KEY_ID", "AWS_SECRET_ACCESS_KEY", "AWS_SESSION_TOKEN"

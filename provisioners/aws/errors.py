@@ -18,8 +18,8 @@ from gpuops.core.errors import (
     Unknown,
 )
 from gpuops.core.format import one_line
-from provisioners import error_table
-from provisioners.error_table import ANY, MAX_WORDS_CHARS, Row, because
+from provisioners.kit import error_table
+from provisioners.kit.error_table import ANY, MAX_WORDS_CHARS, Row, because
 
 LATER = "try again later, let it be tried for you (--wait 2h), or allow more: other types, --region A,B"
 SPOT_QUOTA = "see what is missing, and request more: gpuops quota aws --spot"

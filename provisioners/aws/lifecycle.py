@@ -16,9 +16,10 @@ from gpuops.core.models import Resource
 from gpuops.core.polling import Clock
 from provisioners.aws import ec2, machines, tags
 from provisioners.aws.account import Account
-from provisioners.aws.api import Document, ask, ask_all, split_region
+from provisioners.aws.api import Document, ask, split_region
 from provisioners.aws.ec2 import InstanceState, SecurityGroup, SpotRequest
 from provisioners.aws.errors import code, is_closed_by_organization
+from provisioners.kit.calls import ask_all, each
 
 MAX_REGIONS_AT_ONCE = 16
 """Regions that are listed at the same time; each makes five calls, one after another."""
@@ -138,7 +139,6 @@ class Teardown:
     def __init__(self, account: Account, clock: Clock) -> None:
         self._account = account
         self._clock = clock
-        self._errors: list[ProviderError] = []
 
     def destroy(self, resources: Sequence[Resource]) -> None:
         """End them as far as is possible now. Raises the first ProviderError, after all were tried."""
@@ -147,25 +147,19 @@ class Teardown:
             machines.VOLUME: self._delete_volume,
             machines.INTERFACE: self._delete_interface,
         }
+        ends: list[Callable[[], None]] = []
         for region in dict.fromkeys(item.region for item in resources):
             in_region = [resource for resource in resources if resource.region == region]
             running = [resource for resource in in_region if resource.kind == machines.MACHINE]
-            self._try(partial(self._end_machines, region, running))
+            ends.append(partial(self._end_machines, region, running))
             for resource in in_region:
                 if end := end_by_kind.get(resource.kind):
-                    self._try(partial(end, resource))
+                    ends.append(partial(end, resource))
             busy = {tags.cluster_of(machine.name) for machine in running}
             for resource in in_region:
                 if resource.kind == machines.GROUP and tags.cluster_of(resource.name) not in busy:
-                    self._try(partial(self._delete_group, resource))
-        if self._errors:
-            raise self._errors[0]
-
-    def _try(self, end: Callable[[], None]) -> None:
-        try:
-            end()
-        except ProviderError as error:
-            self._errors.append(error)
+                    ends.append(partial(self._delete_group, resource))
+        each(ends)
 
     def _end_machines(self, region: str, resources: Sequence[Resource]) -> None:
         """All in one request. Where it fails it has ended none of them, and they are ended one by one."""
@@ -178,8 +172,7 @@ class Teardown:
             if len(resources) == 1:
                 self._unless_absent(error)
                 return
-            for resource in resources:
-                self._try(partial(self._end_machines, region, [resource]))
+            each(partial(self._end_machines, region, [resource]) for resource in resources)
 
     def _cancel_request(self, resource: Resource) -> None:
         client = self._account.client("ec2", resource.region)

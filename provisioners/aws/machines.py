@@ -8,7 +8,6 @@ from __future__ import annotations
 import dataclasses
 from collections.abc import Mapping
 from pathlib import Path
-from typing import Any
 
 from gpuops.core.models import MACHINE as MACHINE
 from gpuops.core.models import Resource, ResourceState
@@ -18,6 +17,9 @@ from provisioners.aws.api import split_region
 from provisioners.aws.boot_script import WATCH
 from provisioners.aws.ec2 import Instance, InstanceState, NetworkInterface, SecurityGroup, SpotRequest, Volume
 from provisioners.aws.pricing import DISK_MONTHLY, HOURS_PER_MONTH
+from provisioners.kit.api_key import kept_account
+from provisioners.kit.documents import price
+from provisioners.kit.ssh_machine import Login, ssh_data
 
 GROUP = "group"
 SPOT_REQUEST = "spot-request"
@@ -66,29 +68,28 @@ def machine_resource(
         f"AWS calls it {instance.state_word or 'nothing at all'}",
     )
     why_ended = explain_end(instance)
-    data: dict[str, Any] = {
-        "connection": "ssh",
-        "ssh_folder": str(home / "ssh"),
-        "token": _token(instance.tags, instance.index) or str(kept.get("token") or ""),
-        "revives": True,
-        "boot_watch": WATCH,
-        "scratch": SCRATCH,
-        "throwaway_key": kept.get("throwaway_key", True),
-        "notices": dict(SPOT_NOTICES),
-        "env": dict(NODE_ENV),
-        "account": dict(account),
-        "zone": instance.zone,
-        "type": instance.type,
-        "market": "spot" if instance.lifecycle == "spot" else "on-demand",
-        "spot_request": instance.spot_request or str(kept.get("spot_request") or ""),
-        "phase": phase,
-        "hopeless": (why_ended or "AWS is ending it") if instance.is_ending else "",
-        "reclaimed": instance.reason.startswith(REASON_OF_AWS),
-        "by": "AWS",
-        "why_ended": why_ended,
-    }
-    if target := _ssh_target(instance, home):
-        data["target"] = target
+    data = ssh_data(
+        home,
+        Login(
+            instance.tags.get(tags.USER) or "ubuntu", instance.address, SSH_PORT, instance.tags.get(tags.HOST_KEY, "")
+        ),
+        kept,
+        token=_token(instance.tags, instance.index),
+        account=account,
+        phase=phase,
+        hopeless=(why_ended or "AWS is ending it") if instance.is_ending else "",
+        boot_watch=WATCH,
+        scratch=SCRATCH,
+        notices=dict(SPOT_NOTICES),
+        env=dict(NODE_ENV),
+        zone=instance.zone,
+        type=instance.type,
+        market="spot" if instance.lifecycle == "spot" else "on-demand",
+        spot_request=instance.spot_request or str(kept.get("spot_request") or ""),
+        reclaimed=instance.reason.startswith(REASON_OF_AWS),
+        by="AWS",
+        why_ended=why_ended,
+    )
     return Resource(
         kind=MACHINE,
         id=instance.id,
@@ -99,7 +100,7 @@ def machine_resource(
         address=instance.address,
         port=SSH_PORT if instance.address else 0,
         private_address=instance.private_address,
-        per_hour=0.0 if instance.is_ending else _dollars(instance.tags.get(tags.PRICE)),
+        per_hour=0.0 if instance.is_ending else price(instance.tags.get(tags.PRICE)),
         data=data,
     )
 
@@ -107,21 +108,6 @@ def machine_resource(
 def explain_end(instance: Instance) -> str:
     """Why it ends, in one sentence; empty while it does not end, or where AWS does not say."""
     return END_REASONS.get(instance.reason) or instance.reason_words if instance.is_ending else ""
-
-
-def _ssh_target(instance: Instance, home: Path) -> dict[str, Any] | None:
-    """How it is logged in to; None without an address, or without the host key that it must show."""
-    host_key = instance.tags.get(tags.HOST_KEY)
-    if not instance.address or not host_key:
-        return None
-    return {
-        "host": instance.address,
-        "port": SSH_PORT,
-        "user": instance.tags.get(tags.USER) or "ubuntu",
-        "identities": [str(home / "ssh" / "id_ed25519")],
-        "identities_only": True,
-        "host_keys": [host_key],
-    }
 
 
 def group_resource(
@@ -178,12 +164,4 @@ def account_data(identity: Identity | None, region: str, previous: Resource | No
 
 def kept_account_id(resource: Resource) -> str:
     """The number of the account that a resource was made in; empty where that was not known."""
-    account = resource.data.get("account")
-    return str(account.get("id") or "") if isinstance(account, Mapping) else ""
-
-
-def _dollars(value: str | None) -> float:
-    try:
-        return float(value or 0.0)
-    except ValueError:
-        return 0.0
+    return str(kept_account(resource).get("id") or "")

@@ -14,13 +14,14 @@ from gpuops.core.format import first_few
 from gpuops.core.models import Offer, Price
 from provisioners.aws import images, launch, pricing, quota_advice, quota_report, quotas, reservations
 from provisioners.aws.account import Account
-from provisioners.aws.api import ask_all, split_region
+from provisioners.aws.api import split_region
 from provisioners.aws.capacity import PricedType, RegionStock, is_prepaid, read_stock
 from provisioners.aws.catalog import InstanceType
 from provisioners.aws.instance_alternatives import Alternative, Demand, RegionSurvey
 from provisioners.aws.options import Wishes
 from provisioners.aws.quota_report import MAX_REGIONS_AT_ONCE, build_demand
 from provisioners.aws.quotas import UNIT, QuotaClass, quota_class_of
+from provisioners.kit.calls import ask_all
 
 MAX_NAMES = 4
 """Types that one sentence names."""

@@ -11,8 +11,10 @@ from typing import Any
 
 from gpuops.core.errors import ProviderError, UsageError
 from provisioners.aws.account import Account
-from provisioners.aws.api import ask_all, join_region, pages, split_region
+from provisioners.aws.api import join_region, pages, split_region
 from provisioners.aws.catalog import InstanceType
+from provisioners.kit.calls import ask_all
+from provisioners.kit.documents import price as price_of
 
 PRICE_LISTS = ("us-east-1", "eu-central-1", "ap-south-1")
 """Regions that serve the price list of all regions, tried in turn: an organization may forbid the first."""
@@ -38,7 +40,7 @@ def newest_spot_prices(history: Iterable[Mapping[str, Any]]) -> dict[tuple[str, 
     found: dict[tuple[str, str], tuple[Any, float]] = {}
     for entry in history:
         key = (str(entry.get("InstanceType")), str(entry.get("AvailabilityZone")))
-        price, timestamp = _parse_dollars(entry.get("SpotPrice")), entry.get("Timestamp")
+        price, timestamp = price_of(entry.get("SpotPrice")), entry.get("Timestamp")
         known = found.get(key)
         if price and (known is None or (timestamp is not None and known[0] is not None and timestamp > known[0])):
             found[key] = (timestamp, price)
@@ -55,7 +57,7 @@ def parse_product(product: str) -> tuple[Mapping[str, Any], float]:
         attributes = dict(document["product"]["attributes"])
         terms = document.get("terms", {}).get("OnDemand", {})
         prices = [
-            _parse_dollars(dimension.get("pricePerUnit", {}).get("USD"))
+            price_of(dimension.get("pricePerUnit", {}).get("USD"))
             for term in terms.values()
             for dimension in term.get("priceDimensions", {}).values()
         ]
@@ -79,14 +81,6 @@ def disk_hourly(products: Iterable[str]) -> float:
     """$/h for a GB of gp3. Where the list does not say, a price that is rather too high."""
     monthly = [price for price in (parse_product(product)[1] for product in products) if price]
     return min(monthly, default=DISK_MONTHLY) / HOURS_PER_MONTH
-
-
-def _parse_dollars(value: Any) -> float:
-    try:
-        price = float(value)
-    except (TypeError, ValueError):
-        return 0.0
-    return price if 0 < price < float("inf") else 0.0
 
 
 # Questions.

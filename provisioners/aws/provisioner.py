@@ -17,7 +17,6 @@ from gpuops.core.account_variables import OURS
 from gpuops.core.errors import AuthFailed, ProviderError, QuotaExceeded, Rejected, Unknown
 from gpuops.core.models import Intent, Journal, Offer, Option, Payer, Problem, Request, Resource, ResourceState
 from gpuops.core.quota import Quota, QuotaIncrease, QuotaReport
-from provisioners import keys
 from provisioners.aws import (
     boot_script,
     images,
@@ -32,12 +31,14 @@ from provisioners.aws import (
     tags,
 )
 from provisioners.aws.account import Account, Plan
-from provisioners.aws.api import ask, ask_all, require, split_region
+from provisioners.aws.api import ask, split_region
 from provisioners.aws.ec2 import Instance, SecurityGroup
 from provisioners.aws.errors import FREE_PLAN, code
 from provisioners.aws.launch import LaunchSpec
 from provisioners.aws.lifecycle import Teardown
 from provisioners.base import CONTRACT, Context
+from provisioners.kit import keys
+from provisioners.kit.calls import ask_all, require
 
 CALLER_ADDRESS_VALID_S = 60.0
 """How long this computer's address is not asked for again while machines are made."""

@@ -13,7 +13,7 @@ from gpuops.core.models import Request
 from gpuops.core.quota import Quota, QuotaIncrease, QuotaReport
 from provisioners.aws import catalog, quota_advice
 from provisioners.aws.account import Account, Plan
-from provisioners.aws.api import ask, ask_all, split_region
+from provisioners.aws.api import ask, split_region
 from provisioners.aws.catalog import InstanceType
 from provisioners.aws.errors import FREE_PLAN, code
 from provisioners.aws.instance_alternatives import Demand, RegionSurvey
@@ -37,6 +37,7 @@ from provisioners.aws.quotas import (
     read_limit,
     select_increases,
 )
+from provisioners.kit.calls import ask_all
 
 ALL_REGIONS = "all"
 MAX_REGIONS_AT_ONCE = 4

@@ -20,10 +20,11 @@ from gpuops.core.errors import AuthFailed, ProviderError, UsageError
 from gpuops.core.quota import Quota, QuotaIncrease
 from provisioners.aws import ec2
 from provisioners.aws.account import Account
-from provisioners.aws.api import Document, ask, ask_all, pages, require
+from provisioners.aws.api import Document, ask, pages
 from provisioners.aws.catalog import InstanceType
 from provisioners.aws.ec2 import COUNTED_REQUESTS, COUNTED_STATES, Instance, SpotRequest, SpotRequestState
 from provisioners.aws.errors import code, lacks_permission
+from provisioners.kit.calls import ask_all, require
 
 SERVICE = "ec2"
 SPOT, ON_DEMAND = "spot", "on-demand"

@@ -3,6 +3,7 @@ its machines share.
 
 login_node   the login node: this machine, or one that is reached by SSH; what lies of ours in the home
 jobs         a job and its nodes as resources
+modules      the site's modules with torch
 request      a request checked, and what a job is asked for with
 provisioner  the contract, but for what is one batch system's own
 """

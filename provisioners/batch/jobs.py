@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import re
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
@@ -44,6 +45,8 @@ class Job:
     """Seconds until it ends by itself."""
     why_over: str = ""
     preempted: bool = False
+    failed: bool = False
+    """A machine of it failed: on others it would have gone on."""
 
     @property
     def name(self) -> str:
@@ -106,8 +109,9 @@ def _present(node: NodeRecord, job: Job | None, inside: Inside, now: float) -> t
     """A node's state, and what `Resource.data` says of it besides."""
     if job is None or job.state is JobState.OVER:
         why = job.why_over if job else ""
-        ended = {"why_ended": why, "left": node.held is not None}
-        return ResourceState.ENDED, ended | ({"reclaimed": True} if job and job.preempted else {})
+        ended: dict[str, Any] = {"why_ended": why, "left": node.held is not None}
+        ended |= {"reclaimed": True} if job and job.preempted else {}
+        return ResourceState.ENDED, ended | ({"stopped": True} if job and job.failed else {})
     if job.state is JobState.QUEUED:
         return ResourceState.STARTING, {"queued": True, "phase": job.phase, "hopeless": job.hopeless}
     if node.state is ResourceState.ENDED:
@@ -120,11 +124,27 @@ def _present(node: NodeRecord, job: Job | None, inside: Inside, now: float) -> t
 
 def job_of(node: NodeRecord, jobs: Sequence[Job]) -> Job | None:
     """The job that a node was made for: the one that still holds machines, of several."""
-    name = f"{node.mark.rpartition('-')[0]}-job"
-    own = [job for job in jobs if job.mark == name and job.token == job_token(node.token)]
+    own = [job for job in jobs if job.name == job_name_of(node)]
     return next((job for job in own if job.state is not JobState.OVER), own[-1] if own else None)
+
+
+def job_name_of(node: NodeRecord) -> str:
+    """What the job is called that a node was made for."""
+    return job_name(f"{node.mark.rpartition('-')[0]}-job", job_token(node.token))
 
 
 def job_token(node_token: str | None) -> str:
     """The token of a node's job: a node's is that with its number."""
     return (node_token or "").rpartition("-")[0]
+
+
+def explain_output(text: str, login: str) -> str:
+    """Why a job ended before its nodes were there, by the last line that it wrote. Pure."""
+    lines = [line for line in text.splitlines() if line.strip()]
+    if any("can't open file" in line for line in lines):
+        return f"its machines do not see the home folder of {login}, which gpuops needs them to share"
+    last = lines[-1].strip() if lines else ""
+    try:
+        return str(json.loads(last)["error"]["say"])
+    except (ValueError, KeyError, TypeError):
+        return last

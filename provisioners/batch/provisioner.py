@@ -10,7 +10,7 @@ import dataclasses
 import json
 import threading
 from abc import ABC, abstractmethod
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from contextlib import suppress
 from functools import partial
 from typing import Any, Generic, TypeVar
@@ -24,14 +24,16 @@ from gpuops.core.errors import (
     Unknown,
     UsageError,
 )
-from gpuops.core.models import MACHINE, Intent, Journal, Offer, Problem, Request, Resource, ResourceState
+from gpuops.core.models import MACHINE, Intent, Journal, Offer, Problem, Request, Resource, ResourceState, SiteFact
 from gpuops.core.parallel import on_each
 from provisioners.base import CONTRACT, Context
 from provisioners.batch.jobs import (
     JOB,
     Job,
     JobState,
+    explain_output,
     job_name,
+    job_name_of,
     job_of,
     job_resource,
     job_token,
@@ -39,6 +41,7 @@ from provisioners.batch.jobs import (
     output_file,
 )
 from provisioners.batch.login_node import LoginNode, LoginNodes, parse_login
+from provisioners.batch.modules import MODULES, modules_with_torch
 from provisioners.batch.request import JobShape
 from provisioners.ssh.host_agent import NodeRecord, join_lists
 from provisioners.ssh.provisioner import ABANDONED_S, MIN_BOOT_LEASE_S, as_provider_errors
@@ -87,6 +90,7 @@ class BatchProvisioner(ABC, Generic[SiteT]):
     program: str
     """A command of the batch system's, by which a login node is known."""
     prelude = ""
+    grants_machines = True
     settle_s = 30.0
     gone_s = 120.0
 
@@ -118,6 +122,10 @@ class BatchProvisioner(ABC, Generic[SiteT]):
         """What `Submission.data` needs of its batch system besides."""
         return {}
 
+    def survey_cluster(self, login: LoginNode) -> Sequence[SiteFact]:
+        """What the cluster has and allows, for `doctor`, where that can be asked. Raises ProviderError, NodeError."""
+        return []
+
     @abstractmethod
     def submit(self, login: LoginNode, submission: Submission) -> str:
         """Submit a job. Returns its number. Raises ProviderError, NodeError."""
@@ -125,6 +133,11 @@ class BatchProvisioner(ABC, Generic[SiteT]):
     @abstractmethod
     def list_jobs(self, login: LoginNode) -> Sequence[Job]:
         """This owner's jobs, those that ended a while ago too, where they are still known. Raises ProviderError."""
+
+    def list_past_jobs(self, login: LoginNode, names: Collection[str]) -> Sequence[Job]:
+        """Those of these jobs that `list_jobs` knows no more, where something else does; it never fails for that.
+        Raises NodeError."""
+        return []
 
     @abstractmethod
     def cancel(self, login: LoginNode, names: Sequence[str]) -> None:
@@ -148,6 +161,10 @@ class BatchProvisioner(ABC, Generic[SiteT]):
         except GpuopsError as error:
             return [Problem(error.message, error.hint)]
         return []
+
+    def survey(self, request: Request) -> Sequence[SiteFact]:
+        login = self.logins.log_in(request)
+        return [*self.survey_cluster(login), *modules_with_torch(self.logins.ask(login, ["sh", "-c", MODULES]).text)]
 
     def offers(self, request: Request) -> Sequence[Offer]:
         """One offer: this job."""
@@ -276,6 +293,8 @@ class BatchProvisioner(ABC, Generic[SiteT]):
         except NodeError as error:
             hint = f"{error.hint or 'see what is wrong there'}; gone for good? gpuops reap --forget {login.name}"
             raise Unknown(error.message, hint) from error
+        if forgotten := {name for node in nodes if job_of(node, jobs) is None and (name := job_name_of(node))}:
+            jobs = [*jobs, *as_provider_errors(lambda: self.list_past_jobs(login, forgotten))]
         active = [job for job in jobs if job.state is not JobState.OVER]
         return Look(
             jobs,
@@ -369,15 +388,3 @@ def _job_name(resource: Resource) -> str:
     if resource.kind == JOB:
         return job_name(resource.name, resource.token)
     return job_name(f"{resource.name.rpartition('-')[0]}-job", job_token(resource.token))
-
-
-def explain_output(text: str, login: str) -> str:
-    """Why a job ended before its nodes were there, by the last line that it wrote. Pure."""
-    lines = [line for line in text.splitlines() if line.strip()]
-    if any("can't open file" in line for line in lines):
-        return f"its machines do not see the home folder of {login}, which gpuops needs them to share"
-    last = lines[-1].strip() if lines else ""
-    try:
-        return str(json.loads(last)["error"]["say"])
-    except (ValueError, KeyError, TypeError):
-        return last

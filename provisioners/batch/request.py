@@ -18,6 +18,8 @@ LOGIN_OPTIONS: Sequence[Option] = (
     Option("identity", "The private key to log in with.", "path"),
     Option("accept-new", "Trust the key of a host that was never met before.", "bool", default=False),
 )
+MIN_JOB_S = 360.0
+"""The shortest job: its nodes start, one short run, and `jobs.END_MARGIN_S`."""
 WALLTIME_S = 4 * 3600.0
 """A job's time without `--max-hours`, where its queue has no default: shorter ones start sooner."""
 
@@ -52,7 +54,12 @@ def choose_walltime(hours: float | None, default_s: float | None, max_s: float |
     """In whole minutes, as batch systems count. `queue`: `partition gpu`. Raises Rejected."""
     if hours is None:
         return default_s or min(max_s or WALLTIME_S, WALLTIME_S)
-    wanted = max(1.0, round(hours * 60)) * 60
+    wanted = round(hours * 60) * 60.0
+    if wanted < MIN_JOB_S:
+        raise Rejected(
+            f"a job of {span(wanted)} leaves no time for a run: its last 2 min are kept for results on their way",
+            f"--max-hours {MIN_JOB_S / 3600:.2g}, or more",
+        )
     if max_s is not None and wanted > max_s:
         raise Rejected(
             f"{queue} gives a job {span(max_s)}, and --max-hours is {span(wanted)}",

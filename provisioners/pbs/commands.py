@@ -55,14 +55,24 @@ exit "$code"
 """
 """The far side gives one line of text to the user's login shell, which takes it apart into the same words. Host keys
 are the site's matter: what it lets `ssh` believe is believed."""
-REFUSED = json.dumps({
-    "error": {
-        "kind": "no-way",
-        "say": "the login node cannot reach this machine of the job by ssh without a question",
-        "hint": "try there: ssh -o BatchMode=yes MACHINE true; or ask who runs the cluster for ssh to the machines of "
-        "your own jobs, by a key in the shared home or by hosts, with their host keys known",
-    }
-})  # fmt: skip
+FORWARD = r"""host=$1 here=$2 port=$3
+ssh -T -o BatchMode=yes -o LogLevel=ERROR -o ServerAliveInterval=20 -o ExitOnForwardFailure=yes \
+    -L "$here:127.0.0.1:$port" -- "$host" \
+    'exec cat >/dev/null'
+code=$?
+case $here in /*) rm -f "$here" ;; esac
+[ "$code" != 255 ] || printf '%s\n' '@REFUSED' >&2
+exit "$code"
+"""
+"""Ends with its input: nothing else would end it on the login node. A socket in a folder is its user's alone."""
+NO_WAY = "the login node cannot reach this machine of the job by ssh without a question"
+ASK_FOR_WAY = (
+    "try there: ssh -o BatchMode=yes MACHINE true; or ask who runs the cluster for ssh to the machines of your own "
+    "jobs, by a key in the shared home or by hosts, with their host keys known"
+)
+REFUSED = json.dumps({"error": {"kind": "no-way", "say": NO_WAY, "hint": ASK_FOR_WAY}})
+"""As an agent refuses."""
+REFUSED_PERSON = f"error: {NO_WAY}\nhint: {ASK_FOR_WAY}"
 KILL_DELAY_S = 10.0
 """Between SIGTERM and SIGKILL, where a queue does not say."""
 NO_SERVER = re.compile(r"cannot connect to server|connection refused|timed? ?out|no route to host|15031", re.IGNORECASE)
@@ -102,18 +112,23 @@ done
 
 def step_words(job: str, python: str, host: str) -> list[str]:
     """Starts a program on a node of a job; once the job is over, here on the login node, which it is told."""
-    return ["sh", "-c", STEP + _shell("-T"), "sh", job, python, host]
+    return ["sh", "-c", STEP + _shell("-T", REFUSED), "sh", job, python, host]
 
 
-def shell_words(python: str, host: str, gpus: Sequence[str] | None, terminal: bool) -> list[str]:
-    """Starts a person's command on a node of a job, who is to see its GPUs and no others."""
-    script = "python=$1 host=$2\nshift 2" + _shell("-tt" if terminal else "-T")
-    seen = [] if gpus is None else ["env", f"CUDA_VISIBLE_DEVICES={','.join(gpus)}"]
-    return ["sh", "-c", script, "sh", python, host, *seen]
+def shell_words(job: str, python: str, host: str, gpus: Sequence[str] | None, terminal: bool) -> list[str]:
+    """Starts a person's command on a node of a job, who is to see that, its GPUs and no others."""
+    script = "python=$1 host=$2\nshift 2" + _shell("-tt" if terminal else "-T", REFUSED_PERSON)
+    seen = [] if gpus is None else [f"CUDA_VISIBLE_DEVICES={','.join(gpus)}"]
+    return ["sh", "-c", script, "sh", python, host, "env", f"PBS_JOBID={job}", *seen]
 
 
-def _shell(options: str) -> str:
-    return SHELL.replace("@OPTIONS", options).replace("@REFUSED", REFUSED)
+def forward_words(host: str) -> list[str]:
+    """Holds a port of a node of a job open here; behind it: the socket's path or the port here, and the port there."""
+    return ["sh", "-c", FORWARD.replace("@REFUSED", REFUSED_PERSON), "sh", host]
+
+
+def _shell(options: str, refused: str) -> str:
+    return SHELL.replace("@OPTIONS", options).replace("@REFUSED", refused)
 
 
 def parse_jobs(text: str, prefix: str, now: float) -> list[Job]:
@@ -143,8 +158,15 @@ def _parse_job(number: str, facts: Mapping[str, Any], mark: str, token: str, now
         phase=describe_wait(word, comment),
         hopeless=explain_never(word, comment) if state is JobState.QUEUED else "",
         left_s=left_s if state is JobState.RUNNING else None,
-        why_over=WHY_OVER.get(_number(facts.get("Exit_status")), "its job is over") if state is JobState.OVER else "",
+        why_over=explain_end(facts) if state is JobState.OVER else "",
     )
+
+
+def explain_end(facts: Mapping[str, Any]) -> str:
+    """Why a job is over."""
+    if "stime" not in facts:
+        return "its job was deleted while it was queued"
+    return WHY_OVER.get(_number(facts.get("Exit_status")), "its job is over")
 
 
 def _number(value: Any) -> int:

@@ -85,10 +85,11 @@ class PbsProvisioner(BatchProvisioner[Site]):
         host = str(node.held)
 
         def shell(terminal: bool) -> list[str]:
-            return self.logins.words(commands.shell_words(login.python, host, node.gpus, terminal))
+            return self.logins.words(commands.shell_words(job.id, login.python, host, node.gpus, terminal))
 
         return {
             "inside": self.logins.words(commands.step_words(job.id, login.python, host)),
             "inside_shell": shell(False),
             "inside_terminal": shell(True),
+            "inside_forward": self.logins.words(commands.forward_words(host)),
         }

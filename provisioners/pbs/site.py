@@ -106,11 +106,18 @@ def shape_job(wishes: Wishes, site: Site) -> JobShape:
     walltime_s = choose_walltime(wishes.hours, queue.default_s, queue.max_s, f"queue {queue.name}")
     fitting = _fitting_nodes(wishes, site, queue.name)
     gpus = min((node.gpus for node in fitting if node.gpus), default=0) if wishes.gpus is None else wishes.gpus
-    enough = [node for node in fitting if node.gpus >= gpus and node.cpus >= (wishes.cpus or 1)]
+    wanted_memory = parse_size(wishes.words.get("mem", "")) or 0
+    enough = [
+        node
+        for node in fitting
+        if node.gpus >= gpus
+        and node.cpus >= (wishes.cpus or 1)
+        and node.memory >= (wanted_memory if node.memory else 0)
+    ]
     if site.nodes and len({node.name for node in enough}) < wishes.nodes:
+        fit = f"only {plural(len(enough), 'node')} with" if enough else "no node with"
         raise NoCapacity(
-            f"queue {queue.name} can never have this job: {plural(len(enough), 'node')} could be one of its "
-            f"{plural(wishes.nodes, 'node')}",
+            f"queue {queue.name} has {fit} all that is asked for, and the job needs {wishes.nodes}",
             f"the cluster has {describe_nodes(site)}; ask for less, or something else with --select-extra",
         )
     shares = [node.cpus * gpus // node.gpus if gpus and node.gpus else node.cpus for node in enough]

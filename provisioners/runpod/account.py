@@ -18,9 +18,10 @@ from typing import Any
 from gpuops.core.errors import AuthFailed, UsageError
 from gpuops.core.models import Payer, Resource
 from gpuops.core.polling import Clock
+from provisioners.kit.api_key import fingerprint, has_other_key, kept_account, other_key
+from provisioners.kit.documents import inner
 from provisioners.runpod import credentials
-from provisioners.runpod.api import inner
-from provisioners.runpod.credentials import fingerprint, graphql_base, key
+from provisioners.runpod.credentials import graphql_base, key
 
 QUERY_TIMEOUT_S = 20.0
 BALANCE_VALID_S = 10.0
@@ -142,13 +143,8 @@ class Account:
 
     def check(self, resource: Resource) -> None:
         """Raises AuthFailed where what RunPod does not find may be another account's, and go on there."""
-        account = resource.data.get("account")
-        kept = account if isinstance(account, dict) else {}
-        if not kept.get("key") or kept["key"] == self.data()["key"]:
+        if not has_other_key(resource, key(self._env, self._dotenv)):
             return
-        if kept.get("id") and kept["id"] == self.facts().id:
-            return
-        raise AuthFailed(
-            f"{resource.name} was made with another API key, and this one does not see it",
-            "use that key again: export RUNPOD_API_KEY=…",
-        )
+        kept_id = kept_account(resource).get("id")
+        if not kept_id or kept_id != self.facts().id:
+            raise other_key(resource, credentials.VARIABLE)

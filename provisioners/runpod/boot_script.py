@@ -1,8 +1,7 @@
 """What a pod does first, before its image's own start: POSIX sh, for dash, bash and busybox alike.
 
-    the watchdog    /run/gpuops/{end,pid,revive}: ends the pod at the time in `end`, and starts the node anew
-    the host key    the one that came with the pod, unless it has been replaced since
-    sshd            the image's own /start.sh where that brings one, else installed here and started
+    the watchdog, the host key    as every container of a provider has them (`kit.boot_watch`)
+    sshd                          the image's own /start.sh where that brings one, else installed here and started
 
 The script travels in the variable GPUOPS_START, so that nothing between here and the pod has to keep its quotes.
 """
@@ -12,28 +11,20 @@ from __future__ import annotations
 import json
 import shlex
 
+from provisioners.kit import boot_watch
 from provisioners.runpod.self_destruct import ROUND_TIMEOUT_S, SOURCE
 
 ENTRYPOINT, COMMAND = ("sh", "-c"), ('eval "$GPUOPS_START"',)
 ARGS = json.dumps({"entrypoint": ENTRYPOINT, "cmd": COMMAND})
 """The pod's `args`: words, or this JSON, which replaces an ENTRYPOINT of the image, too. dstack and runpodctl send it;
 not seen live by us."""
-WATCH = "/run/gpuops"
 VARIABLE = "GPUOPS_START"
-CHECK_INTERVAL_S = 5
-END_RETRY_S = 20
-"""From one round of all ways to the next: an account may ask 60 times in a minute."""
 SETTLE_S = 4
 """From a yes until the next way is tried."""
-REVIVE_ROUNDS = 6
 
 SCRIPT = r"""
 umask 077
 api=@API@
-watch=@ROOT@/run/gpuops
-ssh=@ROOT@/etc/ssh
-mkdir -p "$watch" && chmod 700 "$watch"
-
 ending=@ENDING@
 
 limited() {
@@ -51,7 +42,7 @@ ask() {
 
 # All ways, whatever they answer and whatever they end with: who is still here is not gone. The ways are those of the
 # program, then the same by curl, then what RunPod puts into its pods.
-end_pod() {
+end_machine() {
     command -v python3 >/dev/null 2>&1 && limited python3 -I -c "$ending" "$api"
     if command -v curl >/dev/null 2>&1; then
         pod=$api/pods/$RUNPOD_POD_ID
@@ -67,62 +58,7 @@ end_pod() {
     fi
 }
 
-# Seconds that have passed since some moment, whatever becomes of the clock.
-passed() {
-    read -r up _ </proc/uptime 2>/dev/null && printf '%s' "${up%%.*}"
-}
-
-# What was last read counts while the file cannot be: a full disk keeps no pod alive. A clock that is set back does
-# not, either: the seconds to an end are counted as well from when it was read first.
-watch_over() {
-    last=$1 rounds=0 reviving= counted=none due=
-    while :; do
-        pause=@LOOK@
-        end=$(cat "$watch/end" 2>/dev/null)
-        end=${end%%.*}
-        case $end in
-            none) last=none ;;
-            '' | *[!0-9]* | 0?*) ;;
-            *) last=$end ;;
-        esac
-        now=$(date +%s) up=$(passed)
-        [ "$last" = "$counted" ] || [ "$last" = none ] || due=$((${up:-0} + last - ${now:-0}))
-        counted=$last
-        if [ "$last" != none ] && { [ "$now" -ge "$last" ] || [ "${up:-0}" -ge "$due" ]; }; then
-            end_pod
-            pause=@AGAIN@
-        elif [ -f "$watch/revive" ] && [ $((rounds % @ROUNDS@)) -eq 0 ]; then
-            if [ -z "$reviving" ] || ! kill -0 "$reviving" 2>/dev/null; then
-                sh "$watch/revive" </dev/null >/dev/null 2>&1 &
-                reviving=$!
-            fi
-        fi
-        rounds=$((rounds + 1))
-        sleep "$pause"
-    done
-}
-
-# A container that starts again keeps the end it had.
-case $GPUOPS_END in '' | *[!0-9]*) GPUOPS_END=none ;; esac
-[ -s "$watch/end" ] || { printf '%s\n' "$GPUOPS_END" >"$watch/end.draft" && mv -f "$watch/end.draft" "$watch/end"; }
-
-unpacked() {
-    printf '%s' "$1" | base64 -d 2>/dev/null || printf '%s' "$1" | openssl base64 -d -A 2>/dev/null ||
-        printf '%s' "$1" | python3 -c 'import base64, sys; print(base64.b64decode(sys.stdin.read()).decode(), end="")'
-}
-
-if [ -n "$GPUOPS_HOST_KEY" ] && [ ! -e "$ssh/.gpuops-replaced" ]; then
-    [ -d "$ssh" ] || { mkdir -p "$ssh" && chmod 755 "$ssh"; }
-    key=$ssh/ssh_host_ed25519_key
-    unpacked "$GPUOPS_HOST_KEY" >"$ssh/.gpuops-draft" && chmod 600 "$ssh/.gpuops-draft" &&
-        printf '%s\n' "$GPUOPS_HOST_PUBLIC" >"$key.pub" && chmod 644 "$key.pub" && mv -f "$ssh/.gpuops-draft" "$key"
-fi
-first_end=$GPUOPS_END
-unset GPUOPS_HOST_KEY GPUOPS_HOST_PUBLIC GPUOPS_END GPUOPS_TOKEN GPUOPS_START
-
-watch_over "$first_end" </dev/null >"$watch/log" 2>&1 &
-printf '%s\n' "$!" >"$watch/pid"
-
+@WATCH@
 # A shell stays the container's first process, which alone survives `kill -9 -1` by a program in it. It ends with what
 # it waits for, RunPod starts the container again, and with it the watchdog. Not the other way round, with the image's
 # start in the background: what is there ignores SIGINT (POSIX), and so would all that is ever started in the pod.
@@ -185,22 +121,15 @@ def build_script(
     api: str,
     *,
     root: str = "",
-    look_s: float = CHECK_INTERVAL_S,
-    again_s: float = END_RETRY_S,
+    look_s: float = boot_watch.CHECK_INTERVAL_S,
+    again_s: float = boot_watch.END_RETRY_S,
     round_s: float = ROUND_TIMEOUT_S,
 ) -> str:
     """The text of GPUOPS_START. `root` stands before every path that is written, and the times are, for tests."""
     values = {
         "API": shlex.quote(api),
-        "ROOT": root,
         "ENDING": shlex.quote(SOURCE.strip("\n")),
-        "LOOK": f"{look_s:g}",
-        "AGAIN": f"{again_s:g}",
         "SETTLE": f"{min(SETTLE_S, again_s):g}",
         "ROUND": f"{round_s:g}",
-        "ROUNDS": str(REVIVE_ROUNDS),
     }
-    text = SCRIPT
-    for name, value in values.items():
-        text = text.replace(f"@{name}@", value)
-    return text.strip("\n") + "\n"
+    return boot_watch.fill(SCRIPT, values, root=root, look_s=look_s, again_s=again_s)

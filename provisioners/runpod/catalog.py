@@ -6,24 +6,15 @@ RunPod's answers are parsed here into types; of a number that is missing or none
 from __future__ import annotations
 
 import dataclasses
-import re
 from collections.abc import Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 
 from gpuops.core.errors import UsageError
-from gpuops.core.names import close_names, spellings, words
-from provisioners.runpod.api import Document, inner, number, objects
+from provisioners.kit.documents import Document, inner, number, objects
+from provisioners.kit.gpu_names import is_only_by_name, match_gpu
 
 LEVELS = ("NONE", "LOW", "MEDIUM", "HIGH")
-MAKERS = frozenset({"nvidia", "amd", "geforce", "rtx", "instinct"})
-"""Words before the name that people use."""
-FORMS = re.compile(r"sxm\d*|pcie|nvl|oam|hbm\d*e?")
-"""Words that tell the forms apart in which one GPU is built."""
 MIN_MEMORY_GB = 16
-ONLY_BY_NAME = frozenset({"mig", "v100"})
-"""A slice of a GPU, and what newer builds of torch have left behind: only by name."""
-MAX_NAMES = 12
-"""How many names an error lists."""
 
 
 @dataclass(frozen=True)
@@ -189,60 +180,19 @@ def _default_gpus(gpus: Iterable[Gpu], memory: int | None) -> list[Gpu]:
     """The GPUs that a request without a name means: NVIDIA's, whole, not too old, not too small unless asked for."""
     least = MIN_MEMORY_GB if memory is None else memory
     fit = [gpu for gpu in gpus if gpu.price and gpu.maker in ("NVIDIA", "") and gpu.memory >= least]
-    return [gpu for gpu in fit if not ONLY_BY_NAME & {*words(gpu.name), *words(gpu.id)}]
+    return [gpu for gpu in fit if not is_only_by_name(gpu.name, gpu.id)]
 
 
 def match_gpus(gpus: Sequence[Gpu], wish: str) -> list[Gpu]:
-    """The GPU that a name means, by RunPod's name or id, in all forms that fit (`h100`: SXM, PCIe and NVL). Raises
-    UsageError for what means none, or several."""
-    wanted = words(wish)
-    plain = "".join(_without_maker(wanted))
-    exact = [
-        gpu
-        for gpu in gpus
-        if plain and plain in {"".join(_without_maker(words(gpu.name))), "".join(_without_maker(words(gpu.id)))}
-    ]
-    if exact:
-        return exact[:1]
-    found = [gpu for gpu in gpus if wanted and all(word in _gpu_spellings(gpu) for word in wanted)]
-    found = [gpu for gpu in found if gpu.price] or found
-    if len({_without_form(gpu) for gpu in found}) > 1:
-        names = ", ".join(sorted({gpu.name for gpu in found})[:MAX_NAMES])
-        raise UsageError(f"'{wish.strip()}' is more than one GPU at RunPod: {names}", "name one of them exactly")
-    if not found:
-        raise UsageError(f"RunPod has no GPU called '{wish.strip()}'", _suggest_names(gpus, wish))
-    return found
-
-
-def _suggest_names(gpus: Sequence[Gpu], wish: str) -> str:
-    names = sorted({gpu.name for gpu in gpus})
-    keyed: dict[str, list[str]] = {}
-    for name in names:
-        bare = _without_maker(words(name))
-        for key in {" ".join(bare), bare[0] if bare else ""}:
-            keyed.setdefault(key, []).append(name)
-    if close := close_names(" ".join(_without_maker(words(wish))), keyed, 2, 0.7):
-        meant = dict.fromkeys(name for key in close for name in keyed[key])
-        return f"did you mean {' or '.join(list(meant)[:4])}?"
-    return f"RunPod has {', '.join(names[:MAX_NAMES])}{' and others' if len(names) > MAX_NAMES else ''}"
-
-
-def _without_maker(found: Sequence[str]) -> list[str]:
-    """Without what makers put before a name: `NVIDIA GeForce RTX 4090`, `RTX 4090` and `4090` are one."""
-    first = next((at for at, word in enumerate(found) if word not in MAKERS), 0)
-    bare = list(found[first:])
-    if bare and bare[0].startswith("rtx") and bare[0] != "rtx":
-        bare[0] = bare[0].removeprefix("rtx")
-    return bare
-
-
-def _without_form(gpu: Gpu) -> str:
-    return " ".join(word for word in _without_maker(words(gpu.name)) if not FORMS.fullmatch(word))
-
-
-def _gpu_spellings(gpu: Gpu) -> set[str]:
-    """All words of a GPU's name and id, and neighbours written as one: `rtx4090`, `a100sxm4`."""
-    return spellings(gpu.name) | spellings(gpu.id)
+    """The GPU that a name means, by RunPod's name or id, in all forms that fit. Raises UsageError."""
+    return match_gpu(
+        gpus,
+        wish,
+        "RunPod",
+        name=lambda gpu: gpu.name,
+        aliases=lambda gpu: [gpu.id],
+        is_there=lambda gpu: gpu.price > 0,
+    )
 
 
 def _parse_level(value: object) -> str:

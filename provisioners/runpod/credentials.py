@@ -2,14 +2,14 @@
 
 from __future__ import annotations
 
-import hashlib
 import tomllib
 from collections.abc import Mapping
 from pathlib import Path
 
-from gpuops.core.errors import AuthFailed, NotSetUp, UsageError
+from gpuops.core.errors import AuthFailed, UsageError
 from provisioners.base import NOTHING, Credential, credential
-from provisioners.http_api import checked_url
+from provisioners.kit.api_key import checked_key
+from provisioners.kit.http_api import checked_url
 
 VARIABLE = "RUNPOD_API_KEY"
 API = "https://api.runpod.io/v2"
@@ -26,12 +26,7 @@ def key(env: Mapping[str, str], dotenv: Mapping[str, str] = NOTHING) -> str:
 def find(env: Mapping[str, str], dotenv: Mapping[str, str] = NOTHING) -> Credential:
     """The API key: RUNPOD_API_KEY, else what RunPod's own tools have stored, else `.env`. Raises AuthFailed."""
     found = credential(env, dotenv, [VARIABLE], lambda: _stored(env))
-    if found is None:
-        raise NotSetUp("there is no RunPod API key: RUNPOD_API_KEY is not set", NO_KEY)
-    secret = found.values[VARIABLE]
-    if not secret.isascii() or not secret.isprintable() or " " in secret:
-        raise AuthFailed("the RunPod API key is no key: it has characters that none has", NO_KEY)
-    return found
+    return checked_key(found, VARIABLE, "RunPod", NO_KEY)
 
 
 def _stored(env: Mapping[str, str]) -> Credential | None:
@@ -50,11 +45,6 @@ def _stored(env: Mapping[str, str]) -> Credential | None:
     entries = (document.get("apiKey"), default.get("api_key") if isinstance(default, dict) else None)
     secret = next((one.strip() for one in entries if isinstance(one, str) and one.strip()), "")
     return Credential("~/.runpod/config.toml", {VARIABLE: secret}) if secret else None
-
-
-def fingerprint(secret: str) -> str:
-    """12 hex digits that tell one key from another, and from which no key can be recovered."""
-    return hashlib.sha256(secret.encode()).hexdigest()[:12]
 
 
 def address(env: Mapping[str, str]) -> str:

@@ -13,8 +13,10 @@ from typing import Any
 
 from gpuops.core.errors import AuthFailed, NoCapacity, ProviderError, QuotaExceeded, RateLimited, Rejected, Unknown
 from gpuops.core.format import one_line
-from provisioners import error_table
-from provisioners.error_table import ANY, MAX_WORDS_CHARS, Row, because
+from provisioners.kit import error_table
+from provisioners.kit.documents import parse_document
+from provisioners.kit.error_table import ANY, MAX_WORDS_CHARS, Row, because
+from provisioners.kit.http_api import retry_after_s
 from provisioners.runpod.credentials import API, BILLING, CONSOLE
 
 LATER = "try again later, let it be tried for you (--wait 2h), or allow more kinds of machine"
@@ -82,7 +84,7 @@ def failure(
 ) -> ProviderError:
     """The error of an answer that is none of success. `doing`: `create a pod`; `creating`: it costs money once done."""
     text = body.decode(errors="replace")
-    document = _document(text)
+    document = parse_document(text)
     other_api, detail = _other_api(document), _detail(document, text)
     kind = f"{status // 100}xx"
     names = {str(status), kind, *([f"{kind} other API"] if other_api else [])}
@@ -122,13 +124,6 @@ def _other_api(document: Any) -> str:
     return ""
 
 
-def _document(text: str) -> Any:
-    try:
-        return json.loads(text)
-    except (ValueError, RecursionError):
-        return None
-
-
 def _detail(document: Any, text: str) -> str:
     """Why, in RunPod's words: of a missing property that alone, since then valid ones are called wrong as well."""
     if not isinstance(document, dict):
@@ -142,9 +137,3 @@ def _detail(document: Any, text: str) -> str:
 
 def _line(said: Any) -> str:
     return one_line(said if isinstance(said, str) else json.dumps(said) if said else "", MAX_WORDS_CHARS)
-
-
-def retry_after_s(headers: Mapping[str, str]) -> float | None:
-    """`Retry-After`, which RunPod's description gives in seconds; None where it is not said, or no such number."""
-    said = headers.get("Retry-After") or ""
-    return float(said) if said.isascii() and said.isdigit() else None

@@ -7,10 +7,11 @@ from dataclasses import dataclass
 from typing import Any
 
 from gpuops.core.models import Intent
-from provisioners.keys import KeyPair
+from provisioners.kit import boot_watch
+from provisioners.kit.documents import Document
+from provisioners.kit.keys import KeyPair
 from provisioners.runpod import boot_script
-from provisioners.runpod.api import Document
-from provisioners.runpod.pods import HOST_PUBLIC, TOKEN, VOLUME
+from provisioners.runpod.pods import VOLUME
 
 MOUNT = "/workspace"
 """Where a network volume is mounted."""
@@ -89,10 +90,7 @@ def pod_environment(intent: Intent, token: str, host: KeyPair, public: str, api:
     """What a pod's environment holds of ours. `public`: the public half of our login key."""
     return {
         "PUBLIC_KEY": public,
-        "GPUOPS_HOST_KEY": host.packed,
-        HOST_PUBLIC: host.public,
-        "GPUOPS_END": str(int(intent.boot_deadline)),
-        TOKEN: token,
+        **boot_watch.variables(intent.boot_deadline, token, host),
         boot_script.VARIABLE: boot_script.build_script(api),
         "RUNPOD_POD_USER": "0",  # root, whatever USER the image has: dstack sends it, too (its commit 76d90638a)
     }

@@ -11,9 +11,11 @@ from pathlib import Path
 from gpuops.core.errors import AuthFailed, ProviderError, Rejected, Unknown
 from gpuops.core.models import Resource, ResourceState
 from gpuops.core.polling import Clock
+from provisioners.kit.calls import each
+from provisioners.kit.json_api import path_segment
 from provisioners.runpod import boot_log, machines
 from provisioners.runpod.account import Account
-from provisioners.runpod.api import Api, path_segment
+from provisioners.runpod.api import Api
 from provisioners.runpod.machines import CLUSTER
 from provisioners.runpod.pods import Cluster, Pod, Status, parse_cluster, parse_pod
 
@@ -96,7 +98,7 @@ class Lifecycle:
         """A pod or a cluster as it is now. Raises AuthFailed where another account's key may see it."""
         is_cluster = resource.kind == CLUSTER
         path = f"/{'clusters' if is_cluster else 'pods'}/{path_segment(resource.id)}"
-        document = self._api.get_or_none(path, f"look at a {'cluster' if is_cluster else 'pod'}")
+        document = self._api.find_object(path, f"look at a {'cluster' if is_cluster else 'pod'}")
         if document is None:
             self._account.check(resource)
             return dataclasses.replace(resource, state=ResourceState.ENDED, address="", port=0, per_hour=0.0)
@@ -156,22 +158,15 @@ class Lifecycle:
         clusters = dict.fromkeys(resource.id if resource.kind == CLUSTER else resource.parent for resource in resources)
         ends: list[Callable[[], None]] = [partial(self._end_cluster, cluster) for cluster in clusters if cluster]
         ends += [partial(self._end_pod, resource) for resource in resources if resource.kind != CLUSTER]
-        errors: list[ProviderError] = []
-        for end in ends:
-            try:
-                end()
-            except ProviderError as error:
-                errors.append(error)
-        if errors:
-            raise errors[0]
+        each(ends)
 
     def _end_cluster(self, cluster: str) -> None:
-        self._api.delete(f"/clusters/{path_segment(cluster)}", "end a cluster")
+        self._api.delete(f"/clusters/{path_segment(cluster)}", "end a cluster", accepted=(404, 409))
 
     def _end_pod(self, pod: Resource) -> None:
         """A member that cannot go by itself (409) is ended with its cluster; any other is left for the next round."""
         path = f"/pods/{path_segment(pod.id)}"
-        refused = self._api.delete(path, "end a pod") == 409
-        document = self._api.get_or_none(path, "look at a pod") if refused and not pod.parent else None
+        refused = self._api.delete(path, "end a pod", accepted=(404, 409)) == 409
+        document = self._api.find_object(path, "look at a pod") if refused and not pod.parent else None
         if document and (cluster := parse_pod(document).cluster):
             self._end_cluster(cluster)

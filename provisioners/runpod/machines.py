@@ -9,13 +9,14 @@ import re
 from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
 
 from gpuops.core.models import MACHINE as MACHINE
 from gpuops.core.models import Resource, ResourceState
-from provisioners.runpod import boot_script
+from provisioners.kit import boot_watch
+from provisioners.kit.boot_watch import HOST_PUBLIC
+from provisioners.kit.ssh_machine import Login, ssh_data
 from provisioners.runpod.offers import disk_price
-from provisioners.runpod.pods import HOST_PUBLIC, MARK, VOLUME, Cluster, Pod, Status
+from provisioners.runpod.pods import MARK, VOLUME, Cluster, Pod, Status
 from provisioners.runpod.regions import REGION
 
 CLUSTER = "cluster"
@@ -69,39 +70,29 @@ def pod_resource(pod: Pod, previous: Resource, home: Path, account: Mapping[str,
     host_key = pod.env.get(HOST_PUBLIC) or str(kept.get("host_public") or "")
     parent = previous.parent or pod.cluster
     offered = float(price or kept.get("offered") or 0.0)
-    data: dict[str, Any] = {
-        "connection": "ssh",
-        "ssh_folder": str(home / "ssh"),
-        "token": pod.token or str(kept.get("token") or ""),
-        "revives": True,
-        "boot_watch": boot_script.WATCH,
-        "ends_itself": not parent,
-        "throwaway_key": kept.get("throwaway_key", True),
-        "host_public": host_key,
-        "account": dict(account),
-        "status": pod.status_word,
-        "center": pod.center,
-        "gpu": pod.gpu,
-        "count": pod.gpu_count,
-        "cloud": pod.cloud,
-        "image": pod.image,
-        "cuda": pod.cuda,
-        "offered": offered,
-        "mounts": _mounts(pod) or dict(kept.get("mounts") or {}),
-        "phase": now.phase,
-        "hopeless": now.hopeless,
-        "stopped": False,
-        "urls": pod.urls,
-    }
-    if host and host_key:
-        data["target"] = {
-            "host": host,
-            "port": port,
-            "user": "root",
-            "identities": [str(home / "ssh" / "id_ed25519")],
-            "identities_only": True,
-            "host_keys": [host_key],
-        }
+    data = ssh_data(
+        home,
+        Login("root", host, port, host_key),
+        kept,
+        token=pod.token,
+        account=account,
+        phase=now.phase,
+        hopeless=now.hopeless,
+        boot_watch=boot_watch.FOLDER,
+        ends_itself=not parent,
+        host_public=host_key,
+        status=pod.status_word,
+        center=pod.center,
+        gpu=pod.gpu,
+        count=pod.gpu_count,
+        cloud=pod.cloud,
+        image=pod.image,
+        cuda=pod.cuda,
+        offered=offered,
+        mounts=_mounts(pod) or dict(kept.get("mounts") or {}),
+        stopped=False,
+        urls=pod.urls,
+    )
     return Resource(
         kind=previous.kind,
         id=pod.id,

@@ -12,11 +12,10 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from enum import Enum
 
-from provisioners.runpod.api import Document, entries, inner, number, objects
+from provisioners.kit.boot_watch import TOKEN
+from provisioners.kit.documents import Document, entries, inner, number, objects
 
 # Variables in a pod's environment.
-TOKEN = "GPUOPS_TOKEN"
-HOST_PUBLIC = "GPUOPS_HOST_PUBLIC"
 MARK = "GPUOPS_MARK"
 """What the names of all parts of a cluster begin with."""
 VOLUME = "GPUOPS_VOLUME"

@@ -13,8 +13,8 @@ from typing import Any
 from gpuops.core.account_variables import OURS
 from gpuops.core.errors import AuthFailed, NoCapacity, Rejected, UsageError
 from gpuops.core.models import Intent, Journal, Offer, Option, Payer, Problem, Request, Resource
-from provisioners import keys
 from provisioners.base import CONTRACT, Context
+from provisioners.kit import keys
 from provisioners.runpod import catalog, launch, machines, offers, options
 from provisioners.runpod.account import BALANCE_VALID_S, Account
 from provisioners.runpod.api import Api
@@ -110,7 +110,7 @@ class RunpodProvisioner:
         name, token = intent.mark(0), f"{intent.token}-0"
         env, account = self._variables(intent, token), self._account.data()
         journal.will(machines.MACHINE, name, token, REGION)
-        document = self._api.post("/pods", launch.pod_body(name, spec, env), f"create a pod with {spec.say}")
+        document = self._api.create_object("/pods", launch.pod_body(name, spec, env), f"create a pod with {spec.say}")
         pod = parse_pod(document).with_env(env)
         resource = machines.pod_resource(pod, machines.new_pod(pod, name), self.context.home, account, offer.per_hour)
         journal.got(resource)
@@ -126,7 +126,7 @@ class RunpodProvisioner:
             journal.will(machines.MACHINE, intent.mark(index), f"{intent.token}-{index}", REGION)
         self._lifecycle.asked_for_cluster = True
         doing = f"create a cluster of {spec.nodes} times {spec.say}"
-        created = parse_cluster(self._api.post("/clusters", launch.cluster_body(name, spec, env), doing))
+        created = parse_cluster(self._api.create_object("/clusters", launch.cluster_body(name, spec, env), doing))
         created = dataclasses.replace(created, name=name, pod_count=spec.nodes)
         cluster = machines.cluster_resource(created, account, token)
         journal.got(cluster)

@@ -7,7 +7,7 @@ from dataclasses import dataclass
 
 from gpuops.core.errors import UsageError
 from gpuops.core.names import did_you_mean, words
-from provisioners.runpod.api import Document
+from provisioners.kit.documents import Document
 
 REGION = "runpod"
 """The region of every resource: RunPod lists an account's pods as one, wherever they are."""

@@ -9,7 +9,7 @@ import calendar
 import re
 import shlex
 import time
-from collections.abc import Sequence
+from collections.abc import Collection, Sequence
 from dataclasses import dataclass
 
 from gpuops.core.format import clock_time
@@ -28,15 +28,39 @@ scontrol show partition -o | sed 's/^/partition|/'
 scontrol show config | sed -n 's/^KillWait *= *\([0-9]*\).*/killwait|\1/p'
 """
 ASSOCIATIONS = "sacctmgr -nP show assoc user=$(id -un) format=account,partition,qos 2>/dev/null"
+SURVEY = r"""
+sinfo --version | sed 's/^/version|/'
+sinfo -h -N -O 'NodeHost:64,GresUsed:256' | sed 's/^/used|/'
+tell() {
+    said=$(sacctmgr -nP show "$@" 2>&1) && printf '%s\n' "$said" | sed "s/^/$1|/" || printf 'untold|%s\n' "$said"
+}
+if command -v sacctmgr >/dev/null; then
+    tell assoc user="$(id -un)" format=account,partition,qos,maxjobs,maxsubmit,maxwall,maxtres,grptres
+    tell qos format=name,maxjobspu,maxsubmitpu,maxwall,maxtrespu,grptres
+fi
+"""
+"""What of a cluster changes, and what sacctmgr tells of limits: nothing where there is no database."""
 JOBS = """TZ=UTC SLURM_TIME_FORMAT=standard squeue -u "$(id -un)" -t all -h -o '%i|%j|%T|%D|%L|%S|%r' """
 """`-t all`: what has ended is still known for some minutes (MinJobAge)."""
-STEP = """job=$1 step=$2
+PAST = """TZ=UTC sacct -X -n -P -S "$1" --name="$2" -o JobID,JobName,State ||
+TZ=UTC sacct -c -n -P -S "$1" -o JobID,JobName,State """
+"""What squeue has forgotten: from the accounting database, else from the records of jobs that have ended."""
+STEP = """job=$1 step=$2 looks=0
 shift 2
-found=$(squeue -h -j "$job" -o %i 2>&1) || case $found in *"Invalid job id"*) found= ;; esac
+while :; do
+    found=$(squeue -h -j "$job" -o %T 2>&1) || case $found in *"Invalid job id"*) found= ;; esac
+    looks=$((looks + 1))
+    [ "$found" = COMPLETING ] && [ $looks -lt 50 ] || break
+    sleep 1
+done
 [ -n "$found" ] || exec "$@" --left
+[ "$4" != connect ] || set -- "$@" --silence @SILENCE
 eval "exec $step" '"$@"'
 """
-"""A controller that does not answer says nothing of a job."""
+"""A controller that does not answer says nothing of a job. One that is completing takes no step, and its processes may
+live until KillWait is over. A step lives on where its srun is killed, and its program reads no end."""
+SILENCE_S = 300
+"""Ten heartbeats of a client's (`transport.rpc`)."""
 WALLTIME_WARNING_S = 60
 WAITING = frozenset({"PENDING", "REQUEUED", "REQUEUE_HOLD", "SPECIAL_EXIT", "REQUEUE_FED", "RESV_DEL_HOLD"})
 OVER = frozenset({
@@ -48,6 +72,7 @@ WHY_OVER = {
     "CANCELLED": "its job was cancelled",
     "TIMEOUT": "its job's time was over",
     "NODE_FAIL": "a node of its job failed",
+    "COMPLETED": "its job ended by itself",
     "PREEMPTED": "another job took its place",
     "OUT_OF_MEMORY": "its job ran out of memory",
 }
@@ -83,7 +108,14 @@ def job_script(submission: Submission, python: str) -> str:
 def step_words(job: str, node: str) -> list[str]:
     """Starts a program on a node of a job, beside the step that holds it and sharing what that has; once the job is
     over, here on the login node, which it is told."""
-    return ["sh", "-c", STEP, "sh", job, shlex.join([*shell_words(job, node), "--gres=none"])]
+    return [
+        "sh",
+        "-c",
+        STEP.replace("@SILENCE", str(SILENCE_S)),
+        "sh",
+        job,
+        shlex.join([*shell_words(job, node), "--gres=none"]),
+    ]
 
 
 def shell_words(job: str, node: str) -> list[str]:
@@ -104,7 +136,9 @@ def parse_jobs(text: str, prefix: str, now: float) -> list[Job]:
 
 def _parse_job(fields: Sequence[str], mark: str, token: str, now: float) -> Job:
     number, _, word, nodes, left, start, reason = fields
-    state = JobState.QUEUED if word in WAITING else JobState.OVER if word in OVER else JobState.RUNNING
+    if word in OVER:
+        return _job_over(number, mark, token, word, int(nodes) if nodes.isdecimal() else 0)
+    state = JobState.QUEUED if word in WAITING else JobState.RUNNING
     return Job(
         number,
         mark,
@@ -114,9 +148,27 @@ def _parse_job(fields: Sequence[str], mark: str, token: str, now: float) -> Job:
         phase=describe_wait(reason, parse_time(start), now),
         hopeless=explain_never(reason) if state is JobState.QUEUED else "",
         left_s=parse_span(left) if state is JobState.RUNNING else None,
-        why_over=WHY_OVER.get(word, f"its job is {word}") if state is JobState.OVER else "",
-        preempted=word == "PREEMPTED",
     )
+
+
+def _job_over(number: str, mark: str, token: str, word: str, nodes: int) -> Job:
+    why = WHY_OVER.get(word, f"its job is {word}")
+    return Job(
+        number, mark, token, JobState.OVER, nodes,
+        why_over=why, preempted=word == "PREEMPTED", failed=word in ("NODE_FAIL", "BOOT_FAIL"),
+    )  # fmt: skip
+
+
+def parse_past_jobs(text: str, names: Collection[str]) -> list[Job]:
+    """The jobs of those names in what PAST printed. `CANCELLED by 1001` is CANCELLED."""
+    jobs = []
+    for line in text.splitlines():
+        fields = line.split("|")
+        match = NAME.fullmatch(fields[1]) if len(fields) == 3 and fields[1] in names else None
+        word = (fields[-1].split() or [""])[0].rstrip("+")
+        if match and word in OVER:
+            jobs.append(_job_over(fields[0], match["mark"], match["token"], word, 0))
+    return jobs
 
 
 def describe_wait(reason: str, start: float | None, now: float) -> str:
@@ -178,13 +230,18 @@ def parse_node(line: str) -> NodeKind | None:
     if len(fields) != 8:
         return None
     _, name, partition, gres, state, cpus, memory, features = fields
-    gpus = [word for word in re.sub(r"\([^)]*\)", "", gres).split(",") if word.split(":")[0] == "gpu"]
-    counts = [int(word.rpartition(":")[2]) for word in gpus if word.rpartition(":")[2].isdecimal()]
-    types = [word.split(":")[1] for word in gpus if word.count(":") == 2]
+    gpus, types = parse_gpus(gres)
     return NodeKind(
-        name, partition.rstrip("*"), partition.endswith("*"), sum(counts), types, state,
+        name, partition.rstrip("*"), partition.endswith("*"), gpus, types, state,
         int(cpus) if cpus.isdecimal() else 1, int(memory) if memory.isdecimal() else 0, features.split(","),
     )  # fmt: skip
+
+
+def parse_gpus(gres: str) -> tuple[int, list[str]]:
+    """How many of `gpu:h100:4(S:0-1),shard:8`, and of which types."""
+    gpus = [word for word in re.sub(r"\([^)]*\)", "", gres).split(",") if word.split(":")[0] == "gpu"]
+    counts = [int(word.rpartition(":")[2]) for word in gpus if word.rpartition(":")[2].isdecimal()]
+    return sum(counts), [word.split(":")[1] for word in gpus if word.count(":") == 2]
 
 
 def parse_partition(line: str) -> Partition | None:

@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Mapping, Sequence
+import time
+from collections.abc import Collection, Mapping, Sequence
 from typing import Any
 
 from gpuops.core.account_variables import OURS
 from gpuops.core.errors import ProviderError, Rejected, Unknown
-from gpuops.core.models import Option, Request
+from gpuops.core.models import Option, Request, SiteFact
 from provisioners.batch.jobs import Job
 from provisioners.batch.login_node import Answer, LoginNode
 from provisioners.batch.provisioner import BatchProvisioner, Submission
@@ -16,10 +17,14 @@ from provisioners.batch.request import JobShape
 from provisioners.slurm import commands, options
 from provisioners.slurm.options import Wishes
 from provisioners.slurm.site import NO_CONTROLLER, Site, explain_refusal, parse_site, shape_job
+from provisioners.slurm.survey import survey_site
 from provisioners.ssh.host_agent import NodeRecord
 
 JOB_ID = re.compile(r"^(\d+)(?:;\S*)?$", re.MULTILINE)
 """`--parsable` adds the name of the cluster where there are several."""
+
+PAST_S = 30 * 86400.0
+"""How long ago a job may have ended whose end is still asked for."""
 
 
 class SlurmProvisioner(BatchProvisioner[Site]):
@@ -64,6 +69,9 @@ class SlurmProvisioner(BatchProvisioner[Site]):
         known = self.logins.ask(login, ["sh", "-c", commands.ASSOCIATIONS]).text if asks else ""
         return explain_refusal(answer.text, wishes, self.site(login), known)
 
+    def survey_cluster(self, login: LoginNode) -> Sequence[SiteFact]:
+        return survey_site(self.site(login), self.logins.ask(login, ["sh", "-c", commands.SURVEY]).text)
+
     # What a batch system does.
 
     def submit(self, login: LoginNode, submission: Submission) -> str:
@@ -83,6 +91,11 @@ class SlurmProvisioner(BatchProvisioner[Site]):
         if answer.code:
             raise Unknown(f"Slurm does not list its jobs: {answer.last_line}", "try again in a minute")
         return commands.parse_jobs(answer.text, f"gpuops-{self.context.owner}-", self.context.clock.now())
+
+    def list_past_jobs(self, login: LoginNode, names: Collection[str]) -> Sequence[Job]:
+        since = time.strftime("%Y-%m-%d", time.gmtime(self.context.clock.now() - PAST_S))
+        answer = self.logins.ask(login, ["sh", "-c", commands.PAST, "sh", since, ",".join(sorted(names))])
+        return commands.parse_past_jobs(answer.text, names)
 
     def cancel(self, login: LoginNode, names: Sequence[str]) -> None:
         for name in names:

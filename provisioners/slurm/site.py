@@ -22,6 +22,9 @@ class Site:
     partitions: Sequence[Partition]
     kill_wait_s: float | None = None
 
+    def has_gpus(self, partition: str) -> bool:
+        return any(node.gpus for node in self.nodes if node.partition == partition)
+
     def partition_of(self, wishes: Wishes) -> Partition:
         """The request's partition, or the default one. Raises Rejected."""
         name = wishes.partition or next((node.partition for node in self.nodes if node.is_default), "")
@@ -78,6 +81,11 @@ def _fitting_nodes(wishes: Wishes, site: Site, partition: str) -> list[NodeKind]
             )
     feature = wishes.words.get("constraint", "")
     return [node for node in nodes if feature in node.features] or nodes if feature else nodes
+
+
+def is_usable(state: str) -> bool:
+    """Whether a node in that state takes jobs, now or once others have ended; `*`: it does not respond."""
+    return state.startswith(("idle", "mix", "alloc", "comp")) and not state.endswith("*")
 
 
 def describe_nodes(site: Site, partition: str) -> str:

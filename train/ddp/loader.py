@@ -14,7 +14,7 @@ from torch.utils.data import DataLoader, Dataset, TensorDataset
 
 from ddp import randomness
 from ddp.sampler import Part, Sampler
-from ddp.world import World
+from ddp.world import SIGNALS, World
 
 KEPT_BYTES = 2 << 30  # tensors up to this size are kept on the device: MNIST and CIFAR-10 are a tenth of it
 MOST_WORKERS = 8  # more of them per rank rarely load faster, and each has the whole program in its memory
@@ -154,7 +154,7 @@ class _Seeded(Dataset):  # type: ignore[type-arg]
 
 
 def _leave_signals_to_the_rank(_worker: int) -> None:
-    """A scheduler may signal every process there is; the rank needs its workers until its snapshot is written."""
-    for name in ("SIGTERM", "SIGUSR1"):
+    """Schedulers and terminals signal every process; the rank needs its workers until its snapshot is written."""
+    for name in SIGNALS:
         if hasattr(signal, name):
             signal.signal(getattr(signal, name), signal.SIG_IGN)

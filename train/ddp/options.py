@@ -16,31 +16,34 @@ class Arguments(argparse.ArgumentParser):
             super()._print_message(message, file or sys.stderr)
 
 
+class Given(argparse.Action):
+    """Of an argument that has a flag as well (tutorials have both): argparse calls it with the default where it was
+    left out, which must not take away what the flag has said."""
+
+    def __call__(self, _parser: Any, namespace: argparse.Namespace, value: Any, _flag: Any = None) -> None:
+        if value is not self.default:
+            setattr(namespace, self.dest, value)
+
+
 def arguments(teach: str, total_epochs: int, save_every: int, batch_size: int, seed: int) -> Arguments:
     """The parser, for the program to add its own to; `teach` is the program's docstring."""
     parser = Arguments(description=teach, formatter_class=argparse.RawDescriptionHelpFormatter)
     add = parser.add_argument
-    add(
-        "total_epochs",
-        nargs="?",
-        type=positive,
-        default=total_epochs,
-        help=f"epochs in all, those of earlier runs too (default {total_epochs})",
-    )
-    add(
-        "save_every",
-        nargs="?",
-        type=positive,
-        default=save_every,
-        help=f"epochs between two snapshots (default {save_every})",
-    )
+    parser.set_defaults(default_batch_size=batch_size)
+    for name, default, what in (
+        ("total_epochs", total_epochs, "epochs in all, those of earlier runs too"),
+        ("save_every", save_every, "epochs between two snapshots"),
+    ):
+        add(name, nargs="?", type=positive, default=default, action=Given, help=f"{what}; or --{name} N ({default})")
+        flags = f"--{name}", f"--{name.replace('_', '-')}"
+        add(*flags, dest=name, type=positive, default=argparse.SUPPRESS, help=argparse.SUPPRESS)
     add(
         "--batch_size",
         "--batch-size",
         type=positive,
         metavar="N",
         help=f"samples per process and step (default {batch_size}); all processes together take world size times as "
-        "many, so with more processes raise the learning rate or lower this",
+        "many: with more processes lower this to train the same (cifar10 raises its learning rate instead, by itself)",
     )
     add(
         "--accumulate",
@@ -51,9 +54,10 @@ def arguments(teach: str, total_epochs: int, save_every: int, batch_size: int, s
     )
     add(
         "--device",
-        choices=("auto", "cpu"),
+        choices=("auto", "cpu", "cuda"),
         default="auto",
-        help="auto (default): a GPU per process where there are that many, else the processor; cpu: the processor",
+        help="auto (default): a GPU per process where there are that many, else the processor; cpu: the processor; "
+        "cuda: a GPU per process or an error, and the only one that a process sees, as Slurm may hand them out",
     )
     add(
         "--amp",
@@ -78,6 +82,11 @@ def arguments(teach: str, total_epochs: int, save_every: int, batch_size: int, s
         metavar="N",
         help=f"of the first weights, the order of the samples and all else that is random (default {seed})",
     )
+    add(
+        "--deterministic",
+        action="store_true",
+        help="on GPUs: only kernels that give the same bits each time (torch.use_deterministic_algorithms); slower",
+    )
     add("--tensorboard", action="store_true", help="write the scalars of every epoch for TensorBoard, to outputs/")
     add(
         "--profile",
@@ -89,7 +98,6 @@ def arguments(teach: str, total_epochs: int, save_every: int, batch_size: int, s
         action="store_true",
         help="do not train: measure what a step costs, where, and what more processes bring",
     )
-    parser.set_defaults(default_batch_size=batch_size)
     return parser
 
 

@@ -28,6 +28,9 @@ Answers = Callable[..., "dict[str, Tensor]"]
 Per sample, and not their mean, since only the trainer knows how many samples all ranks have in this step.
 """
 
+TELL_S = 10.0
+"""Between two lines from within an epoch."""
+
 
 class Epoch(NamedTuple):
     """What an epoch has come to, over the samples of all ranks."""
@@ -95,11 +98,12 @@ class Trainer:
         What the caller does with an epoch is not done again after a resume, so it must not draw random numbers.
         """
         self.resume()
+        self.world.note(f"training on {self.world.describe()}, {self.world.hardware()}")
         self.scalars = Scalars(self.world, self.program, self.options.tensorboard, self.step)
         self.profiler = Profiler(self.world, self.program, self.options.profile)
         self.rehearsed = self.world.size <= 2
         while self.epoch < self.options.total_epochs and not self.stopped:
-            began = time.perf_counter()
+            began = self.told = time.perf_counter()
             self.model.train()
             asked = self._train_epoch()
             if self.stopped:
@@ -121,7 +125,7 @@ class Trainer:
     def _train_epoch(self) -> str:
         """The rest of an epoch; what was asked for in its last step. An earlier stop is in `self.stopped`."""
         asked = ""
-        for part, batch in self.batches.epoch(self.epoch, self.position):
+        for part, batch in self.progress.timed(self.batches.epoch(self.epoch, self.position)):
             if not self.rehearsed:
                 self._rehearse(part, batch)
             self.learn(part, batch)
@@ -131,6 +135,7 @@ class Trainer:
             self.step, self.position = self.step + 1, self.position + part.everyones
             self.profiler.step()
             self.progress.tell(self.step, self.epoch)
+            self._tell_now_and_then()
             asked = self.world.stop.asked(self.world)
             if self.position < self.batches.samples:  # else the epoch's end has its own snapshot
                 if asked or (self.options.save_steps and self.step % self.options.save_steps == 0):
@@ -142,6 +147,16 @@ class Trainer:
                     self.stopped = f"in epoch {self.epoch + 1}, after {seen}, with {path.name}"
                     break
         return asked
+
+    def _tell_now_and_then(self) -> None:
+        """A line from within a long epoch. The loss is rank 0's own so far: to ask for all would make them wait."""
+        now = time.perf_counter()
+        if now - self.told < TELL_S or self.world.rank:
+            return
+        self.told = now
+        seen = f"{self.position:,} of {self.batches.samples:,} samples"
+        loss = float(self.totals["loss"]) / self.totals["samples"]
+        self.world.note(f"epoch {self.epoch + 1}: {seen}, loss {loss:.4f} on rank 0")
 
     def learn(self, part: Part, batch: list[Tensor]) -> None:
         """Forward and backward, and what is counted."""
@@ -203,8 +218,8 @@ class Trainer:
         `answers`: what to ask of each sample, where it is not what is asked in training.
         """
         self.model.eval()
-        for buffer in self.model.buffers():  # a BatchNorm's statistics: each rank's own since the last step
-            dist.broadcast(buffer, 0)
+        for buffer in self.model.buffers() if self.world.size > 1 else ():
+            dist.broadcast(buffer, 0)  # a BatchNorm's statistics: each rank's own since the last step
         of_epoch, self.totals = self.totals, {}  # there are some where a stop came in mid-epoch
         for part, batch in batches.epoch(0):
             with self.autocast:
@@ -223,7 +238,7 @@ class Trainer:
     def save(self) -> Path:
         """All that the next step depends on; what differs from rank to rank is gathered into the one file."""
         mine = {
-            "threads": torch.get_num_threads(),
+            "conditions": self._conditions(),
             "random": randomness.state(self.world.device),
             "totals": {name: float(total) for name, total in self.totals.items()},
         }
@@ -296,13 +311,7 @@ class Trainer:
             mine = ranks[self.world.rank]
             self.totals = dict(mine["totals"])
             randomness.restore(mine["random"], self.world.device)
-            threads = torch.get_num_threads()
-            [others] = self.world.sum([mine.get("threads", threads) != threads])
-            if others and self.world.device.type == "cpu":
-                self.world.note(
-                    f"{others:.0f} of {self.world.size} ranks had another number of threads (OMP_NUM_THREADS) before: "
-                    "sums are rounded differently, so the weights will not be those of an uninterrupted run"
-                )
+            self._compare_conditions(mine.get("conditions", {}))
             return
         if self.world.rank == 0:  # the sums of ranks that are no more are nobody else's
             names = [name for rank in ranks for name in rank["totals"]]
@@ -313,6 +322,27 @@ class Trainer:
             "steps are of another size and random numbers are new, so the weights will not be those of an "
             "uninterrupted run"
         )
+
+    def _conditions(self) -> dict[str, str]:
+        """What decides, beside the numbers, how sums are rounded."""
+        gpu = self.world.device.type == "cuda"
+        return {
+            "torch": str(torch.__version__),
+            "device": torch.cuda.get_device_name(self.world.device) if gpu else "processor",
+            "threads per rank (OMP_NUM_THREADS)": "any" if gpu else str(torch.get_num_threads()),
+        }
+
+    def _compare_conditions(self, before: dict[str, str]) -> None:
+        """Say where this run's are others than those of the run that wrote the snapshot. All ranks call it."""
+        now = self._conditions()
+        found = [f"{name} {old}, now {now[name]}" for name, old in before.items() if now.get(name, old) != old]
+        ranks = self.world.gather(found)
+        changed = sorted({sentence for sentences in ranks for sentence in sentences})
+        if changed:
+            self.world.note(
+                f"it was written with {'; '.join(changed)}: sums are rounded differently, so the weights will not be "
+                "those of an uninterrupted run"
+            )
 
     def _resume_schedule(self, state: dict[str, Any]) -> None:
         """A scheduler counts steps. In a world of another size there are other steps: it is run to the same share."""

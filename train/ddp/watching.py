@@ -7,12 +7,13 @@ import json
 import os
 import time
 from pathlib import Path
-from typing import Any
+from typing import Any, Iterable, Iterator, TypeVar
 
 from torch.profiler import ProfilerActivity, profile, schedule
 
 from ddp.world import World
 
+T = TypeVar("T")
 SKIPPED, WARM, TRACED = 2, 2, 4  # steps: the first are never like the others
 
 
@@ -43,17 +44,29 @@ class Scalars:
 
 
 class Progress:
-    """Rank 0's word to whoever started it on how far it is, in the file that $GPUOPS_PROGRESS names.
+    """Each rank's word to whoever started it on how far it is, and how long it waits for its data: rank 0's in the file
+    that $GPUOPS_PROGRESS names, another's in one of that name with its number.
 
-    It is there for the day when the machine is taken away: which step, and how many of them no snapshot has.
+    Rank 0's is there for the day when the machine is taken away: which step, and how many of them no snapshot has.
     """
 
     EVERY_S = 1.0
 
     def __init__(self, world: World) -> None:
-        self.path = "" if world.rank else os.environ.get("GPUOPS_PROGRESS", "")
+        self.path = os.environ.get("GPUOPS_PROGRESS", "")
+        if self.path and world.rank:
+            self.path += f".{world.rank}"
         self.saved: int | None = None  # the step of the newest snapshot
         self.told = float("-inf")
+        self.waited = 0.0  # seconds for batches, since it was last told
+
+    def timed(self, batches: Iterable[T]) -> Iterator[T]:
+        """The same batches, while the time that each is waited for is counted."""
+        began = time.monotonic()
+        for batch in batches:
+            self.waited += time.monotonic() - began
+            yield batch
+            began = time.monotonic()
 
     def tell(self, step: int, epoch: int, *, saved: bool = False) -> None:
         """All ranks may call it in every step. That it cannot be written stops no training."""
@@ -62,11 +75,11 @@ class Progress:
             self.saved = step
         elif now - self.told < self.EVERY_S:
             return
-        self.told = now
+        wait, self.told, self.waited = min(1.0, self.waited / max(now - self.told, 1e-9)), now, 0.0
         if self.path:
             with contextlib.suppress(OSError):
                 with open(self.path + ".new", "w", encoding="ascii") as file:
-                    json.dump({"step": step, "epoch": epoch, "saved": self.saved}, file)
+                    json.dump({"step": step, "epoch": epoch, "saved": self.saved, "data_wait": round(wait, 3)}, file)
                 os.replace(self.path + ".new", self.path)  # its reader sees the old or the new, never half
 
 

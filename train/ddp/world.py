@@ -12,6 +12,7 @@ import os
 import signal
 import sys
 import time
+from datetime import timedelta
 from typing import Any, Callable, Sequence
 
 import torch
@@ -32,10 +33,10 @@ def launch(program: Callable[[World, argparse.Namespace], None], options: argpar
     a collective, and torchrun (or the broken connection) ends them.
     """
     stop = StopFlag()  # first: a signal may come while the others are still on their way
-    world = World(*join(options.device), stop)
+    world = World(*join(options.device, options.deterministic), stop)
     code = 0
     try:
-        world.check(unlike_the_first(world))
+        world.check(missing_gpu(world, options.device))
         if options.device == "auto" and world.device.type == "cpu" and torch.cuda.is_available():
             gpus = torch.cuda.device_count()
             world.note(f"fewer GPUs here ({gpus}) than ranks ({world.local_size}): all compute on the processor")
@@ -53,39 +54,64 @@ def launch(program: Callable[[World, argparse.Namespace], None], options: argpar
         sys.exit(code)
 
 
-def join(wanted: str) -> tuple[torch.device, str]:
-    """Meet the other processes, as torchrun's variables say; alone without them. This one's device and backend.
+def join(wanted: str, deterministic: bool = False) -> tuple[torch.device, str]:
+    """`dist.init_process_group`, as torchrun's variables say; alone without them. This one's device and backend.
 
-    `wanted`: `auto`, or `cpu` where there are GPUs as well.
+    `wanted`: `auto`, or `cpu` where there are GPUs as well, or `cuda` where each process sees a single one, its own.
     """
     local, neighbours = int(os.environ.get("LOCAL_RANK", "0")), int(os.environ.get("LOCAL_WORLD_SIZE", "1"))
-    if wanted == "auto" and torch.cuda.is_available() and torch.cuda.device_count() >= neighbours:
+    gpus = torch.cuda.device_count() if wanted != "cpu" and torch.cuda.is_available() else 0
+    if gpus >= neighbours or (gpus == 1 and wanted == "cuda"):
         # A GPU for each process. Gradients travel by nccl, where torch has it (on Windows it has not); what the
         # processes tell each other beside that (sums, the wish to stop) lies in ordinary memory and travels by gloo,
         # so that nobody has to wait for a GPU.
-        device, backend = torch.device("cuda", local), "nccl" if dist.is_nccl_available() else "gloo"
+        device = torch.device("cuda", local if gpus >= neighbours else 0)
+        backend = "nccl" if dist.is_nccl_available() else "gloo"
         groups = f"cpu:gloo,cuda:{backend}"
-        torch.cuda.set_device(device)
+        set_up_gpu(device, deterministic)
     else:
         device, backend, groups = torch.device("cpu"), "gloo", "gloo"
+    # nccl's own limit, of which torch makes 30 minutes as soon as gloo is there, too: so long would the GPUs of all
+    # be paid for after a rank has got stuck.
+    limit = timedelta(minutes=10)
     if "RANK" in os.environ:
-        dist.init_process_group(groups)
+        dist.init_process_group(groups, timeout=limit)
     else:  # plain `python`: a world of one, which needs no port
         dist.init_process_group(groups, store=dist.HashStore(), rank=0, world_size=1)
     return device, backend
 
 
-def unlike_the_first(world: World) -> str | None:
-    """Why this process cannot train with rank 0: one would send its gradients by nccl and the other by gloo, and all
-    would wait. All ranks call it."""
-    if world.agree(world.device.type) == world.device.type:
-        return None
-    return "some machines have a GPU for each of their ranks and others have not; --device cpu uses none anywhere"
+def set_up_gpu(device: torch.device, deterministic: bool) -> None:
+    """Take it, and choose between its fastest kernels and those that give the same bits each time."""
+    torch.cuda.set_device(device)
+    torch.set_float32_matmul_precision("high")  # TF32 for products, too, as convolutions have it already
+    torch.backends.cudnn.benchmark = not deterministic  # tries its kernels on the first step, and keeps the fastest
+    if deterministic:
+        os.environ.setdefault("CUBLAS_WORKSPACE_CONFIG", ":4096:8")  # before cuBLAS is first used
+        torch.use_deterministic_algorithms(True)
+
+
+def missing_gpu(world: World, wanted: str) -> str | None:
+    """Why this process cannot train with the others: without the GPU that was asked for, or on another kind of device
+    than rank 0, when one would send its gradients by nccl and the other by gloo, and all would wait. All ranks call it.
+    """
+    kind = world.agree(world.device.type)
+    if wanted == "cuda" and world.device.type == "cpu":
+        here = f"{world.local_size} rank{'s' * (world.local_size > 1)} here"
+        return f"--device cuda needs a GPU for each of the {here}, and torch sees {torch.cuda.device_count()}"
+    if kind != world.device.type:
+        return "some machines have a GPU for each of their ranks and others have not; --device cpu uses none anywhere"
+    return None
+
+
+SIGNALS = ("SIGTERM", "SIGUSR1", "SIGINT")
+"""What asks for a stop. torchrun passes Ctrl-C on to each rank, once, and gives them 30 s."""
 
 
 class StopFlag:
-    """Set by SIGTERM or SIGUSR1 to any process; all of them learn of it in the same step. So they do of the wish for a
-    snapshot, after which they go on: the file that $GPUOPS_SNAPSHOT_FILE names has appeared, or was written anew."""
+    """Set by SIGTERM, SIGUSR1 or Ctrl-C (SIGINT; a second one ends at once) to any process; all of them learn of it in
+    the same step. So they do of the wish for a snapshot, after which they go on: the file that $GPUOPS_SNAPSHOT_FILE
+    names has appeared, or was written anew."""
 
     EVERY_S = 0.02  # between two exchanges of short steps: one in each of them would cost a quarter of a small step
     MOST = 16  # steps between two exchanges at most: the next step may take a thousand times as long
@@ -102,12 +128,14 @@ class StopFlag:
         self._under_way: Any = None  # the exchange
         self._calls, self._wanted = 0, 1  # calls since the last exchange, and how many there are until the next
         self._since = time.perf_counter()
-        for name in ("SIGTERM", "SIGUSR1"):
+        for name in SIGNALS:
             if hasattr(signal, name):  # Windows has no SIGUSR1
                 signal.signal(getattr(signal, name), self._set)
 
-    def _set(self, *_: object) -> None:
+    def _set(self, number: int, _frame: object) -> None:
         self._mine = True
+        if number == signal.SIGINT:
+            signal.signal(signal.SIGINT, signal.default_int_handler)
 
     def asked(self, world: World) -> str:
         """What any process was asked for: `stop`, `save` (and go on), or nothing. All processes call it once per step

@@ -25,7 +25,7 @@ RENTED = {"PIP_BREAK_SYSTEM_PACKAGES": "1", "UV_BREAK_SYSTEM_PACKAGES": "1"}
 """A rented machine ends with its cluster, so its system's Python may be changed in every distribution."""
 NAME = re.compile(r"[A-Za-z_][A-Za-z0-9_]*")
 NOT_THE_IMAGES = re.compile(
-    r"(RUNPOD|GPUOPS|SSH|PET|MASTER|PRIMARY|TORCHELASTIC)_.*"  # the provider's, ours, an outer launcher's
+    r"(RUNPOD|VAST|CONTAINER|GPUOPS|SSH|PET|MASTER|PRIMARY|TORCHELASTIC)_.*"  # providers', ours, an outer launcher's
     r"|((LOCAL|NODE|GROUP|ROLE)_)?RANK|((LOCAL|GROUP|ROLE)_)?WORLD_SIZE|NUM_(NODES|TRAINERS)|(HOST_)?NODE_ADDR"
     r"|(?i:.*(KEY|TOKEN|SECRET|PASSWORD))"
     r"|HOME|USER|LOGNAME|SHELL|SHLVL|PWD|OLDPWD|TERM|HOSTNAME|MAIL|_"  # a login's

@@ -11,6 +11,7 @@ from __future__ import annotations
 import fcntl
 import os
 import select
+import shutil
 import signal
 import subprocess
 import time
@@ -18,6 +19,7 @@ from typing import Any, Iterable, Sequence
 
 from gpuops.agent import client_activity, lease_clock, processes
 from gpuops.agent.node import (
+    LOCAL,
     Node,
     NodeSettings,
     local_path,
@@ -136,6 +138,7 @@ class Watchdog:
             if is_holder_gone(self._node):
                 self._end_processes("end", HOLDER_KILLED, "now")
                 self._note_end(HOLDER_KILLED)
+                shutil.rmtree(os.path.realpath(LOCAL), ignore_errors=True)
                 return
             if self._is_removed():
                 self._end_node("its folder was removed")

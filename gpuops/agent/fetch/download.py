@@ -149,7 +149,7 @@ class Download:
             if answer.status == 304 and known:
                 return True
             if answer.status == 200:
-                if known and _is_same(known, answer.version):
+                if known and is_same(known, answer.version):
                     return True
                 self._begin(answer)
             elif answer.status == 206 and self._position:
@@ -278,7 +278,7 @@ def changed(path: str) -> Refusal:
     )
 
 
-def _is_same(known: Known, version: Version) -> bool:
+def is_same(known: Known, version: Version) -> bool:
     """Whether the file in its place is what the server would send."""
     return known.version.is_telling and _is_equal(known.version, version)
 

@@ -4,7 +4,17 @@
 -> {"at": bytes, "total": bytes, "waits": "why"}      every second; it is also the sign of life
 -> {"need": [index…]}                                 addresses are wanted
 <- {"urls": [[index, url, {header: value}]…]}         they may be used until the next question for the same
--> {"done": {"fetched": files, "bytes": bytes}}       everything is in its place
+-> {"done": {"fetched": files, "bytes": bytes, "version": [etag, modified, size] or null}}
+
+All is in its place then; `version`: of the only file, where no listing has told it.
+
+A node that gets from another one what that has fetched is told so by `"asks": true` and `"md5_tags"` (whether ETags of
+MD5's form are such) in the first line, and before it wants addresses:
+
+-> {"asks": true}                                     it waits
+<- {"version": as above}                              the other node has fetched
+-> {"lacks": [index…]}                                what is not here; a line with fewer than 1,000 is the last one
+<- {"copied": push or ""}                             what could come has come, as that push of the tree `<tree>copies`
 
 The end of stdin is the end of the client: the program ends at once. What has arrived is where the next one goes on. A
 program that is done waits for it: other nodes may still fetch, and this one is in use for as long.
@@ -21,9 +31,10 @@ from io import FileIO
 from typing import Any, BinaryIO, Sequence
 
 from gpuops.agent.fetch.addresses import Addresses
-from gpuops.agent.fetch.download import Download, Flow
+from gpuops.agent.fetch.copied import take_copies
+from gpuops.agent.fetch.download import Download, Flow, is_same
 from gpuops.agent.fetch.store import Known, Store, Wanted
-from gpuops.agent.fetch.web import Address
+from gpuops.agent.fetch.web import Address, Version
 from gpuops.agent.files.folder import check_room, checked_path
 from gpuops.agent.files.transfer_modes import run
 from gpuops.agent.node import Node, Refusal
@@ -31,6 +42,8 @@ from gpuops.agent.wire_format import Whole
 
 AT_ONCE = 8
 """How many files come at the same time."""
+LACKS_PER_LINE = 1000
+MAX_TAG_LENGTH = 1000
 REPORT_INTERVAL_S = 1.0
 READ_BYTES = 1 << 18
 
@@ -88,10 +101,14 @@ class Conversation:
         except OSError:
             os._exit(1)
 
-    def end(self, fetched: int, size: int) -> None:
+    def tell_lacking(self, indices: Sequence[int]) -> None:
+        for first in range(0, len(indices) + 1, LACKS_PER_LINE):
+            self.write({"lacks": indices[first : first + LACKS_PER_LINE]})
+
+    def end(self, fetched: int, size: int, version: Version | None) -> None:
         """Say that everything is in its place."""
         self._is_over = True
-        self.write({"done": {"fetched": fetched, "bytes": size}})
+        self.write({"done": {"fetched": fetched, "bytes": size, "version": version}})
 
 
 def fetch(node: Node, arguments: list[str], stdin: BinaryIO, stdout: BinaryIO) -> int:  # noqa: ARG001
@@ -103,8 +120,13 @@ def fetch(node: Node, arguments: list[str], stdin: BinaryIO, stdout: BinaryIO) -
     threading.Thread(target=conversation.report, args=(flow,), daemon=True).start()
     with store.opened():
         store.remove_stale({wanted.path for wanted in files})
+        copied = _take_from_other(node, conversation, store, files, document) if document.get("asks") else set()
         known = [store.find(wanted.path) for wanted in files]
-        pending = [index for index, wanted in enumerate(files) if not _is_settled(wanted, known[index])]
+        pending = [
+            index
+            for index, wanted in enumerate(files)
+            if index not in copied and not _is_settled(wanted, known[index], None)
+        ]
         _survey(store, flow, [files[index] for index in pending])
         addresses = Addresses(lambda indices: conversation.write({"need": list(indices)}), pending)
         hearing = threading.Thread(target=conversation.hear, args=(addresses, files), daemon=True)
@@ -113,17 +135,43 @@ def fetch(node: Node, arguments: list[str], stdin: BinaryIO, stdout: BinaryIO) -
             [(Download(store, addresses, flow, index, files[index]), known[index]) for index in pending]
         )
         store.close()
-    conversation.end(fetched, flow.progress[0])
+        version = _told_version(store, files)
+    conversation.end(fetched, flow.progress[0], version)
     hearing.join()
     return 0
 
 
-def _is_settled(wanted: Wanted, known: Known | None) -> bool:
-    """Whether a file that is here is the one that is wanted, and no server need be asked."""
+def _take_from_other(
+    node: Node, conversation: Conversation, store: Store, files: Sequence[Wanted], document: dict[str, Any]
+) -> set[int]:
+    """Take in what another node has fetched and sent. Returns the files that no server need be asked for."""
+    conversation.write({"asks": True})
+    told = conversation.read()["version"]
+    version = Version(*told) if told else None
+    settled = [_is_settled(wanted, store.find(wanted.path), version) for wanted in files]
+    conversation.tell_lacking([index for index, is_here in enumerate(settled) if not is_here])
+    here = {index for index, is_here in enumerate(settled) if is_here}
+    push = conversation.read()["copied"]
+    return here | take_copies(node, store, push, files, version, bool(document["md5_tags"])) if push else here
+
+
+def _told_version(store: Store, files: Sequence[Wanted]) -> Version | None:
+    """What the server has said of the only file, unless a listing has; None for what no server says."""
+    known = store.find(files[0].path) if len(files) == 1 and not files[0].etag else None
+    if known is None or max(len(known.version.etag), len(known.version.modified)) > MAX_TAG_LENGTH:
+        return None
+    return known.version
+
+
+def _is_settled(wanted: Wanted, known: Known | None, version: Version | None) -> bool:
+    """Whether a file that is here is the one that is wanted, and no server need be asked. `version`: what the server
+    has just said of it to another node."""
     if known is None:
         return False
     if wanted.sha256:
         return known.sha256 == wanted.sha256
+    if version:
+        return is_same(known, version)
     return bool(wanted.etag) and (known.version.etag, known.size) == (wanted.etag, wanted.size)
 
 

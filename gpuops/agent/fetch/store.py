@@ -3,6 +3,7 @@
     <large trees>/<tree>/<path>           whole files: synced, checked and renamed into their place
     <large trees>/incoming/<tree>/K.part  a file that has not arrived whole; K: from its path
     <large trees>/incoming/<tree>/K.json  of which version of the source that is, and since which boot
+    <large trees>/incoming/<tree>copies/  what another node has fetched, and sends (`copied`)
     trees/<tree>.fetched                  a line for each file that came: its path, version, SHA-256 and change time
 
 A line is written before the file is renamed. So a killed fetch leaves no file that the next one does not know, and what
@@ -72,7 +73,10 @@ class Store:
     def __init__(self, node: Node, tree: str, overwrite: bool) -> None:
         """`overwrite`: files that were changed here are fetched again, instead of refused."""
         self.tree = TreeFolder(node.tree(tree))
-        self.incoming = os.path.join(os.path.dirname(node.tree(tree)), "incoming", tree)
+        self.copies = tree + "copies"
+        """The tree under whose name another node's files are received: no such tree is ever made."""
+        above = os.path.join(os.path.dirname(node.tree(tree)), "incoming")
+        self.incoming, self._received = os.path.join(above, tree), os.path.join(above, self.copies)
         self._show = partial(node.show_tree, tree)
         self._journal = node.path("trees", tree + ".fetched")
         self._lock_file = node.path("trees", tree + ".lock")
@@ -157,6 +161,12 @@ class Store:
             self._known.setdefault(path, []).append(known)
         self.drop(path)
 
+    def take(self, path: str, received: bytes, version: Version, sha256: str) -> None:
+        """Move a file that lies whole and synced elsewhere on this disk into its place. Raises as `place`."""
+        self.drop(path)
+        os.replace(received, self._at(path, "part"))
+        self.place(path, version, sha256)
+
     def remove_stale(self, paths: set[str]) -> None:
         """Remove what came earlier and is no longer at the source; what a run has changed of it stays."""
         for path in [path for path in self._known if path not in paths]:
@@ -176,7 +186,8 @@ class Store:
             os.fsync(file.fileno())
         os.replace(temporary, self._journal)
         self._show()
-        shutil.rmtree(self.incoming, ignore_errors=True)
+        for folder in (self.incoming, self._received):
+            shutil.rmtree(folder, ignore_errors=True)
 
     def _at(self, path: str, kind: str) -> str:
         return os.path.join(self.incoming, f"{hashlib.sha256(path_bytes(path)).hexdigest()[:32]}.{kind}")

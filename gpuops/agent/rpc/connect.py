@@ -8,6 +8,7 @@ from __future__ import annotations
 import io
 import json
 import os
+import select
 import signal
 import socket
 import sys
@@ -15,7 +16,7 @@ import threading
 import time
 from typing import Any, Sequence
 
-from gpuops.agent.node import LOCAL, SOCKET, Node, Refusal, local_path, parse_node, read_json, write_json
+from gpuops.agent.node import LOCAL, SOCKET, Node, Refusal, local_path, parse_node, parse_options, read_json, write_json
 from gpuops.agent.processes import is_living
 from gpuops.agent.wire_format import MAGIC, Whole
 
@@ -57,8 +58,9 @@ def ask(verb: str, args: dict[str, Any], limit_s: float) -> dict[str, Any]:
 
 
 def main(_mode: str, arguments: Sequence[str]) -> int:
-    """`--node DIR`: print MAGIC, then pass bytes both ways until either side ends. What a batch job has left in
-    its folder is served from here, where the node has ended, or by `--left` its machine has."""
+    """`--node DIR`: print MAGIC, then pass bytes both ways until either side ends, or the client has sent nothing for
+    `--silence SECONDS`. What a batch job has left in its folder is served from here, where the node has ended, or by
+    `--left` its machine has."""
     node, rest = parse_node(arguments)
     is_jobs = os.path.islink(node.path(LOCAL))
     if "--left" in rest:
@@ -68,8 +70,11 @@ def main(_mode: str, arguments: Sequence[str]) -> int:
     else:
         connection = reach(node)
         if is_jobs:
-            signal.signal(signal.SIGTERM, signal.SIG_IGN)  # sent to all of a job that ends, whose client is to hear why
-    threading.Thread(target=_to_agent, args=(connection,), daemon=True).start()
+            for sign in (signal.SIGTERM, signal.SIGUSR1):  # sent to all of a job that ends: the client is to hear why
+                signal.signal(sign, signal.SIG_IGN)
+    silence_s = parse_options([word for word in rest if word != "--left"]).get("silence")
+    limit_s = None if silence_s is None else float(silence_s)
+    threading.Thread(target=_to_agent, args=(connection, limit_s), daemon=True).start()
     return _to_client(connection)
 
 
@@ -129,9 +134,11 @@ def is_watched(node: Node) -> bool:
     return bool(record) and is_living(record["pid"], record["start"])
 
 
-def _to_agent(connection: socket.socket) -> None:
+def _to_agent(connection: socket.socket, silence_s: float | None) -> None:
     try:
         while True:
+            if not select.select([sys.stdin], [], [], silence_s)[0]:
+                os._exit(0)  # a client that is gone without an end of its stream (a killed srun)
             chunk = os.read(sys.stdin.fileno(), CHUNK_BYTES)
             if not chunk:
                 break

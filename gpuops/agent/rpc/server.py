@@ -42,6 +42,7 @@ VERBS = {
     "start": "run.run_verbs:start",
     "run": "run.run_verbs:run",
     "stop": "run.run_verbs:stop",
+    "sample": "run.samples:sample",
     "urls": "result_storage.bucket_sink:renew",
     "leave": "run.run_verbs:leave",
     "home": "result_storage.wait_for_download:home",
@@ -128,8 +129,9 @@ class Conversation:
         try:
             with connected(), self._socket, self._socket.makefile("rb") as lines:
                 for line in lines:
-                    note_heard()
-                    self._take(line)
+                    if line != b"\n":  # that only says that somebody is there
+                        note_heard()
+                        self._take(line)
                 self._gone.set()
         except OSError:
             self._gone.set()

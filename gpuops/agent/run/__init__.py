@@ -9,5 +9,6 @@ stopping                 how a run is stopped: steps, and which request counts
 joined_ranks             which ranks joined the rendezvous
 preemption_notices       the provider's notices that it takes the machine back
 snapshot_request         asking a run to save a snapshot and go on
+samples                  verb `sample`: what the node uses, while a client looks
 log_tail                 verb `tail`: the run's streams as bytes
 """

@@ -10,6 +10,7 @@ import threading
 import time
 from typing import Callable, Iterable, Mapping
 
+from gpuops.agent.processes import with_children
 from gpuops.agent.sockets import ESTABLISHED, LISTEN, TIME_WAIT, Connection, list_connections, socket_inodes
 from gpuops.agent.workers import WORKERS
 
@@ -111,13 +112,3 @@ class Sampler:
 def of_store(table: Iterable[Connection], port: int) -> list[Connection]:
     """Connections to the store at `port`, open or just closed, both ends of each, and its listener."""
     return [row for row in table if port in (row.port, row.remote_port) and row.state in STORE_STATES]
-
-
-def with_children(pid: int) -> list[int]:
-    """The process and the descendants of its first thread: a script behind `uv run` trains in a child."""
-    try:
-        with open(f"/proc/{pid}/task/{pid}/children") as file:
-            children = [int(child) for child in file.read().split()]
-    except (OSError, ValueError):
-        children = []
-    return [pid] + [member for child in children for member in with_children(child)]

@@ -29,6 +29,7 @@ from gpuops.agent.run.joined_ranks import Sampler
 from gpuops.agent.run.result import RunEnd, decide_outcome, first_failure, result_document
 from gpuops.agent.run.stopping import StopAction, StopPlan, StopRequest
 from gpuops.agent.run_documents import LaunchSpec, MachineShare, Outcome, RankRecord, Reason, StopMode
+from gpuops.agent.usage.record import UsageRecord
 from gpuops.agent.workers import WORKERS
 
 SUPERVISION_INTERVAL_S = 0.2
@@ -74,6 +75,7 @@ class Supervisor:
         """When the first step of a stop was taken (UTC seconds). A rank that fails later is not the reason."""
         self._started_utc = time.time()
         self._output_times = run_files.OutputTimes(self.folder)
+        self._usage = UsageRecord(node, spec)
         self._has_notified_peers = False
         self.link: link.Link | None = None
         """Connects to the run's other nodes; set before `start`, since the link itself calls `handle_peer_event`."""
@@ -130,6 +132,7 @@ class Supervisor:
             return Outcome.FAILED, Reason("start", self.launch_error)
         self._record_event("started", pid=self._process.pid)
         self.launched.set()
+        self._usage.start()
         if self._sampler:
             self._sampler.start()
         while self._process.poll() is None and self._supervise_once():
@@ -175,6 +178,7 @@ class Supervisor:
             self._node.touch()
             self._last_touch = now
         self._output_times.check()
+        self._usage.check()
         self._check_first_step(now)
         records = run_files.read_records(self.folder)
         self._check_joined(records.values())
@@ -330,6 +334,7 @@ class Supervisor:
             log(f"the processes of {self.name} could not be ended\n{traceback.format_exc()}")
             remaining_processes = None
         self._output_times.check(last=True)
+        self._usage.close()
         self._record_event("ended", outcome=outcome, left=remaining_processes, reason=reason.document())
         returncode = self._process.returncode if self._process else None
         stopped_at = min(self._ending_since_utc, self._first_stop_action_utc)

@@ -138,7 +138,11 @@ def _outside_a_job(place: Checkup) -> Words:
         return None
     program = scheduler.programs[0]
     provider = {"sinfo": "slurm", "squeue": "slurm", "qstat": "pbs"}.get(program)
-    way = f"gpuops up {provider} asks it for nodes" if provider else "ask it for nodes, and give gpuops those"
+    way = (
+        f"gpuops doctor {provider} says what it has, gpuops up {provider} asks it for nodes"
+        if provider
+        else "ask it for nodes, and give gpuops those"
+    )
     return {"program": program, "way": way}
 
 

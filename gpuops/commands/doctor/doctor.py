@@ -63,7 +63,8 @@ def check_provider(ctx: Context, request: Request, python: str) -> Report:
         places = [_computer_place(ctx, python)]
     else:
         places = [_host_place(machine, python) for machine in _list_hosts(ctx, request)]
-    return Report([*_check_user_setup(ctx), *locate(request.provider, problems), *examine_places(ctx, places)])
+        found = [*problems, *_survey_findings(ctx, request)]
+    return Report([*_check_user_setup(ctx), *locate(request.provider, found), *examine_places(ctx, places)])
 
 
 def _preflight_finding(problem: Problem) -> Finding:
@@ -73,6 +74,16 @@ def _preflight_finding(problem: Problem) -> Finding:
     if problem.fatal:
         return error(SETUP, problem.say, problem.hint)
     return warning(SETUP, problem.say, problem.hint)
+
+
+def _survey_findings(ctx: Context, request: Request) -> list[Finding]:
+    """What a site has, where the provider's machines belong to one; none where it cannot be asked, which the preflight
+    has said."""
+    try:
+        facts = ctx.provisioner(request.provider).survey(request)
+    except (ProviderError, NodeError):
+        return []
+    return [Finding("ok", fact.what, fact.say, fact.hint) for fact in facts]
 
 
 def _account_finding(ctx: Context, provider: str) -> Finding:

@@ -93,6 +93,10 @@ class LogTimes:
         """When anything was last written."""
         return max((notes.moments[-1] for notes in self._notes.values()), default=None)
 
+    def earliest(self) -> float | None:
+        """When anything was first written."""
+        return min((notes.moments[0] for notes in self._notes.values()), default=None)
+
     def _read(self, path: Path, node: int, skew: float) -> None:
         for line in _read_notes(path):
             try:

@@ -19,7 +19,7 @@ from typing import TYPE_CHECKING
 from gpuops.agent.run_documents import Outcome
 from gpuops.agent.workers import WORKERS
 from gpuops.core.context import Context
-from gpuops.core.errors import GpuopsError, Interrupted, MalformedAnswer, NodeError
+from gpuops.core.errors import ConnectionLost, GpuopsError, Interrupted, MalformedAnswer, NodeError
 from gpuops.core.format import amount
 from gpuops.core.models import MachineEnd, Resource
 from gpuops.core.parallel import on_each
@@ -28,7 +28,7 @@ from gpuops.core.reporting import Progress
 from gpuops.core.sink import BucketSink, SinkProgress, SinkStatus
 from gpuops.core.timings import Whose
 from gpuops.ledger.store import ClusterRow, RunRow
-from gpuops.nodes.has_ended import node_has_ended
+from gpuops.nodes.has_ended import converse_with_what_is_left, node_has_ended
 from gpuops.nodes.session import ClusterSession, left_session, measure_skew, nodes_of
 from gpuops.runs.launch_spec import request_of
 from gpuops.runs.outcome.node_report import NodeReport, ReasonKind, lost_report, parse_report
@@ -48,7 +48,7 @@ if TYPE_CHECKING:
 POLL_INTERVAL_S = 0.2
 VANISHING_TIMEOUT_S = 60.0
 """How long, after a failed fetch, machines that are being preempted are waited for until their provider says that they
-have ended: only then what they held is certainly lost."""
+have ended: only then what they held is certainly lost, or lies still in a batch system's home."""
 VANISHING_POLL_INTERVAL_S = 2.0
 SINK_STALL_TIMEOUT_S = 300.0
 """How long a node that keeps results elsewhere is waited for while it makes no progress."""
@@ -73,11 +73,8 @@ class Agents:
         nodes = classify_nodes(self.reports)
         asked = [index for index, state in nodes.items() if state.gives_files]
         with progress.during(f"looking at what {row.name} made", whose=Whose.NODE):
-            fetched = _run_final_fetch(ctx, self.session, row, progress, asked)
-            vanished = _find_vanished(ctx, self.session, asked, self.reports) if fetched.failed else []
-            if vanished:
-                asked = [index for index in asked if index not in vanished]
-                fetched = _run_final_fetch(ctx, self.session, row, progress, asked)
+            fetched, vanished = self._fetch(ctx, row, progress, asked)
+        asked = [index for index in asked if index not in vanished]
         absentees = [index for index, state in nodes.items() if state.is_absent or index in vanished]
         preempted = any(report.kind == ReasonKind.PREEMPTED for report in self.reports.values())
         return Evidence(
@@ -89,6 +86,28 @@ class Agents:
             skews=_measure_skews(self.session, asked, self.reports),
             sink_states=_sink_states(ctx, self.session, row, progress, asked) if request_of(row).sink else {},
         )
+
+    def _fetch(
+        self, ctx: Context, row: RunRow, progress: Progress, nodes: Sequence[int]
+    ) -> tuple[FinalFetch, list[int]]:
+        """Fetch what these nodes have. Returns what came of it, and those that ended meanwhile and took theirs along.
+        Machines that are being preempted are waited for."""
+        preempted = any(
+            report.kind == ReasonKind.PREEMPTED or report.reason.preempted for report in self.reports.values()
+        )
+        deadline = ctx.clock.monotonic() + (VANISHING_TIMEOUT_S if preempted else 0.0)
+        fetched, asked = _run_final_fetch(ctx, self.session, row, progress, [*nodes]), [*nodes]
+        vanished: list[int] = []
+        for _ in Poller.every(ctx.clock, VANISHING_POLL_INTERVAL_S, deadline):
+            if not fetched.failed:
+                break
+            gone, moved = _find_ended(ctx, self.session, asked)
+            if gone or moved:
+                vanished, asked = vanished + gone, [index for index in asked if index not in gone]
+                fetched = _run_final_fetch(ctx, self.session, row, progress, asked)
+            if ctx.signals.hurry:
+                break
+        return fetched, vanished
 
     def release(self, row: RunRow) -> None:
         release(self.session, row)
@@ -215,25 +234,18 @@ def _describe_endings(ctx: Context, row: ClusterRow, machines: Sequence[Resource
     return {}
 
 
-def _find_vanished(
-    ctx: Context, session: ClusterSession, nodes: Sequence[int], reports: Mapping[int, NodeReport]
-) -> list[int]:
-    """Nodes that ended while their results were fetched. A machine that is being preempted is waited for."""
+def _find_ended(ctx: Context, session: ClusterSession, nodes: Sequence[int]) -> tuple[list[int], list[int]]:
+    """Nodes that have ended: those that took their results along, and those that left them in a batch system's home,
+    where they are read from now on. A provider that does not answer says nothing about its machines."""
     provider, machines = ctx.provisioner_of(session.row), dict(enumerate(session.machines))
-    preempted = any(report.kind == ReasonKind.PREEMPTED or report.reason.preempted for report in reports.values())
-    deadline = ctx.clock.monotonic() + (VANISHING_TIMEOUT_S if preempted else 0.0)
-    for _ in Poller.every(ctx.clock, VANISHING_POLL_INTERVAL_S, deadline):
-        try:
-            vanished = [
-                index
-                for index in nodes
-                if index in machines and node_has_ended(provider, session.row, machines[index], index)
-            ]
-        except GpuopsError:
-            vanished = []  # a provider that does not answer says nothing about its machines
-        if vanished or ctx.signals.hurry:
-            return vanished
-    return []
+    asked = [index for index in nodes if index in machines and not machines[index].data.get("left")]
+    try:
+        gone = [index for index in asked if node_has_ended(provider, session.row, machines[index], index)]
+        return gone, converse_with_what_is_left(
+            session, provider, [index for index in asked if not machines[index].bills]
+        )
+    except GpuopsError:
+        return [], []
 
 
 def _run_final_fetch(
@@ -248,9 +260,21 @@ def _run_final_fetch(
         fetch_now(session, row, progress, final=True, nodes=some)
         return _fetch_unnamed(session, row, progress, some)
 
+    def fetch_again_if_cut(some: list[int]) -> str:
+        """What a machine has left elsewhere is there when it has ended, for a new conversation (`inside_modes`)."""
+        try:
+            return fetch_some(some)
+        except ConnectionLost:
+            machines = enumerate(session.machines)
+            beside = [index for index, machine in machines if index in some and machine.data.get("inside_modes")]
+            if not beside:
+                raise
+            on_each(session.reconnect, beside)
+            return fetch_some(some)
+
     def fetch_all() -> None:
         try:
-            fetched.append(_fetch_from_nodes(fetch_some, nodes))
+            fetched.append(_fetch_from_nodes(fetch_again_if_cut, nodes))
         except BaseException as error:
             failures.append(error)
 

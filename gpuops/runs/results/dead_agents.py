@@ -26,7 +26,7 @@ from gpuops.transport.rpc import Programs
 
 TREE = "runs"
 """The folder of a node in which all its runs are."""
-LOG_FILE = re.compile(r"(launcher\.(?:out|err)|(?:events|times)\.jsonl|ranks/(?P<rank>\d+)\.(?P<kind>out|err))")
+LOG_FILE = re.compile(r"(launcher\.(?:out|err)|(?:events|times|usage)\.jsonl|ranks/(?P<rank>\d+)\.(?P<kind>out|err))")
 RESULT_FILE = "result.json"
 
 

@@ -17,7 +17,7 @@ from gpuops.transport.ssh.target import Target
 PERSIST_S = 600
 """How long a login by hand is kept for the next one."""
 CONTROL = re.compile(r"^\s*# Target ([0-9a-f]{16})$", re.MULTILINE)
-FORWARD = re.compile(r"[\w.:\[\]*-]+")
+FORWARD = re.compile(r"[\w.:/\[\]*-]+")
 
 
 def alias(cluster: str, index: int) -> str:

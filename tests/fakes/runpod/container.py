@@ -120,10 +120,7 @@ class Container(Place):
 
     def _argv(self) -> list[str]:
         pod = self._pod
-        chosen = image(pod.request["image"])
-        user = int(pod.env.get("RUNPOD_POD_USER", chosen.user))
-        start = {"env": environment(pod, chosen), "argv": chosen.argv(pod.args), "folder": "/workspace", "user": user}
-        (self.disk / "start.json").write_text(json.dumps(start))
+        (self.disk / "start.json").write_text(json.dumps(self._first_process()))
         volume = str(self._landscape.volume(pod.volume["volumeId"])) if pod.volume else ""
         return [
             "nsenter", "--target", str(self._landscape.lab.laptop.pid), "--mount", "--pid", "--",
@@ -133,6 +130,13 @@ class Container(Place):
             str(FOLDER / "enter.py"), os.path.realpath(sys.executable),
             *dict.fromkeys([sys.base_prefix, sys.prefix]),
         ]  # fmt: skip
+
+    def _first_process(self) -> dict[str, Any]:
+        """What enter.py is told."""
+        chosen = image(self._pod.request["image"])
+        user = int(self._pod.env.get("RUNPOD_POD_USER", chosen.user))
+        env = environment(self._pod, chosen)
+        return {"env": env, "argv": chosen.argv(self._pod.args), "folder": "/workspace", "user": user}
 
     def _plug(self) -> None:
         self._landscape.lab.laptop.ip(link_commands(self.number, self.pid))

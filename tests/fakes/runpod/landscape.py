@@ -33,6 +33,9 @@ TICK_S = 0.2
 
 
 class Landscape:
+    container = Container
+    """What a pod's machine is."""
+
     def __init__(self, lab: Lab, fake: FakeRunPod) -> None:
         self.lab = lab
         self.fake = fake
@@ -81,7 +84,7 @@ class Landscape:
 
     def make_body(self, pod: Pod) -> Container:
         with self._lock:
-            body = Container(self, pod, next(self._numbers))
+            body = self.container(self, pod, next(self._numbers))
             self._bodies.append(body)
             return body
 

@@ -136,7 +136,7 @@ def test_a_script_behind_another_program_is_looked_at() -> None:
     if child == 0:
         os.execv(sys.executable, [sys.executable, "-c", "import sys; sys.stdin.read()"])
     try:
-        assert child in joined_ranks.with_children(os.getpid())
+        assert child in processes.with_children(os.getpid())
     finally:
         os.kill(child, 9)
         os.waitpid(child, 0)

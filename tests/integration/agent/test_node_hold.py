@@ -7,6 +7,7 @@ import os
 import signal
 import subprocess
 import sys
+import time
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
@@ -110,10 +111,23 @@ def test_its_node_ends_where_what_holds_it_is_killed(held: Held) -> None:
     until(lambda: not alive(watchdog) and not alive(agent), "the node has ended")
     assert held.ended() == "what held this machine for its batch job was killed"
     assert held.node.result("r-1")["outcome"] in ("stopped", "lost")
-    for folder in held.local.iterdir():  # nobody is left to remove it
-        for file in folder.iterdir():
-            file.unlink()
-        folder.rmdir()
+
+
+def test_a_conversation_ends_where_its_client_is_silent(held: Held) -> None:
+    """Whose srun was killed is told of no end; an empty line is a sign of life."""
+    held.start()
+    words = held.node.paths.argv("connect", "--silence", "1.5")
+    with subprocess.Popen(words, stdin=subprocess.PIPE, stdout=subprocess.PIPE) as connect:
+        assert connect.stdin
+        assert connect.stdout
+        assert connect.stdout.readline() == b"gpuops-agent 1\n"
+        for _ in range(4):
+            connect.stdin.write(b"\n")
+            connect.stdin.flush()
+            time.sleep(0.5)
+        assert connect.poll() is None
+        assert connect.wait(HANG_S) == 0
+    assert held.node.end()["left"] == 0
 
 
 def test_a_machine_with_another_home_says_so(held: Held) -> None:

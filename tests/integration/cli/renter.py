@@ -19,7 +19,8 @@ from gpuops.core.errors import BUG
 from gpuops.core.polling import Clock
 from gpuops.ledger.store import Ledger
 from gpuops.offers import billing_account, price_terms, search
-from provisioners.runpod import account, api, lifecycle
+from provisioners.kit import json_api
+from provisioners.runpod import account, lifecycle
 from provisioners.runpod.provisioner import RunpodProvisioner
 from tests.conftest import HANG_S, until
 from tests.fakes.runpod import FakeRunPod, Fault, Life
@@ -151,7 +152,7 @@ def renter(desk: Desk, fake: FakeRunPod, tmp_path: Path, monkeypatch: pytest.Mon
     monkeypatch.setattr(lifecycle, "IMAGE_PULL_LOG_INTERVAL_S", 0.2)
     monkeypatch.setattr(lifecycle, "LOG_LISTEN_S", HANG_S)
     fake.terse = True
-    monkeypatch.setattr(api, "RETRY_DELAYS_S", (0.05, 0.05))
+    monkeypatch.setattr(json_api, "RETRY_DELAYS_S", (0.05, 0.05))
     monkeypatch.setattr(account, "PROGRAM", "raise SystemExit(1)")
     count_waits(monkeypatch)
     with deaf_port() as port:

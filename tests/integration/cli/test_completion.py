@@ -67,10 +67,10 @@ def test_what_is_offered(tmp_path: Path) -> None:
         "gpuops logs --gr": ["--grep"],
         "gpuops logs ": ["toy-1"],
         "gpuops down la": ["lab", "lake"],
-        "gpuops up ": ["aws", "local", "pbs", "runpod", "slurm", "ssh", "cheapest"],
+        "gpuops up ": ["aws", "local", "pbs", "runpod", "slurm", "ssh", "vast", "cheapest"],
         "gpuops train mult": ["multigpu", "multinode"],
         "gpuops train multinode --workload t": ["toy"],
-        "gpuops train multinode --workload ": ["toy", "digits", "mnist", "cifar10", "movielens"],
+        "gpuops train multinode --workload ": ["first", "toy", "digits", "mnist", "cifar10", "movielens", "gpt"],
         "gpuops run --cluster lak": ["lake"],
     }
     assert dict(zip(lines, offered(tmp_path / "home", *lines), strict=True)) == lines

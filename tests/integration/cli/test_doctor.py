@@ -100,7 +100,7 @@ def test_an_account_that_may_have_nothing_yet_is_told_so(
 @pytest.mark.parametrize(
     ("words", "say", "hint"),
     [
-        (["labb"], "'labb' is no provider and no live cluster", "aws, local, pbs, runpod, slurm, ssh"),
+        (["labb"], "'labb' is no provider and no live cluster", "aws, local, pbs, runpod, slurm, ssh, vast"),
         (["--cluster", "local"], "'local' is no provider and no live cluster", "there are"),
         (["--cluster", ""], "'' is no provider and no live cluster", "there are"),
         (["ssh"], "no host was named", "--host"),

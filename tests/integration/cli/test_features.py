@@ -164,7 +164,7 @@ def test_toml_fills_what_was_not_typed(shell: Shell) -> None:
 def made(shell: Shell, run: str) -> list[str]:
     """What came home of a run, and nothing else may lie in its folder."""
     home = shell.folder / "runs" / run
-    assert {path.name for path in home.iterdir()} == {"logs", "out", "run.json"}
+    assert {path.name for path in home.iterdir()} == {"logs", "out", "run.json", "report.html"}
     out = home / "out"
     return sorted(str(path.relative_to(out)) for path in out.rglob("*") if path.is_file() and path.name[0] != ".")
 
@@ -336,6 +336,7 @@ def test_the_whole_of_what_a_newcomer_reads(shell: Shell) -> None:
         "time",
         "cost     free: this machine",
         f"results  {shell.folder}/runs/sh-1",
+        f"report   {shell.folder}/runs/sh-1/report.html",
         "the command ended well",
     ]
     record = json.loads((shell.folder / "runs/sh-1/run.json").read_text())

@@ -16,6 +16,7 @@ import pytest
 
 from provisioners.aws.errors import NO_KEYS
 from provisioners.runpod.credentials import NO_KEY
+from provisioners.vast.errors import NO_KEY as NO_VAST_KEY
 from tests.conftest import HANG_S, Shell
 from tests.desk import Desk
 from tests.integration.cli.counting import MEETS
@@ -33,19 +34,21 @@ KEYS = {
     "pull": {"run", "home", "files"},
     "edits": {"files"},
     "stop": {"run", "say"},
+    "report": {"report"},
+    "top": {"name", "provider", "at", "per_hour", "spent", "hard_end", "run", "run_since", "nodes"},
     "down": {"gone"},
     "reap": {"ended", "closed", "unasked", "adopted", "other_owners"},
     "run": {
         "run", "verdict", "request", "cluster", "created", "started", "ended", "duration_s", "before_s", "cost",
         "held", "left_behind", "kept", "payer", "progress", "hosts",
-        "rented", "home", "missing", "gpuops", "commit", "dirty", "provider", "per_hour", "skews", "nodes", "world",
-        "torch", "python", "driver", "image", "nodes_ended", "exit_code",
+        "rented", "home", "report", "missing", "gpuops", "commit", "dirty", "provider", "per_hour", "skews", "nodes",
+        "world", "torch", "python", "driver", "image", "nodes_ended", "exit_code",
     },
 }  # fmt: skip
 """Within one schema number nothing of this may go; fields may be added here."""
 IN_LISTS = {
     "clusters": {"name", "provider", "state", "nodes", "run", "folder", "created", "age_s", "ephemeral", "per_hour",
-                 "hard_end", "idle_s", "lease", "spent", "virtual", "doing", "why_ended", "urls"},
+                 "hard_end", "idle_s", "lease", "spent", "virtual", "doing", "why_ended", "urls", "report"},
     "runs": {"run", "state", "outcome", "say", "created", "ended", "folder", "home"},
     "resources": {"provider", "mark", "id", "kind", "state", "per_hour", "bills", "known", "owner"},
     "offers": {"provider", "id", "say", "nodes", "gpus", "region", "prices", "data", "notes", "per_hour"},
@@ -67,11 +70,12 @@ def document(text: str, kind: str, keys: set[str]) -> dict[str, Any]:
 NOT_SET_UP = [
     f"aws is not set up here: there are no AWS credentials; {NO_KEYS}",
     f"runpod is not set up here: there is no RunPod API key: RUNPOD_API_KEY is not set; {NO_KEY}",
+    f"vast is not set up here: there is no Vast.ai API key: VAST_API_KEY is not set; {NO_VAST_KEY}",
 ]
 
 
 def test_before_anything_was_done(desk: Desk, monkeypatch: pytest.MonkeyPatch) -> None:
-    for name in [name for name in os.environ if name.startswith(("AWS_", "RUNPOD_"))]:
+    for name in [name for name in os.environ if name.startswith(("AWS_", "RUNPOD_", "VAST_"))]:
         monkeypatch.delenv(name)
     monkeypatch.setenv("HOME", str(desk.folder))
     for words, kind, expected in [
@@ -119,6 +123,8 @@ def test_each_command_on_a_live_cluster(shell: Shell) -> None:
     assert typed("pull", "pull", "sh-1")["files"] == ["a.pt"]
     assert typed("pull", "pull", "--edits", keys="edits") == {"files": []}
     assert [row["outcome"] for row in typed("runs", "runs")["runs"]] == ["done", "failed"]
+    assert typed("report", "report")["report"].endswith("/runs/sh-2/report.html")
+    assert len(typed("top", "top")["nodes"]) == 1
     assert typed("stop", "stop", "sh-1")["say"] == "sh-1 has ended already"
     lines = [json.loads(line) for line in shell.run("logs", "sh-1", "--json").stdout.splitlines()]
     assert sorted(line["line"] for line in lines) == ["err", "out"]

@@ -29,7 +29,7 @@ MORE = "`gpuops logs gang-1 --rank {last}` shows everything it said"
 
 def last_words(text: str) -> list[str]:
     """What stands behind the receipt."""
-    return text.rpartition("\nresults  ")[2].splitlines()[1:]
+    return text.rpartition("\nreport   ")[2].splitlines()[1:]
 
 
 @real_torch

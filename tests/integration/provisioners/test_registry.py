@@ -32,4 +32,4 @@ def test_to_list_names_imports_nothing(there: tuple[Cloud, Context]) -> None:
     done = subprocess.run(
         [sys.executable, "-c", code], cwd=ROOT, capture_output=True, text=True, timeout=600, check=True
     )
-    assert done.stdout == "['aws', 'local', 'mars', 'pbs', 'runpod', 'slurm', 'ssh']\n[]\n"
+    assert done.stdout == "['aws', 'local', 'mars', 'pbs', 'runpod', 'slurm', 'ssh', 'vast']\n[]\n"

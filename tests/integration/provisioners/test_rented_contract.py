@@ -24,9 +24,12 @@ from gpuops.guard.services import WITHOUT_GUARD
 from gpuops.testing import OWNER
 from provisioners.aws import AwsProvisioner
 from provisioners.runpod import RunpodProvisioner
+from provisioners.vast import VastProvisioner
 from tests.fakes.aws import FakeAWS
 from tests.fakes.aws.inside import inside
 from tests.fakes.runpod import FakeRunPod, Life
+from tests.fakes.vast import FakeVast
+from tests.fakes.vast.records import AT_ONCE
 
 NEED_NODES = {"lost-answer", "ready", "watchdog", "bill", "boot-deadline"}
 SETTLE_S = 1.0
@@ -44,7 +47,7 @@ class Kind:
 
     @property
     def provisioner(self) -> type[Any]:
-        return AwsProvisioner if self.request.provider == "aws" else RunpodProvisioner
+        return {"aws": AwsProvisioner, "runpod": RunpodProvisioner, "vast": VastProvisioner}[self.request.provider]
 
 
 @contextmanager
@@ -68,6 +71,13 @@ def runpod(folder: Path) -> Iterator[FakeRunPod]:
         yield fake
 
 
+@contextmanager
+def vast(folder: Path) -> Iterator[FakeVast]:
+    with FakeVast(folder) as fake:
+        fake.life, fake.haste = AT_ONCE, float("inf")
+        yield fake
+
+
 SPOT = Request("aws", nodes=2, gpus=4, gpu_type="a10g", spot=True)
 ON_DEMAND = Request("aws", nodes=1, gpus=4, gpu_type="a10g", spot=False)
 POD, CLUSTER = Request("runpod"), Request("runpod", nodes=2, gpus=8)
@@ -76,6 +86,7 @@ KINDS = (
     Kind("aws-on-demand", ON_DEMAND, aws_in_process, FakeAWS.left),
     Kind("runpod-pod", POD, runpod, FakeRunPod.running),
     Kind("runpod-cluster", CLUSTER, runpod, FakeRunPod.running),
+    Kind("vast", Request("vast"), vast, FakeVast.running),
 )
 
 

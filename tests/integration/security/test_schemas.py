@@ -218,6 +218,13 @@ TRUE: dict[str, tuple[dict[str, Any], dict[str, Any] | None]] = {
     "run": ({"state": "ended", "result": RESULT, "handed": {"a.pt": 1},
              "sink": {"state": "copying", "folder": "/v/a-1", "done": 5, "total": 9}}, None),
     "stop": ({}, None),
+    "sample": ({}, {
+        "at": 1.7e9, "cores": 8, "cpu": 1.5, "memory": [1, 2], "net": [0.5, 3.0], "disk": [0.0, None],
+        "gpus": [{"index": 0, "use": 97.0, "memory_mb": 5.0, "memory_total_mb": 9.0, "temperature": 61.0,
+                  "power_w": 412.3}],
+        "run": {"name": "a-1", "ranks": [{"rank": 0, "pid": 7, "cpu": 1.0, "memory": 5, "step": 3.0, "rate": 2.5,
+                                          "data_wait": 0.1}]},
+    }),
     "urls": ({}, None),
     "home": ({}, None),
     "tail": ({"result": RESULT}, {"s": "rank0.out", "o": 0, "b64": "aGVsbG8="}),

@@ -7,6 +7,7 @@ import hashlib
 import time
 from collections.abc import Iterator
 from pathlib import Path
+from types import SimpleNamespace
 from urllib.parse import parse_qsl, urlsplit
 
 import pytest
@@ -82,8 +83,22 @@ def test_an_object_is_a_file_and_a_prefix_a_folder(
     assert source.size == sum(len(file.key.encode()) for file in source.files)
 
 
+@pytest.mark.parametrize(("encryption", "known"), [({}, True), ({"ServerSideEncryption": "aws:kms"}, False)])
+def test_whether_a_tag_is_an_md5_is_asked_of_the_bucket(
+    fake: FakeBucket, tmp_path: Path, encryption: dict[str, str], known: bool
+) -> None:
+    fake.client().put_object(Bucket=fake.name, Key="set/a", Body=b"a", **encryption)
+    source = find(fake, tmp_path, "s3://results/set")
+    assert source.has_md5_tags() is known
+    fake.denied.add("s3:GetObject")
+    assert source.has_md5_tags() is False
+    assert source.region == "", "it is not Amazon's"
+
+
 class Pages:
     """A bucket whose listing comes in pages of two."""
+
+    meta = SimpleNamespace(endpoint_url="http://127.0.0.1", region_name="")
 
     def list_objects_v2(self, Prefix: str, ContinuationToken: str = "0", **_: object) -> dict[str, object]:
         at = int(ContinuationToken)

@@ -62,7 +62,7 @@ class Place:
     def fetch(self, find: Source | Callable[[], Source], overwrite: bool = False) -> FetchEnd:
         look = find if callable(find) else lambda: find
         _, (end,) = fetch_data.fetch_to(self.ctx, self.session, [0], TREE, look, overwrite=overwrite)
-        return end
+        return FetchEnd(end.fetched, end.bytes)
 
     def refused(self, find: Source | Callable[[], Source]) -> NodeRefused:
         with pytest.raises(NodeRefused) as caught:
@@ -512,7 +512,7 @@ def test_a_node_that_is_done_is_in_use_until_all_are(place: Place, server: DataS
     thread = threading.Thread(target=fetch.run)
     thread.start()
     done = until(lambda: next((one for one in (place, other) if (one.tree / "big.bin").exists()), None), "one is done")
-    until(lambda: len(fetch._done) == 1, "it has said so")
+    until(lambda: len(fetch._ends) == 1, "it has said so")
     assert [pid for pid in carrying(done.node.dir) if b"fetch" in Path(f"/proc/{pid}/cmdline").read_bytes()]
     held.set()
     thread.join()

@@ -141,9 +141,9 @@ def take_port() -> None:
 
 
 def be_impatient() -> None:
-    from provisioners.runpod import api, http_client
+    from provisioners.kit import http_client, json_api
 
-    http_client.CONNECT_TIMEOUT_S, http_client.ANSWER_TIMEOUT_S, api.READ_ATTEMPTS_S = 1.0, 4.0, 5.0
+    http_client.CONNECT_TIMEOUT_S, http_client.ANSWER_TIMEOUT_S, json_api.READ_ATTEMPTS_S = 1.0, 4.0, 5.0
 
 
 def main() -> None:

@@ -8,7 +8,7 @@ from pathlib import Path
 from tests.system.lab.hosts import Lab
 
 PROGRAM = Path(__file__).with_name("pbs_commands.py")
-ON_LOGIN = ("qsub", "qdel", "qselect", "qstat", "pbsnodes")
+ON_LOGIN = ("qsub", "qdel", "qalter", "qselect", "qstat", "pbsnodes")
 NODES = ("c1", "c2")
 
 
@@ -43,6 +43,11 @@ class Pbs:
     def jobs(self) -> list[str]:
         """Those that are not over."""
         return self.ask("qselect")
+
+    def fill(self) -> str:
+        """A job of somebody's that takes all machines. Returns its number."""
+        asked = ("-N", "other", "-o", "/dev/null", "-l", "select=2:ncpus=4", "-l", "walltime=1:00:00")
+        return self.login.run(["/opt/pbs/bin/qsub", *asked], input="sleep 600").stdout.strip()
 
     def ours(self) -> list[str]:
         """Command lines of what runs of ours on the nodes."""

@@ -38,6 +38,10 @@ def folder(number):
     return FOLDER / "jobs" / str(number)
 
 
+def job_of(number):
+    return json.loads((folder(number) / "job.json").read_text())
+
+
 def keep(job):
     new = folder(job["number"]) / "job.new"
     new.write_text(json.dumps(job))
@@ -80,9 +84,9 @@ def qsub(arguments):
         number = len(jobs()) + 1
         folder(number).mkdir()
         (folder(number) / "script").write_text(sys.stdin.read())
-        never = int(parts.get("mem", "0mb").rstrip("mgkb")) > 100000 or int(nodes) > len(NODES)
+        never = parts.get("host", NODES[0]) not in NODES or int(nodes) > len(NODES)
         job = {"number": number, "nodes": int(nodes), "state": "Q", "name": dict(given)["-N"],
-               "comment": "Can Never Run: Insufficient amount of resource: mem" if never else "",
+               "comment": "Can Never Run: Insufficient amount of resource: host" if never else "",
                "output": dict(given)["-o"], "walltime": asked["walltime"]}  # fmt: skip
         keep(job)
     print(f"{number}.pbs")
@@ -105,14 +109,24 @@ def start(number, argv, **more):
 
 
 def mom(arguments):
-    """On a job's first node: its script, with whose end all its sessions end."""
+    """On a job's first node: its script, with whose end all its sessions end; it is ended when its time is over."""
     number = arguments[0]
-    code = start(number, ["/bin/sh", str(folder(number) / "script")], PBS_NODEFILE="/nowhere").wait()
+    script = start(number, ["/bin/sh", str(folder(number) / "script")], PBS_NODEFILE="/nowhere")
+    while script.poll() is None and time.time() < ends_at(job_of(number)):
+        time.sleep(0.2)
+    is_late = script.poll() is None
+    if is_late:
+        end_beside(number)
+    code = script.wait()
     send(number, "KILL")
-    job = json.loads((folder(number) / "job.json").read_text())
     with contextlib.suppress(OSError):
-        shutil.copy(folder(number) / "spool", job["output"])
-    (folder(number) / "rc").write_text(str(256 - code if code < 0 else code))
+        shutil.copy(folder(number) / "spool", job_of(number)["output"])
+    (folder(number) / "rc").write_text("-29" if is_late else str(256 - code if code < 0 else code))
+
+
+def ends_at(job):
+    hours, minutes, seconds = map(int, job["walltime"].split(":"))
+    return job["begun"] + hours * 3600 + minutes * 60 + seconds
 
 
 def send(number, sign):
@@ -124,7 +138,7 @@ def send(number, sign):
 def pbsdsh(arguments):
     signal.signal(signal.SIGTERM, lambda *_: None)
     number = os.environ["PBS_JOBID"].split(".")[0]
-    host = json.loads((folder(number) / "job.json").read_text())["hosts"][int(arguments[1])]
+    host = job_of(number)["hosts"][int(arguments[1])]
     code = ssh(host, SELF, "task", number, *arguments[3:], start_new_session=True).wait()
     if code:
         sys.stderr.write(f"pbsdsh: task 0x00000001 exit status {code}\n")
@@ -137,16 +151,26 @@ def task(arguments):
 def qdel(arguments):
     number = arguments[0].split(".")[0]
     schedule()
-    job = json.loads((folder(number) / "job.json").read_text())
+    job = job_of(number)
     if job["state"] == "Q":
         keep({**job, "state": "F"})
     elif job["state"] == "R":
-        subprocess.Popen([SELF, "end", number], start_new_session=True, stdin=subprocess.DEVNULL,
-                         stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL)  # fmt: skip
+        end_beside(number)
     else:
         sys.stderr.write(f"qdel: Job has finished {arguments[0]}\n")
         return 35
     return 0
+
+
+def qalter(arguments):
+    """`-l walltime=0:00:09 JOB`."""
+    job = job_of(arguments[2].split(".")[0])
+    keep({**job, "walltime": arguments[1].partition("=")[2]})
+
+
+def end_beside(number):
+    subprocess.Popen([SELF, "end", str(number)], start_new_session=True, stdin=subprocess.DEVNULL,
+                     stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL)  # fmt: skip
 
 
 def end(arguments):
@@ -212,7 +236,7 @@ def main():
     name, arguments = pathlib.Path(sys.argv[0]).name, sys.argv[1:]
     if name == "pbs_stand_in":
         name, arguments = arguments[0], arguments[1:]
-    named = {one.__name__: one for one in (qsub, qdel, qselect, qstat, pbsnodes, pbsdsh, mom, task, end)}
+    named = {one.__name__: one for one in (qsub, qdel, qalter, qselect, qstat, pbsnodes, pbsdsh, mom, task, end)}
     return named[name](arguments) or 0
 
 

@@ -9,7 +9,7 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
-from provisioners.runpod.boot_script import WATCH
+from provisioners.kit.boot_watch import FOLDER
 from tests.conftest import until
 from tests.fakes.runpod import FakeRunPod, Life, Pod
 from tests.fakes.runpod.container import Container
@@ -24,7 +24,7 @@ LIVES = {Boot.UNREACHABLE: DEAF, Boot.NEVER: Life(pull_s=None)}
 
 
 class RunpodMachine(RentedMachine):
-    watch_folder = WATCH
+    watch_folder = FOLDER
 
     def __init__(self, fake: FakeRunPod, pod: Pod) -> None:
         body: Any = pod.body

@@ -38,6 +38,8 @@ SchedulerParameters=sched_interval=1,batch_sched_delay=0,bf_interval=1
 SlurmdParameters=config_overrides
 PreemptType=preempt/partition_prio
 PreemptMode=CANCEL
+JobCompType=jobcomp/filetxt
+JobCompLoc=/run/slurm/jobcomp
 GresTypes=gpu
 NodeName=c1,c2 CPUs=4 RealMemory=1000 Gres=gpu:4
 PartitionName=gpu Nodes=c1,c2 Default=YES MaxTime=02:00:00 DefaultTime=01:00:00 PriorityTier=1 PreemptMode=CANCEL

@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 import json
+import subprocess
 from pathlib import Path
 
+from tests.conftest import until
 from tests.system.lab.hosts import Host, Lab
 from tests.system.lab.laptop import Laptop, root
 
@@ -48,4 +50,24 @@ def test_data_go_to_each_machine_once(lab: Lab, laptop: Laptop) -> None:
 
     assert laptop.run("down", "lab").returncode == 0
     assert not (laptop.folder / "runs" / "lab-left").exists()
+    laptop.expect_hosts_clean(a, b)
+
+
+def test_data_at_an_address_come_into_the_cluster_once(lab: Lab, laptop: Laptop) -> None:
+    """Host a alone reaches the server, which is on its loopback: what b has, it has from a."""
+    a, b = lab.host("a"), lab.host("b")
+    laptop.up(a, b)
+    a.run(["sh", "-c", "mkdir /data && head -c 10000000 /dev/urandom > /data/big.bin"], check=True)
+    sum_there = a.run(["sh", "-c", "sha256sum < /data/big.bin"]).stdout.strip()
+    served = "echo $$ > /data/pid; exec python3 -m http.server --bind 127.0.0.1 --directory /data 8000 2>/data/log"
+    connects = ["python3", "-c", "import socket; socket.create_connection(('127.0.0.1', 8000))"]
+    with subprocess.Popen([*a.enter, "sh", "-c", served], stdout=subprocess.DEVNULL):
+        until(lambda: a.run(connects).returncode == 0, "the server listens")
+        for _ in range(2):
+            data = shown(laptop, "http://127.0.0.1:8000/big.bin", 'sha256sum < "$GPUOPS_DATA"')
+            assert data == [sum_there] * 2
+        log = a.run(["cat", "/data/log"]).stdout
+        assert [line.rpartition('"')[2].split()[0] for line in log.splitlines() if "GET" in line] == ["200", "304"]
+        a.run(["sh", "-c", "kill $(cat /data/pid)"])
+    assert laptop.run("down", "lab").returncode == 0
     laptop.expect_hosts_clean(a, b)

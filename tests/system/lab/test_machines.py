@@ -18,7 +18,7 @@ import pytest
 import yaml
 
 from provisioners.aws import boot_script
-from provisioners.keys import KeyPair
+from provisioners.kit.keys import KeyPair
 from tests.conftest import HANG_S, until
 from tests.fakes.aws.machines import Machines, Order
 from tests.fakes.aws.player import Unplayable

@@ -3,16 +3,25 @@ whatever becomes of the job. No signal of PBS's reaches what left a task's sessi
 
 from __future__ import annotations
 
+import re
+import signal
 import subprocess
+import sys
+from pathlib import Path
 
 import pytest
 
 from tests.conftest import HANG_S, until
+from tests.files import expire_lease
+from tests.system.chaos.hits import guards, kill
 from tests.system.lab.laptop import Laptop
 from tests.system.lab.pbs import Pbs
 from tests.system.lab.test_slurm import RUN, SCRIPT, results
+from tests.system.train.made import cifar10 as made
 
 NODES = ("--nodes", "2", "--gpus", "2")
+PROOF = pytest.mark.proof
+HELD = 1.461
 
 
 @pytest.fixture
@@ -27,13 +36,14 @@ def place(user: Laptop, pbs: Pbs) -> tuple[str, ...]:
     return tuple(user.naming(pbs.login))
 
 
-def begin(user: Laptop, pbs: Pbs) -> subprocess.Popen[str]:
+def begin(user: Laptop, pbs: Pbs, kind: tuple[str, ...] = RUN) -> subprocess.Popen[str]:
     """A run on two nodes of a job of its own, once both scripts are at work."""
 
     def at_work() -> int:
-        return sum(line.endswith("python3 script.py") for host in pbs.nodes for line in host.processes())
+        return sum(any(line.endswith(" script.py") for line in host.processes()) for host in pbs.nodes)
 
-    run = user.start(*RUN, "--on", "pbs", *place(user, pbs), *NODES, "--", "python3", "script.py")
+    program = ["script.py"] if kind[0] == "train" else ["--", "python3", "script.py"]
+    run = user.start(*kind, "--on", "pbs", *place(user, pbs), *NODES, *program)
     until(lambda: at_work() == 2 or run.poll() is not None, "both nodes at work")
     assert run.poll() is None, run.communicate()
     return run
@@ -61,39 +71,109 @@ def test_up_train_down(user: Laptop, pbs: Pbs) -> None:
     odd = """it's "$HOME" `id` \\ ; * ä"""
     there = user.run("ssh", "lab", "--node", "1", "--", "printf", "%s|", odd, "a  b")
     assert there.stdout == f"{odd}|a  b|"
+    from_where = user.run("ssh", "lab", "--node", "1", "--", "printenv", "SSH_CONNECTION").stdout
+    assert from_where.startswith(f"{pbs.login.address} "), "by one step from the login node"
+    expect_forwarded(user, pbs)
     done = user.run("down", "lab")
     assert done.returncode == 0, done.stderr
     expect_nothing_left(user, pbs)
 
 
+def expect_forwarded(user: Laptop, pbs: Pbs) -> None:
+    """What listens on a machine's own loopback alone is open on the laptop, and no part of the way stays afterwards."""
+    pbs.nodes[1].run(["sh", "-c", "cd /etc && python3 -m http.server 6006 --bind 127.0.0.1 >/dev/null 2>&1 &"])
+    forward = user.start("forward", "lab", "6006", "--node", "1")
+    assert forward.stderr
+    assert "http://127.0.0.1:6006 is port 6006 of node1 of lab" in forward.stderr.readline()
+    ask = "import urllib.request as ask; print(ask.urlopen('http://127.0.0.1:6006/hosts').read().decode())"
+    page = subprocess.run([*user.prefix, sys.executable, "-c", ask], capture_output=True, text=True, check=True)
+    assert "c2" in page.stdout
+    forward.terminate()
+    forward.communicate(timeout=HANG_S)
+    until(lambda: not any("127.0.0.1:6006" in line for line in pbs.login.processes()), "no way from the login node on")
+    assert [path for path in pbs.login.files("/tmp") if "gpuops" in path] == []
+
+
 def test_a_job_that_can_never_run_is_not_waited_for(user: Laptop, pbs: Pbs) -> None:
-    done = user.run("up", "pbs", *place(user, pbs), *NODES, "--mem", "900000mb")
+    done = user.run("up", "pbs", *place(user, pbs), *NODES, "--select-extra", "host=nowhere")
     assert done.returncode == 4, done.stderr
-    assert "PBS will never start its job (Insufficient amount of resource: mem)" in done.stderr
+    assert "PBS will never start its job (Insufficient amount of resource: host)" in done.stderr
     expect_nothing_left(user, pbs)
 
 
-@pytest.mark.proof  # where a machine is left in the middle of an answer, the command gives up after a minute
-@pytest.mark.parametrize("history", ["kept", "not kept"])
-def test_a_job_that_is_deleted_brings_its_snapshot_home(user: Laptop, pbs: Pbs, history: str) -> None:
-    if history == "not kept":
-        (pbs.home / ".pbs/no_history").touch()
+@pytest.mark.parametrize(
+    "how", ["deleted", "out of time", pytest.param("forgotten", marks=PROOF), pytest.param("lease", marks=PROOF)]
+)
+def test_a_job_that_ends_brings_its_snapshot_home(user: Laptop, pbs: Pbs, how: str) -> None:
+    """The command itself does, though it takes longer than the machines stay. `forgotten`: by PBS, as soon as it is
+    deleted."""
+    user.write("script.py", SCRIPT + "open(f'snapshots/{rank}.pt', 'wb').truncate(150 << 20)\n")
     run = begin(user, pbs)
-    pbs.ask("qdel", *pbs.jobs())
+    (job,) = pbs.jobs()
+    if how == "lease":
+        expire_lease(next(pbs.home.glob(".gpuops-*/*/n1/lease.json")))
+    elif how == "out of time":
+        pbs.ask("qalter", "-l", "walltime=0:00:01", job)
+    else:
+        (pbs.home / ".pbs/no_history").touch() if how == "forgotten" else None
+        pbs.ask("qdel", job)
     _, err = run.communicate(timeout=HANG_S)
     assert run.returncode == 4, err
-    assert "reclaimed by PBS" in err
-    expect_nothing_left(user, pbs)
+    assert ("lease" if how == "lease" else "reclaimed by PBS") in err
+    assert "not home" not in err
     assert results(user) == {"0.txt": "stopped", "1.txt": "stopped"}
+    expect_nothing_left(user, pbs)
 
 
-def test_what_holds_a_machine_is_killed(user: Laptop, pbs: Pbs) -> None:
-    """Its node ends, though no one else would end what runs there."""
-    run = begin(user, pbs)
-    pbs.nodes[1].run(["pkill", "-KILL", "-f", "^[^ ]*python3[^ ]* -I [^ ]*[.]pyz hold "])
+@pytest.mark.parametrize(
+    "what", ["hold", *(pytest.param(one, marks=PROOF) for one in ("watchdog", "agent", "torchrun"))]
+)
+def test_what_is_killed_on_a_machine(user: Laptop, pbs: Pbs, what: str) -> None:
+    """Its node or its run ends, though no one else would end what runs there."""
+    run = begin(user, pbs, kind=("train", "multinode") if what == "torchrun" else RUN)
+    fits = "torch[.]distributed[.]run" if what == "torchrun" else f"^[^ ]*python3[^ ]* -I [^ ]*[.]pyz {what} "
+    assert pbs.nodes[1].run(["pkill", "-KILL", "-f", fits]).returncode == 0, pbs.nodes[1].processes()
     _, err = run.communicate(timeout=HANG_S)
     assert run.returncode == 4, err
-    assert "the run was lost on node1" in err or "node1 was ended under the run" in err
+    assert "node1" in err
+    expect_nothing_left(user, pbs)
+
+
+@PROOF
+@pytest.mark.parametrize("how", ["deleted", "Ctrl-C"])
+def test_what_waits_in_the_queue(user: Laptop, pbs: Pbs, how: str) -> None:
+    other = pbs.fill()
+    up = user.start("up", "pbs", *place(user, pbs), *NODES)
+    assert up.stderr
+    assert any("queued: Insufficient amount of resource: ngpus" in line for line in iter(up.stderr.readline, ""))
+    if how == "Ctrl-C":
+        up.send_signal(signal.SIGINT)
+    else:
+        pbs.ask("qdel", *(job for job in pbs.jobs() if job != other))
+    _, err = up.communicate(timeout=HANG_S)
+    assert up.returncode == (130 if how == "Ctrl-C" else 4), err
+    assert how == "Ctrl-C" or "its job was deleted while it was queued" in err
+    assert pbs.jobs() == [other]
+    pbs.ask("qdel", other)
+    expect_nothing_left(user, pbs)
+
+
+@PROOF
+@pytest.mark.parametrize("what", ["its job", "nothing else"])
+def test_a_lost_laptop_finds_all_of_it_afterwards(user: Laptop, pbs: Pbs, what: str) -> None:
+    """The command and its guard are gone, and the job is deleted from outside, or runs on; `down` brings home what
+    there is."""
+    run = begin(user, pbs)
+    run.kill()
+    run.wait()
+    for guard in guards(user):
+        kill(guard)
+    if what == "its job":
+        pbs.ask("qdel", *pbs.jobs())
+        until(lambda: not pbs.jobs() and not pbs.ours(), "the job is over, and nothing of it runs")
+    done = user.run("down", "--all")
+    assert done.returncode == 0, done.stderr
+    assert results(user) == {"0.txt": "stopped", "1.txt": "stopped"}
     expect_nothing_left(user, pbs)
 
 
@@ -103,4 +183,23 @@ def test_a_site_that_does_not_let_us_to_its_machines(user: Laptop, pbs: Pbs) -> 
     done = user.run("up", "pbs", *place(user, pbs), *NODES, "--timeout", "15")
     assert done.returncode == 4, done.stderr
     assert "the login node cannot reach this machine of the job by ssh" in done.stderr
+    expect_nothing_left(user, pbs)
+
+
+@PROOF
+@pytest.mark.real_torch
+def test_resnet_on_two_nodes_in_one_line(user: Laptop, pbs: Pbs, tmp_path: Path) -> None:
+    """The tutorial's own job, on few images of the published format: queued, learnt, home, and the job has ended."""
+    (tmp_path / "cifar").mkdir()
+    data = made.make(tmp_path / "cifar").parent
+    program = ("--workload", "cifar10", "--data", str(data), "--", "8", "8", "--width", "8", "--batch_size", "20")
+    wanted = ("--nodes", "2", "--gpus", "1", "--select-extra", "gpu_model=v100", "--env", "OMP_NUM_THREADS=1")
+    done = user.run("train", "multinode", "--on", "pbs", *place(user, pbs), *wanted, *program)
+    assert done.returncode == 0, done.stderr
+    loss = re.findall(r"\[n0 r0\] epoch 8: loss (\S+), train accuracy", done.stdout)
+    assert float(*loss) < HELD / 2, "a softmax before the loss would hold it above that"
+    assert "[n0 r0] 8 epochs took" in done.stdout
+    assert "on 2 x " in done.stdout
+    assert "all 2 ranks ended well" in done.stderr
+    assert list(user.folder.glob("runs/cifar10-1/out/snapshots/cifar10/*.pt"))
     expect_nothing_left(user, pbs)

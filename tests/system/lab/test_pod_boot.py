@@ -13,7 +13,7 @@ import pytest
 
 from gpuops.core.models import Intent
 from gpuops.core.provider import Context
-from provisioners import keys
+from provisioners.kit import keys
 from provisioners.runpod import RunpodProvisioner, launch, machines, options, pods
 from tests.conftest import HANG_S, until
 from tests.fakes.runpod import FakeRunPod, Pod

@@ -3,6 +3,7 @@ whatever becomes of the job, the laptop or what holds a machine. Nothing stays i
 
 from __future__ import annotations
 
+import re
 import shutil
 import signal
 import subprocess
@@ -11,6 +12,7 @@ from pathlib import Path
 
 import pytest
 
+from provisioners.slurm import commands
 from tests.conftest import HANG_S, until
 from tests.system.chaos.hits import guards, kill
 from tests.system.lab.laptop import Laptop
@@ -27,6 +29,19 @@ while not stop.exists() and not go.exists():
     time.sleep(0.05)
 pathlib.Path("snapshots").mkdir(exist_ok=True)
 pathlib.Path(f"snapshots/{rank}.txt").write_text("stopped" if stop.exists() else "done")
+"""
+COUNTS = """
+import os, pathlib, time
+rank, stop = os.environ["GPUOPS_NODE"], pathlib.Path(os.environ["GPUOPS_STOP_FILE"])
+snapshot = pathlib.Path(f"snapshots/{rank}.txt")
+snapshot.parent.mkdir(exist_ok=True)
+step = int(snapshot.read_text()) if snapshot.exists() else 0
+print("rank", rank, "begins at", step, flush=True)
+while step < 40 and not stop.exists():
+    time.sleep(0.1)
+    step += 1
+snapshot.write_text(str(step))
+print("rank", rank, "ends at", step, flush=True)
 """
 ROOT = Path(__file__).parents[3]
 NODES = ("--nodes", "2", "--gpus", "2")
@@ -83,6 +98,9 @@ def test_up_train_again_down(user: Laptop, slurm: Slurm) -> None:
     assert user.run("ssh", "lab", "--node", "1", "--", "hostname").stdout == "c2\n"
     looked = user.run("doctor", "lab").stdout
     assert [name for name in ("c1", "c2") if f"ok: {name}: " in looked] == ["c1", "c2"], "the machines, not the login"
+    looked = user.run("doctor", "slurm", *place(user, slurm)).stdout
+    assert "ok: Slurm 22" in looked
+    assert "ok: partition gpu (the default): 2 nodes with 4 GPUs, 4 cores, 1000 MB (0 idle); 4 of 8 GPUs free" in looked
     refused = user.run("lease", "lab", "--extend", "2h")
     assert refused.returncode == 2
     assert "lab was given its machines until" in refused.stderr
@@ -125,20 +143,41 @@ def test_without_cgroups_nothing_outlives_its_job(user: Laptop, slurm: Slurm, wh
     expect_nothing_left(user, slurm)
 
 
-@pytest.mark.parametrize("how", ["cancelled", "preempted", "out of time"])
+@pytest.mark.parametrize("how", ["cancelled", "out of time"])
 def test_a_job_that_is_taken_back_brings_its_snapshot_home(user: Laptop, slurm: Slurm, how: str) -> None:
     run = begin(user, slurm)
     (job,) = [line.split()[0] for line in slurm.jobs()]
     if how == "cancelled":
         slurm.ask("scancel", job)
-    elif how == "preempted":
-        slurm.ask("sbatch", "-p", "urgent", "-N2", "--exclusive", "-t", "1", "-o", "/dev/null", "--wrap=true")
     else:
         slurm.ask("scontrol", "update", f"JobId={job}", "TimeLimit=1")
     _, err = run.communicate(timeout=HANG_S)
     assert run.returncode == 4, err
     assert "reclaimed by Slurm" in err
     assert results(user) == {"0.txt": "stopped", "1.txt": "stopped"}
+    expect_nothing_left(user, slurm)
+
+
+@pytest.mark.parametrize("how", ["preempted", pytest.param("node failed", marks=pytest.mark.proof)])
+def test_retries_queue_for_another_job_that_goes_on_from_the_snapshot(user: Laptop, slurm: Slurm, how: str) -> None:
+    user.write("script.py", COUNTS)
+    run = begin(user, slurm, "--retries", "2")
+    (job, name, _) = slurm.jobs()[0].split()
+    if how == "preempted":
+        slurm.ask("sbatch", "-p", "urgent", "-N2", "--exclusive", "-t", "1", "-o", "/dev/null", "--wrap=sleep 3")
+    else:
+        slurm.ask("scontrol", "update", "NodeName=c2", "State=DOWN", "Reason=test")
+    out, err = run.communicate(timeout=HANG_S)
+    assert run.returncode == 0, err
+    assert "retry 1 of 2" in err
+    begun, ended = (sorted(re.findall(rf"rank (\d) {word} at (\d+)", out)) for word in ("begins", "ends"))
+    assert begun == sorted([("0", "0"), ("1", "0"), *(end for end in ended if end[1] != "40")]), (
+        "no step lost or doubled"
+    )
+    assert results(user) == {"0.txt": "40", "1.txt": "40"}
+    told = slurm.login.run(["sh", "-c", commands.PAST, "sh", "2026-01-01", name]).stdout
+    past = {one.id: one for one in commands.parse_past_jobs(told, {name})}
+    assert (past[job].preempted, past[job].failed) == (how == "preempted", how == "node failed"), told
     expect_nothing_left(user, slurm)
 
 

@@ -205,7 +205,7 @@ class Ranks:
         self.finish()
         assert set(self.codes) == {1}, self.codes
         assert {self.err(rank) for rank in range(1, len(self.pids))} <= {""}
-        [sentence] = self.err().splitlines()
+        [sentence] = [line for line in self.err().splitlines() if not line.startswith("training on ")]
         return sentence
 
 

@@ -116,3 +116,8 @@ def test_machines_with_gpus_and_without_do_not_wait_for_each_other(world) -> Non
         "error: some machines have a GPU for each of their ranks and others have not; --device cpu uses none anywhere "
         "(rank 1)"
     )
+
+
+def test_a_gpu_that_is_asked_for_and_not_there_is_one_sentence(world) -> None:
+    refused = world("toy.py", "1", "--device", "cuda", ranks=2).refusal()
+    assert refused == "error: --device cuda needs a GPU for each of the 2 ranks here, and torch sees 0"

@@ -3,11 +3,16 @@
 from __future__ import annotations
 
 import argparse
+import os
+from collections.abc import Callable
+from datetime import timedelta
+from typing import Any
 
 import pytest
 import torch
 import torch.distributed as dist
 from ddp.loader import choose_batch, choose_workers
+from ddp.options import arguments
 from ddp.sampler import Part, Sampler
 from ddp.world import join
 from hypothesis import given
@@ -100,12 +105,74 @@ def test_a_batch_is_at_most_a_ranks_share(samples, world, asked, chosen, problem
     assert choose_batch(samples, world, options) == (chosen, problem)
 
 
-@pytest.mark.parametrize(("nccl", "groups"), [(True, "cpu:gloo,cuda:nccl"), (False, "cpu:gloo,cuda:gloo")])
-def test_a_gpu_is_used_where_torch_has_no_nccl_too(monkeypatch: pytest.MonkeyPatch, nccl: bool, groups: str) -> None:
-    joined: list[str] = []
-    monkeypatch.setattr(torch.cuda, "is_available", lambda: True)
-    monkeypatch.setattr(torch.cuda, "device_count", lambda: 1)
+@pytest.fixture
+def join_with(monkeypatch: pytest.MonkeyPatch) -> Callable[..., tuple[torch.device, str, dict[str, Any]]]:
+    """`join` on a machine with so many GPUs, of which there are none here: its device, the backends that torch is
+    asked for, and all else that it is told."""
+    monkeypatch.setattr(torch.backends.cudnn, "benchmark", False)
     monkeypatch.setattr(torch.cuda, "set_device", lambda _: None)
-    monkeypatch.setattr(dist, "is_nccl_available", lambda: nccl)
-    monkeypatch.setattr(dist, "init_process_group", lambda backends, **_: joined.append(backends))
-    assert (join("auto"), joined) == ((torch.device("cuda", 0), "nccl" if nccl else "gloo"), [groups])
+    for name, value in {"RANK": "1", "LOCAL_RANK": "1", "LOCAL_WORLD_SIZE": "2"}.items():
+        monkeypatch.setenv(name, value)
+
+    def join_a_world(gpus: int, nccl: bool = True, **wanted: Any) -> tuple[torch.device, str, dict[str, Any]]:
+        told: dict[str, Any] = {}
+        monkeypatch.setattr(torch.cuda, "is_available", lambda: gpus > 0)
+        monkeypatch.setattr(torch.cuda, "device_count", lambda: gpus)
+        monkeypatch.setattr(dist, "is_nccl_available", lambda: nccl)
+        monkeypatch.setattr(dist, "init_process_group", lambda backends, **more: told.update(more, backends=backends))
+        device, _ = join(**{"wanted": "auto", **wanted})
+        return device, told.pop("backends"), told
+
+    return join_a_world
+
+
+@pytest.mark.parametrize(
+    ("gpus", "wanted", "nccl", "device", "groups"),
+    [
+        (2, "auto", True, "cuda:1", "cpu:gloo,cuda:nccl"),
+        (2, "auto", False, "cuda:1", "cpu:gloo,cuda:gloo"),  # as on Windows
+        (1, "auto", True, "cpu", "gloo"),
+        (1, "cuda", True, "cuda:0", "cpu:gloo,cuda:nccl"),  # each process sees one of its own
+        (0, "cuda", True, "cpu", "gloo"),
+        (2, "cpu", True, "cpu", "gloo"),
+    ],
+)
+def test_each_rank_takes_a_gpu_where_there_are_that_many(join_with, gpus, wanted, nccl, device, groups) -> None:
+    taken, backends, _ = join_with(gpus, nccl, wanted=wanted)
+    assert (str(taken), backends) == (device, groups)
+
+
+def test_a_rank_that_is_stuck_is_given_up_after_what_nccl_gives_by_itself(join_with) -> None:
+    assert join_with(2)[2] == {"timeout": dist.constants.default_pg_nccl_timeout or timedelta(minutes=10)}
+
+
+def test_kernels_are_the_fastest_or_those_that_repeat_themselves(join_with, monkeypatch: pytest.MonkeyPatch) -> None:
+    join_with(2)
+    assert torch.get_float32_matmul_precision() == "high", "as convolutions have it: a benchmark compares both"
+    torch.set_float32_matmul_precision("highest")
+    assert torch.backends.cudnn.benchmark
+    monkeypatch.delenv("CUBLAS_WORKSPACE_CONFIG", raising=False)
+    join_with(2, deterministic=True)
+    assert torch.are_deterministic_algorithms_enabled()
+    torch.use_deterministic_algorithms(False)
+    assert not torch.backends.cudnn.benchmark
+    assert os.environ["CUBLAS_WORKSPACE_CONFIG"] == ":4096:8"
+
+
+@pytest.mark.parametrize(
+    ("words", "epochs"),
+    [
+        ("", (9, 8)),
+        ("50", (50, 8)),
+        ("50 10", (50, 10)),
+        ("--total_epochs 50 --save_every 10 --batch_size 32", (50, 10)),
+        ("--batch_size 32 --save-every 10 50", (50, 10)),
+    ],
+)
+def test_epochs_are_taken_in_both_of_the_tutorials_forms(words: str, epochs: tuple[int, int]) -> None:
+    options = arguments("", 9, 8, 7, 6).parse_args(words.split())
+    assert (options.total_epochs, options.save_every, options.batch_size) == (*epochs, 32 if "size" in words else None)
+
+
+def test_help_gives_no_advice_that_no_flag_can_follow() -> None:
+    assert "raise the learning rate or" not in " ".join(arguments("", 9, 8, 7, 6).format_help().split())

@@ -19,6 +19,7 @@ ENV = {
 OTHERS = {
     "RUNPOD_API_KEY": "k", "RUNPOD_POD_ID": "p", "GPUOPS_HOST_KEY": "k", "PUBLIC_KEY": "k", "JUPYTER_PASSWORD": "k",
     "HF_TOKEN": "k", "HOME": "/root", "HOSTNAME": "pod", "TERM": "xterm", "MASTER_ADDR": "10.0.0.1", "NODE_RANK": "1",
+    "CONTAINER_ID": "7", "VAST_TCP_PORT_22": "4",
     "WORLD_SIZE": "16", "NUM_TRAINERS": "8", "HOST_NODE_ADDR": "a:1", "NODE_ADDR": "a", "a b": "no name",
 }  # fmt: skip
 

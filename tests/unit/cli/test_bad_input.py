@@ -44,8 +44,8 @@ ROWS = [
     Row("help of nothing", ("help", "nope"), "there is no command 'nope'", "see: gpuops --help"),
     *(Row(f"another tool's: {word}", (word, *more), f"there is no command '{word}'", f"type: {line}")
       for word, line, *more in (
-          ("top", "gpuops ssh -- top"),
-          ("nvidia-smi", "gpuops ssh -- nvidia-smi"),
+          ("htop", "gpuops top"),
+          ("nvidia-smi", "gpuops top"),
           ("attach", "gpuops logs -f", "digits-1"),
           ("prices", "gpuops offers"),
           ("ps", "gpuops status (what is up), or gpuops runs"),
@@ -142,12 +142,13 @@ ROWS = [
         "write it like 90s, 30min, 2h or 1h30m"),
     # Names.
     Row("provider", ("up", "loca"),
-        "there is no provider named 'loca'; did you mean local?", "choose one of: aws, local, pbs, runpod, slurm, ssh"),
+        "there is no provider named 'loca'; did you mean local?",
+        "choose one of: aws, local, pbs, runpod, slurm, ssh, vast"),
     Row("provider of a run", ("run", "--on", "locale", "--", "true"),
         "there is no provider named 'locale'; did you mean local?",
-        "choose one of: aws, local, pbs, runpod, slurm, ssh"),
+        "choose one of: aws, local, pbs, runpod, slurm, ssh, vast"),
     Row("workload", (*TRAIN, "--workload", "digit"), "there is no workload named 'digit'; did you mean digits?",
-        "choose one of: toy, digits, mnist, cifar10, movielens"),
+        "choose one of: first, toy, digits, mnist, cifar10, movielens, gpt"),
     Row("data of a workload without", (*TRAIN, "--workload", "toy", "--data", "x"),
         "the workload toy reads no --data, since it brings what it needs",
         "leave out --data; these read some: mnist, cifar10, movielens", files={"x": ""}),

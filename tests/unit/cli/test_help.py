@@ -88,7 +88,7 @@ def test_where_the_arguments_of_a_program_stand(desk: Desk) -> None:
 
 def test_up_names_the_providers_and_their_own_options(moon: Desk) -> None:
     everybody = moon.type("up", "--help").out
-    assert "Providers: aws, local, moon, pbs, runpod, slurm, ssh. Their own options:" in everybody
+    assert "Providers: aws, local, moon, pbs, runpod, slurm, ssh, vast. Their own options:" in everybody
     assert moon.type("up", "local", "--help").out.endswith("Options of local:\n  none of its own\n")
     said = moon.type("up", "moon", "--nodes", "2", "-h").out
     assert [line.split(maxsplit=1)[0] for line in said.partition("Options of moon:\n")[2].splitlines()] == [

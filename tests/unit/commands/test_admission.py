@@ -128,7 +128,7 @@ def logins(monkeypatch: pytest.MonkeyPatch, codes: list[int], *answers: BaseExce
         if answer is not None:
             raise answer
 
-    monkeypatch.setattr(ssh, "_run_foreground", lambda *_: codes.pop(0))
+    monkeypatch.setattr(ssh, "run_foreground", lambda *_: codes.pop(0))
     monkeypatch.setattr(ssh, "_log_in", log_in)
 
 

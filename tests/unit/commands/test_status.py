@@ -41,6 +41,12 @@ def test_what_the_machines_say_of_a_cluster(ledger: str, nodes: list[str], expec
     assert status._cluster_state(ClusterState(ledger), nodes) == expected
 
 
+def test_the_report_of_the_latest_run_is_named() -> None:
+    assert status.cluster_lines([cluster(report="/p/runs/a-1/report.html")])[-1] == (
+        "lab: its latest run: /p/runs/a-1/report.html"
+    )
+
+
 def test_the_table_names_the_node_that_is_missing() -> None:
     assert status.cluster_lines([]) == ["nothing is up"]
     assert "$" not in status.cluster_lines([cluster()])[0], "no price where nothing costs"

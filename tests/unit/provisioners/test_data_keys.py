@@ -21,6 +21,8 @@ from provisioners.runpod import machines as runpod_machines
 from provisioners.runpod import offers as runpod_offers
 from provisioners.ssh import SshProvisioner
 from provisioners.ssh import machines as ssh_machines
+from provisioners.vast import machines as vast_machines
+from provisioners.vast import offers as vast_offers
 
 PAGE = (Path(__file__).parents[3] / "docs" / "providers.md").read_text(encoding="utf-8")
 WRITERS: dict[str, list[Callable[..., Any]]] = {
@@ -29,6 +31,7 @@ WRITERS: dict[str, list[Callable[..., Any]]] = {
         *(runpod_offers._offer, runpod_launch.PodSpec.document),
         *(runpod_machines.pod_resource, runpod_machines.cluster_resource),
     ],
+    "vast": [vast_offers._offer, vast_machines._own_data],
     "ssh": [SshProvisioner.offers, ssh_machines.node_resource, ssh_machines.contained_resource],
     "local": [LocalProvisioner.offers, LocalProvisioner._resource],
 }

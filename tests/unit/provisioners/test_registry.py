@@ -48,7 +48,7 @@ def broken(context: contract.Context) -> Scripted:
 
 def test_a_wheel_adds_a_provider(there: tuple[Cloud, Context]) -> None:
     _, world = there
-    assert registry.provider_names() == ["aws", "local", "pbs", "runpod", NAME, "slurm", "ssh"]
+    assert registry.provider_names() == ["aws", "local", "pbs", "runpod", NAME, "slurm", "ssh", "vast"]
     assert world.provisioner(NAME).name == NAME
     assert world.provisioner("local").name == "local"
 

@@ -8,6 +8,7 @@ import os
 import threading
 import time
 from collections.abc import Callable, Iterable, Mapping
+from types import SimpleNamespace
 from typing import Any, cast
 
 import pytest
@@ -29,6 +30,7 @@ from gpuops.runs.monitor import LiveFetch
 from gpuops.runs.outcome.node_report import NodeReport, ReasonKind, lost_report, parse_report
 from gpuops.runs.outcome.run_outcome import FinalFetch, Retryable
 from gpuops.runs.prepare import Sending, wait_for_turn
+from gpuops.runs.results import collect
 from gpuops.runs.results.collect import Agents, _fetch_from_nodes
 from gpuops.sync.archive import FetchedNode
 from gpuops.sync.download import UnreadableFiles
@@ -243,6 +245,38 @@ def test_a_machine_that_goes_while_its_results_are_fetched(
     assert end.verdict.outcome == "reclaimed"
 
 
+def test_what_a_node_of_a_batch_job_has_left_is_read_as_soon_as_it_has_ended(
+    world: Context, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The job may be on while its machines are taken back one by one: nobody waits for its end."""
+    monkeypatch.setattr("gpuops.runs.results.collect.VANISHING_TIMEOUT_S", 0.5)
+    monkeypatch.setattr("gpuops.runs.results.collect.VANISHING_POLL_INTERVAL_S", 0.02)
+    fetched, opened = Fetched(0, 1), []
+
+    def describe(machine: Resource) -> Resource:
+        left = {"left": True, "root": "the home"} if machine.id == "1" or len(fetched.asked) > 1 else {}
+        return dataclasses.replace(machine, state="ended" if left else "running", data=left)
+
+    def open_client(_paths: object, machine: Resource, index: int) -> Any:
+        opened.append((index, machine.data["root"]))
+        fetched.silent = tuple({*fetched.silent} - {index})
+        return Keeping("safe")
+
+    world.provisioners["local"] = _provider(describe)
+    monkeypatch.setattr("gpuops.runs.results.collect._run_final_fetch", fetched)
+    monkeypatch.setattr("gpuops.nodes.session._open_client", open_client)
+    cluster = a_cluster(world, created=time.time())
+    row = a_run(world, cluster, created=time.time())
+    world.ledger.set_run(row.id, request={**dataclasses.asdict(REQUEST), "nodes": 2})
+    machines = [Resource("machine", str(index), "", f"m-{index}", bills=False, state="running") for index in range(2)]
+    reason = {"kind": "reclaim", "by": "PBS", "say": "PBS takes node1 back", "at": None, "node": 1}
+    results = {index: {**DONE, "node": index, "outcome": "stopped", "reason": reason} for index in range(2)}
+    session = ClusterSession(cluster, machines, cast("Any", [Keeping("safe") for _ in range(2)]))
+    end = conclude(world, session, world.ledger.run(row.id), results)
+    assert (fetched.asked, opened) == ([[0, 1]] * 3, [(1, "the home"), (0, "the home")])
+    assert (world.ledger.run(row.id).state, end.missing, end.verdict.outcome) == ("home", "", "reclaimed")
+
+
 def test_a_virtual_node_that_ends_while_its_results_are_fetched(
     world: Context, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -313,6 +347,43 @@ def test_what_a_machine_kept_before_it_went_comes_home_though_it_had_answered(
     assert (end.missing, retryable(end), end.left_in_bucket) == (missing, "", "")
     assert world.ledger.run(row.id).facts["in_bucket"] == in_bucket
     assert retries.find_preemption(row, cluster, end) is not None
+
+
+@pytest.mark.parametrize(("kind", "counts"), [("lease", True), ("gone", True), ("stop", False), ("rank", False)])
+def test_what_counts_as_a_loss_of_machines_that_were_granted(
+    world: Context, monkeypatch: pytest.MonkeyPatch, kind: str, counts: bool
+) -> None:
+    """Their time was over, or they are gone; not what the user or the program did."""
+    monkeypatch.setattr("gpuops.runs.results.collect._run_final_fetch", Fetched())
+    world.provisioners["local"] = _provider(lambda machine: machine)
+    cluster = a_cluster(world, created=time.time())
+    row = a_run(world, cluster, created=time.time())
+    outcome = {"lease": "stopped", "gone": "lost", "stop": "stopped", "rank": "failed"}[kind]
+    said = {**DONE, "outcome": outcome, "reason": {"kind": kind, "say": "node0 is gone"}}
+    machine = Resource("machine", "0", "", "m-0", True, state="running")
+    end = conclude(world, ClusterSession(cluster, [machine], cast("Any", [Keeping("safe")])), row, {0: said})
+    assert (retries.find_preemption(row, cluster, end, granted=True) is not None) is counts
+    assert retries.find_preemption(row, cluster, end) is None
+
+
+def test_a_last_fetch_that_is_cut_is_made_again(world: Context, monkeypatch: pytest.MonkeyPatch) -> None:
+    """By a new conversation with each node: what a batch job has left is served without its machine."""
+    tried: list[list[int]] = []
+    reconnected: list[int] = []
+
+    def fetch_now(*_: Any, nodes: list[int], **__: Any) -> None:
+        tried.append(nodes)
+        if len(tried) == 1:
+            raise ConnectionLost("the connection to node0 ended")
+
+    monkeypatch.setattr(collect, "fetch_now", fetch_now)
+    monkeypatch.setattr(collect, "_fetch_unnamed", lambda *_: "")
+    cluster = a_cluster(world, created=time.time())
+    row = a_run(world, cluster, created=time.time())
+    machine = Resource("machine", "0", "", "m-0", False, data={"inside_modes": ["connect"]})
+    session: Any = SimpleNamespace(row=cluster, reconnect=reconnected.append, machines=[machine, machine])
+    assert collect._run_final_fetch(world, session, row, Silent(), [1]) == FinalFetch()
+    assert (tried, reconnected) == ([[1], [1]], [1])
 
 
 def test_what_is_on_a_node_comes_before_what_is_in_a_bucket(world: Context, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -485,6 +556,10 @@ class Keeping:
     """A node whose results cannot be fetched, and may be safe elsewhere."""
 
     label = "node0"
+    paths = None
+
+    def close(self) -> None:
+        """Nothing is open."""
 
     def __init__(self, *states: str) -> None:
         self.states = list(states)

@@ -16,7 +16,7 @@ from gpuops.core.run_models import RunRequest
 from gpuops.nodes.session import ClusterSession
 from gpuops.runs.logs.home_tail import HomeTail
 from gpuops.runs.logs.lines import LineMerger
-from gpuops.runs.monitor import Remarks, busy_command, describe_unjoined, show_run, tensorboard_command
+from gpuops.runs.monitor import Remarks, board_folder, busy_command, describe_unjoined, show_run, tensorboard_command
 from gpuops.sync.run_folder import RunHome
 from tests.unit.runs.test_finish import a_cluster, a_run
 
@@ -30,7 +30,7 @@ class Clock(polling.Clock):
 
 def test_silence_is_remarked_and_again_where_it_lasts(tmp_path: Path) -> None:
     clock, said = Clock(), list[str]()
-    remarks = Remarks(said.append, RunHome(tmp_path), tmp_path, busy_command("lab", gpus=True), clock)
+    remarks = Remarks(said.append, RunHome(tmp_path), busy_command("lab", gpus=True), clock)
     clock.seconds = 119
     remarks.poll()
     remarks.handle_log_bytes(0, "rank3.err", 0, b"x")
@@ -78,7 +78,7 @@ def test_the_machines_of_an_ended_run_do_not_wait_for_a_long_log(
     row = a_run(world, cluster, created=0.0)
     home = RunHome(row.home)
     home.folder.write_at(home.log_name(0, "launcher.out"), 0, b"".join(b"%04d\n" % number for number in range(lines)))
-    remarks = Remarks(world.out.say, home, world.folder, "", Clock())
+    remarks = Remarks(world.out.say, home, "", Clock())
     monkeypatch.setattr("gpuops.runs.monitor.follow_with_remarks", lambda *_: (EndedFollower(), remarks))
     session = ClusterSession(cluster, [])
     show_run(world, session, row, HomeTail(home, LineMerger(nodes=1, ranks=1, kind="command")))
@@ -102,7 +102,7 @@ UNJOINED = (
 def test_ranks_that_do_not_join_are_remarked_on_once(tmp_path: Path, joined: bool) -> None:
     said = list[str]()
     request = RunRequest("torchrun", "multinode", 2, None, script="my.py", argv=("50", "10"))
-    remarks = Remarks(said.append, RunHome(tmp_path), tmp_path, "", Clock(), describe_unjoined(request))
+    remarks = Remarks(said.append, RunHome(tmp_path), "", Clock(), describe_unjoined(request))
     if joined:  # on another node
         remarks.handle_log_bytes(1, "events.jsonl", 0, event("joined", rank=2))
     for _ in range(2):
@@ -113,7 +113,7 @@ def test_ranks_that_do_not_join_are_remarked_on_once(tmp_path: Path, joined: boo
 
 def test_ranks_that_joined_late_are_not_remarked_on_afterwards(tmp_path: Path) -> None:
     said = list[str]()
-    remarks = Remarks(said.append, RunHome(tmp_path), tmp_path, "", Clock(), UNJOINED)
+    remarks = Remarks(said.append, RunHome(tmp_path), "", Clock(), UNJOINED)
     remarks.handle_log_bytes(0, "events.jsonl", 0, event("unjoined") + event("joined", rank=0))
     remarks.poll()
     assert said == []
@@ -128,7 +128,7 @@ def test_our_own_programs_and_commands_join_or_need_not() -> None:
 
 def test_a_node_that_cannot_be_heard_is_not_called_silent(tmp_path: Path) -> None:
     clock, said = Clock(), list[str]()
-    remarks = Remarks(said.append, RunHome(tmp_path), tmp_path, "top", clock)
+    remarks = Remarks(said.append, RunHome(tmp_path), "top", clock)
     for clock.seconds in (60, 130, 240):
         remarks.poll(cut_off=True)
     assert said == []
@@ -139,7 +139,7 @@ def test_a_node_that_cannot_be_heard_is_not_called_silent(tmp_path: Path) -> Non
 
 def test_what_a_provider_says_of_a_machine_is_said_once_however_it_arrives(tmp_path: Path) -> None:
     said = list[str]()
-    remarks = Remarks(said.append, RunHome(tmp_path), tmp_path, "", Clock())
+    remarks = Remarks(said.append, RunHome(tmp_path), "", Clock())
     hint = {"kind": "rebalance", "by": "AWS", "say": "AWS may take node1 back soon", "at": 1.0, "node": 1}
     lines = event("started", pid=3) + event("notice", reason=hint) + b"no json\n" + event("notice") + b"[]\n"
     for offset in range(len(lines)):
@@ -158,7 +158,7 @@ def test_what_a_provider_says_of_a_machine_is_said_once_however_it_arrives(tmp_p
 
 def test_an_end_that_all_nodes_share_is_said_once_each_time(tmp_path: Path) -> None:
     said = list[str]()
-    remarks = Remarks(said.append, RunHome(tmp_path), tmp_path, "", Clock())
+    remarks = Remarks(said.append, RunHome(tmp_path), "", Clock())
     end = {"kind": "lease", "say": "its lease ends in 10 min", "at": 601.0}
     hint = {"kind": "rebalance", "by": "AWS", "say": "AWS may take node0 back soon", "at": 1.0, "node": 0}
     for node, at in ((0, 1.0), (1, 3.5), (0, 3601.0), (1, 3599.0)):
@@ -175,7 +175,7 @@ def test_an_end_that_all_nodes_share_is_said_once_each_time(tmp_path: Path) -> N
 def test_curves_that_have_come_home_are_named_once(tmp_path: Path) -> None:
     clock, said = Clock(), list[str]()
     home = RunHome(tmp_path / "runs" / "a-1")
-    remarks = Remarks(said.append, home, tmp_path, "", clock)
+    remarks = Remarks(said.append, home, "", clock)
     clock.seconds = 10
     remarks.poll()
     events = home.out / "my logs" / "v0" / "events.out.tfevents.1.host"
@@ -186,14 +186,14 @@ def test_curves_that_have_come_home_are_named_once(tmp_path: Path) -> None:
     assert said == []
     for clock.seconds in (15, 20):
         remarks.poll()
-    assert said == ["curves: tensorboard --load_fast=false --logdir 'runs/a-1/out/my logs/v0'"]
+    assert said == ["curves: gpuops tensorboard a-1"]
 
 
 def test_the_folder_that_holds_all_of_them(tmp_path: Path) -> None:
     home = RunHome(tmp_path / "runs" / "a-1")
-    assert tensorboard_command(home, tmp_path) == ""
+    assert (board_folder(home), tensorboard_command(home)) == (None, "")
     for name in ("tb/train", "tb/valid", "tb"):
         (home.out / name).mkdir(parents=True, exist_ok=True)
         (home.out / name / "events.out.tfevents.1").touch()
-    assert tensorboard_command(home, tmp_path) == "curves: tensorboard --logdir runs/a-1/out/tb"
-    assert tensorboard_command(home, tmp_path / "elsewhere") == f"curves: tensorboard --logdir {home.out}/tb"
+    assert board_folder(home) == home.out / "tb"
+    assert tensorboard_command(home) == "curves: gpuops tensorboard a-1"

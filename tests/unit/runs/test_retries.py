@@ -21,6 +21,7 @@ from gpuops.offers.lease_limits import LeaseLimits
 from gpuops.offers.price_approval import PriceApproval
 from gpuops.offers.price_terms import Terms
 from gpuops.runs import retries
+from gpuops.runs.logs import events
 from gpuops.runs.receipt import format_receipt
 from gpuops.runs.retries import Preemption, RetryState
 from gpuops.sync.run_folder import RunHome
@@ -115,6 +116,21 @@ def test_it_is_announced_in_a_line() -> None:
     assert chain.approval.settled
 
 
+def test_what_failed_is_told_in_the_words_of_its_verdict() -> None:
+    lost = dataclasses.replace(LOSS, place="", say="the run was lost on node1: it was gone", reclaimed=False)
+    chain = RetryState(2, restarts=1)
+    chain.add(lost, 0.0)
+    assert chain.announce(lost) == "the run was lost on node1: it was gone; retry 2 of 2: looking for machines anew"
+    assert chain.left == 0, "a run that was started again by itself counts as well"
+    rows = format_receipt(RunRecord.parse({"retries": chain.documents}))
+    assert "before   toy-1 lost its machines at step 120: 20 steps lost" in rows
+
+
+def test_what_is_queued_for_is_queued_for_again_for_the_same_time() -> None:
+    wish = LeaseLimits(max_hours=1.0)
+    assert retries.remaining_limits(wish, cluster(lease=Lease(NOW)), 0.0, NOW, granted=True) == (wish, "")
+
+
 def test_what_it_cost_is_in_the_receipt() -> None:
     chain = RetryState(2)
     chain.add(LOSS, 1.5)
@@ -181,8 +197,8 @@ def test_a_nodes_events_on_our_clock(tmp_path: Path) -> None:
         path = RunHome(tmp_path).log(node, "events.jsonl")
         path.parent.mkdir(parents=True)
         path.write_text("\n".join(json.dumps(one) for one in lines) + '\n{"at": 17')
-    assert retries.first_step_time(row) == NOW + 5.0
-    assert retries.first_event_time(row, lambda event: event.event == "notice") is None
+    assert events.first_step_time(row) == NOW + 5.0
+    assert events.first_event_time(row, lambda event: event.event == "notice") is None
 
 
 def test_who_agrees_agrees_to_what_replaces_it_too() -> None:

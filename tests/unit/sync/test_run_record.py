@@ -27,6 +27,7 @@ WHOLE = RunRecord(
     payer=Payer("me", ".env"),
     is_rented=True,
     home="/p/runs/toy-1",
+    report="/p/runs/toy-1/report.html",
     missing="",
     facts=RunFacts(provider="aws", nodes=2),
     nodes_ended={"1": {"outcome": "lost", "reason": {"kind": "reclaim", "reclaimed": True, "by": "AWS"}}},

@@ -49,7 +49,7 @@ def test_a_strangers_train_folder_is_not_taken_for_ours(tmp_path: Path) -> None:
 def test_an_unknown_name_is_answered_with_the_known_ones() -> None:
     with pytest.raises(UsageError, match="no workload named 'digit'") as caught:
         workloads_and_data.workload_script("digit")
-    assert caught.value.hint == "choose one of: toy, digits, mnist, cifar10, movielens"
+    assert caught.value.hint == "choose one of: first, toy, digits, mnist, cifar10, movielens, gpt"
 
 
 def test_those_that_read_data_tell_where_they_look_for_them() -> None:

@@ -14,14 +14,17 @@ from gpuops.core.models import Request
 from gpuops.testing import LostAnswersContract, open_sandbox
 from provisioners.aws import AwsProvisioner
 from provisioners.runpod import RunpodProvisioner
+from provisioners.vast import VastProvisioner
 from tests.fakes.aws import FakeAWS
 from tests.fakes.runpod import FakeRunPod, Life
+from tests.fakes.vast import FakeVast
+from tests.fakes.vast.records import AT_ONCE
 
 
 @pytest.fixture(autouse=True)
 def quick(monkeypatch: pytest.MonkeyPatch) -> None:
     """The fakes know at once what they were asked for."""
-    for provisioner in (AwsProvisioner, RunpodProvisioner):
+    for provisioner in (AwsProvisioner, RunpodProvisioner, VastProvisioner):
         monkeypatch.setattr(provisioner, "settle_s", 1.0)
 
 
@@ -44,6 +47,17 @@ class TestRunPod(LostAnswersContract):
     @classmethod
     def wanted(cls) -> Request:
         return Request("runpod")
+
+
+class TestVast(LostAnswersContract):
+    provider = "vast"
+
+    @pytest.fixture(scope="class")
+    @classmethod
+    def env(cls, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Mapping[str, str]]:
+        with FakeVast(tmp_path_factory.mktemp("vast")) as fake:
+            fake.life, fake.haste = AT_ONCE, float("inf")
+            yield fake.env
 
 
 class TestAws(LostAnswersContract):

@@ -5,8 +5,8 @@ from __future__ import annotations
 import pytest
 import yaml
 
-from provisioners import keys
 from provisioners.aws import boot_script
+from provisioners.kit import keys
 from tests.fakes.aws import player
 from tests.fakes.aws.player import Unplayable
 

@@ -19,8 +19,8 @@ import yaml
 from cryptography.hazmat.primitives.serialization import Encoding, PublicFormat, load_ssh_private_key
 
 from gpuops.core.errors import Rejected
-from provisioners import keys
 from provisioners.aws import boot_script
+from provisioners.kit import keys
 
 HOST = keys.generate_key_pair()
 LOGIN = keys.generate_key_pair().public

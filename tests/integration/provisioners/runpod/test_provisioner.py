@@ -30,7 +30,7 @@ from gpuops.core.models import Intent, Offer, Request, Resource
 from gpuops.core.provider import Context
 from gpuops.transport.ssh import Target
 from gpuops.transport.ssh.host_keys import canonical
-from provisioners import keys
+from provisioners.kit import keys
 from provisioners.runpod import RunpodProvisioner, boot_log, boot_script, lifecycle
 from provisioners.runpod import account as accounts
 from provisioners.runpod import provisioner as module

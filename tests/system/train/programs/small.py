@@ -43,8 +43,8 @@ def take_step(self: Trainer) -> None:
         os.kill(os.getpid(), signal.SIGKILL)
 
 
-def join(wanted: str) -> tuple[torch.device, str]:
-    device, backend = honest_join(wanted)
+def join(*wanted: object) -> tuple[torch.device, str]:
+    device, backend = honest_join(*wanted)
     return (torch.device("meta") if os.environ.get("UNLIKE") == os.environ["RANK"] else device), backend
 
 

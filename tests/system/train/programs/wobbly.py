@@ -17,6 +17,7 @@ sys.path.insert(1, str(Path(__file__).parents[4] / "train"))
 
 import numpy as np
 import torch
+from ddp import trainer as trainer_module
 from ddp.benchmark import benchmark
 from ddp.loader import Batches
 from ddp.options import arguments
@@ -31,6 +32,7 @@ SAMPLES, FEATURES = 203, 8
 def train(world: World, options: argparse.Namespace) -> None:
     sabotage(world, options)
     world.stop.EVERY_S = world.stop.LOOK_S = 0.0  # in every step, however short: so a test knows in which
+    trainer_module.TELL_S = options.told_every
     if options.hide:
         sys.path.insert(0, options.hide)
     torch.manual_seed(options.seed)
@@ -129,5 +131,6 @@ if __name__ == "__main__":
     parser.add_argument("--adam", action="store_true", help="another optimizer")
     parser.add_argument("--tell", nargs=3, type=int, metavar=("RANK", "FORWARD", "SIGNAL"))
     parser.add_argument("--wish", nargs=2, type=int, metavar=("RANK", "FORWARD"), action="append", default=[])
+    parser.add_argument("--told_every", type=float, default=trainer_module.TELL_S, metavar="SECONDS")
     parser.add_argument("--kill_in", nargs=2, metavar=("FUNCTION", "CALL"))
     launch(train, parser.parse_args())

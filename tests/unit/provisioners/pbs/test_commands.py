@@ -45,7 +45,9 @@ def test_a_job_runs_until_it_holds_no_machine() -> None:
     ("status", "why"), [(271, "its job was deleted"), (-29, "its job's time was over"), (0, "its job is over")]
 )
 def test_why_a_job_is_over(status: int, why: str) -> None:
-    assert listed(F={"Exit_status": status})["0.pbs"].why_over == why
+    begun = {"stime": "Thu Nov 26 18:10:00 2026"}
+    assert listed(F={"Exit_status": status, **begun})["0.pbs"].why_over == why
+    assert listed(F={})["0.pbs"].why_over == "its job was deleted while it was queued"
 
 
 def test_why_a_job_waits() -> None:
@@ -86,12 +88,12 @@ def test_the_job() -> None:
     assert 'while [ "$index" -lt 2 ]' in script
 
 
-def test_a_person_sees_the_jobs_gpus() -> None:
-    words = commands.shell_words("py", "c1", ["0", "1"], False)
-    assert words[3:] == ["sh", "py", "c1", "env", "CUDA_VISIBLE_DEVICES=0,1"]
-    assert commands.shell_words("py", "c1", None, True)[3:] == ["sh", "py", "c1"]
+def test_a_person_sees_the_job_and_its_gpus() -> None:
+    words = commands.shell_words("7.pbs", "py", "c1", ["0", "1"], False)
+    assert words[3:] == ["sh", "py", "c1", "env", "PBS_JOBID=7.pbs", "CUDA_VISIBLE_DEVICES=0,1"]
+    assert commands.shell_words("7.pbs", "py", "c1", None, True)[3:] == ["sh", "py", "c1", "env", "PBS_JOBID=7.pbs"]
 
 
 def test_a_refused_way_is_told_as_the_agent_tells() -> None:
     assert json.loads(commands.REFUSED)["error"]["say"]
-    assert "'" not in commands.REFUSED
+    assert "'" not in commands.REFUSED + commands.REFUSED_PERSON

@@ -69,10 +69,13 @@ def test_what_is_not_there_is_refused() -> None:
         shape(queue="old")
     with pytest.raises(Rejected, match="queue gpu gives a job 72 h 00 min"):
         shape(queue="gpu", hours=100.0)
-    with pytest.raises(NoCapacity, match="1 node could be one of its 2 nodes"):
+    with pytest.raises(NoCapacity, match="queue workq has only 1 node with all that is asked for, and the job needs 2"):
         shape(gpus=8)
-    with pytest.raises(NoCapacity, match="0 nodes could be one of its 2 nodes"):
-        shape(select_extra=["gpu_model=a100"])
+    for more in ({"select_extra": ["gpu_model=a100"]}, {"mem": "503gb"}):
+        with pytest.raises(NoCapacity, match="no node with all"):
+            shape(**more)
+    with pytest.raises(Rejected, match="a job of 3 min leaves no time for a run"):
+        shape(hours=0.05)
 
 
 @pytest.mark.parametrize(

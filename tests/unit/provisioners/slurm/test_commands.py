@@ -118,3 +118,25 @@ def test_the_job() -> None:
         "--wait=0 --input=none --export=ALL /usr/bin/python3 -I '/home/al ice/a.pyz' "
         "hold --cluster '/home/al ice/lab'\n"
     )
+
+
+@pytest.mark.parametrize(
+    ("word", "why", "preempted", "failed"),
+    [
+        ("COMPLETED", "its job ended by itself", False, False),
+        ("CANCELLED by 1001", "its job was cancelled", False, False),
+        ("TIMEOUT", "its job's time was over", False, False),
+        ("PREEMPTED", "another job took its place", True, False),
+        ("NODE_FAIL", "a node of its job failed", False, True),
+    ],
+)
+def test_how_a_job_ended_that_squeue_has_forgotten(word: str, why: str, preempted: bool, failed: bool) -> None:
+    name = f"{MARK}.{TOKEN}"
+    (job,) = commands.parse_past_jobs(f"7|{name}|{word}\n8|somebody's|COMPLETED\n", {name})
+    assert (job.id, job.name, job.state) == ("7", name, JobState.OVER)
+    assert (job.why_over, job.preempted, job.failed) == (why, preempted, failed)
+
+
+@pytest.mark.parametrize("text", ["", "Slurm accounting storage is disabled\n", f"7|{MARK}.{TOKEN}|RUNNING\n"])
+def test_what_accounting_does_not_tell(text: str) -> None:
+    assert commands.parse_past_jobs(text, {f"{MARK}.{TOKEN}"}) == []

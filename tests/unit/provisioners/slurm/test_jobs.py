@@ -8,9 +8,8 @@ from typing import Any
 import pytest
 
 from gpuops.core.models import Resource, ResourceState
-from provisioners.batch.jobs import END_MARGIN_S, Job, JobState, job_of, node_resource
+from provisioners.batch.jobs import END_MARGIN_S, Job, JobState, explain_output, job_of, node_resource
 from provisioners.batch.login_node import LoginNode
-from provisioners.batch.provisioner import explain_output
 from provisioners.ssh.host_agent import NodeRecord
 
 LOGIN = LoginNode("al@hpc", "/home/al/.gpuops-0a1b2c3d", "/usr/bin/python3", None)
@@ -59,6 +58,11 @@ def test_a_preempted_job_was_taken_back() -> None:
     found = described(node(), job(JobState.OVER, preempted=True))
     assert found.end is not None
     assert found.end.preempted
+
+
+def test_a_job_whose_machine_failed_may_do_on_others() -> None:
+    assert described(node(), job(JobState.OVER, failed=True, why_over="a node of its job failed")).status.is_replaceable
+    assert not described(node(), job(JobState.OVER, why_over="its job was cancelled")).status.is_replaceable
 
 
 def test_a_node_knows_its_job_by_the_token() -> None:

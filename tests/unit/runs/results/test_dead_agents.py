@@ -41,7 +41,7 @@ def test_every_stream_of_a_run_is_one_here(tmp_path: Path) -> None:
         name: str(Path(path).relative_to(tmp_path)) for name, path in run_files.list_streams(str(tmp_path)).items()
     }
     assert {name: log_stream_name(path) for name, path in known.items()} == {name: name for name in known}
-    assert len(known) == 6
+    assert len(known) == 7
     assert log_stream_name("result.json") == ""
 
 

@@ -1,6 +1,6 @@
 """One HTTP request and its answer, by urllib3: a deadline for the whole exchange, kept connections, and a proxy.
 
-It knows nothing of RunPod but how a request shows its key. Nothing is retried and no redirect followed: both would
+All it knows of a provider is how a request shows its key. Nothing is retried and no redirect followed: both would
 show the key, or repeat what creates, without the caller's decision.
 """
 
@@ -16,7 +16,7 @@ from urllib.parse import unquote, urlsplit
 
 from gpuops.core.errors import UsageError
 from gpuops.core.polling import Clock
-from provisioners.http_api import ServerClock
+from provisioners.kit.http_api import ServerClock
 
 if TYPE_CHECKING:
     import urllib3

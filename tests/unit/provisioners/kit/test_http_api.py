@@ -8,8 +8,8 @@ from typing import Any
 import pytest
 import urllib3
 
-from provisioners.http_api import ServerClock
-from provisioners.runpod.http_client import HttpClient, Request
+from provisioners.kit.http_api import ServerClock
+from provisioners.kit.http_client import HttpClient, Request
 from tests.fakes.provider import FakeClock
 
 DATE, MOMENT = "Tue, 24 Nov 2026 15:30:00 GMT", 1_795_534_200.0

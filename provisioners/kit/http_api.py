@@ -1,8 +1,9 @@
-"""What providers with an HTTP API share: an address that a key may be sent to, and the clock that answers tell."""
+"""What providers with an HTTP API share: an address that a key may be sent to, and what answers tell of time."""
 
 from __future__ import annotations
 
 import ipaddress
+from collections.abc import Mapping
 from email.utils import parsedate_to_datetime
 from urllib.parse import urlsplit
 
@@ -37,6 +38,12 @@ def _is_private(host: str) -> bool:
     except ValueError:
         return False
     return address.is_private or address.is_loopback
+
+
+def retry_after_s(headers: Mapping[str, str]) -> float | None:
+    """`Retry-After` in seconds; None where it is not said, or no such number."""
+    said = headers.get("Retry-After") or ""
+    return float(said) if said.isascii() and said.isdigit() else None
 
 
 class ServerClock:

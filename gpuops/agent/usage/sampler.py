@@ -1,0 +1,83 @@
+"""One sample of what a node does: the machine, its GPUs, and the ranks of the live run."""
+
+from __future__ import annotations
+
+import time
+from typing import Any, Callable
+
+from gpuops.agent import processes, run_files
+from gpuops.agent.node import Node
+from gpuops.agent.run_documents import LaunchSpec, RankRecord
+from gpuops.agent.usage.gpus import GpuWatch
+from gpuops.agent.usage.machine import Machine
+
+
+def visible_gpus(spec: LaunchSpec | None) -> list[int] | None:
+    """The GPUs that a run may use, where its launch says so by number; None: all of them."""
+    env = {**spec.env, **spec.user_env} if spec else {}
+    names = [name.strip() for name in env.get("CUDA_VISIBLE_DEVICES", "all").split(",")]
+    return [int(name) for name in names if name] if all(name.isdigit() or not name for name in names) else None
+
+
+class Sampler:
+    """Samples of one node. Rates are those since the sample before, and absent from the first."""
+
+    def __init__(self, node: Node, gpus: GpuWatch, clock: Callable[[], float] = time.monotonic) -> None:
+        self._node = node
+        self._gpus = gpus
+        self._clock = clock
+        self._machine = Machine()
+        self._cpu_s: dict[int, tuple[float, float]] = {}
+        """Of each rank's process: when it was looked at, and its processor seconds by then."""
+        self._steps: dict[int, tuple[float, float]] = {}
+        """Of each rank: when it last told another step, and which."""
+        self._step_rates: dict[int, float] = {}
+        self._run: str | None = None
+        self._visible: list[int] | None = None
+
+    def sample(self, run: str | None) -> dict[str, Any]:
+        """`run`: the name of the live run."""
+        if run != self._run:
+            self._run, self._visible = run, visible_gpus(run_files.read_spec(self._node, run) if run else None)
+            self._cpu_s, self._steps, self._step_rates = {}, {}, {}
+        return {
+            "at": time.time(),
+            "cores": self._machine.cores,
+            **self._machine.look(self._clock()),
+            "gpus": self._gpus.latest(self._visible),
+            "run": {"name": run, "ranks": self._ranks(run)} if run else None,
+        }
+
+    def _ranks(self, run: str) -> list[dict[str, Any]]:
+        folder = self._node.run(run)
+        records = sorted(run_files.read_records(folder).values())
+        return [self._rank(folder, record) for record in records if record.pid and not record.ended]
+
+    def _rank(self, folder: str, record: RankRecord) -> dict[str, Any]:
+        family = processes.with_children(record.pid or 0)
+        told, at = run_files.read_rank_progress(folder, record.rank)
+        step = told.get("step")
+        return {
+            "rank": record.rank,
+            "pid": record.pid,
+            "cpu": self._cores(record.pid or 0, processes.cpu_seconds(family)),
+            "memory": sum(map(processes.resident_bytes, family)),
+            "step": step,
+            "rate": None if step is None else self._step_rate(record.rank, step, at),
+            "data_wait": told.get("data_wait"),
+        }
+
+    def _cores(self, pid: int, cpu_s: float) -> float | None:
+        """How many cores a rank keeps busy."""
+        now = self._clock()
+        at, before = self._cpu_s.get(pid, (now, cpu_s))
+        self._cpu_s[pid] = (now, cpu_s)
+        return round(max(0.0, (cpu_s - before) / (now - at)), 3) if now > at else None
+
+    def _step_rate(self, rank: int, step: float, at: float) -> float | None:
+        """Steps per second between the last two that a rank told. `at`: when it told this one."""
+        told_at, before = self._steps.get(rank, (at, step))
+        if at > told_at:
+            self._step_rates[rank] = round(max(0.0, (step - before) / (at - told_at)), 3)
+        self._steps[rank] = (at, step)
+        return self._step_rates.get(rank)

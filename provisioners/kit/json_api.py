@@ -1,0 +1,198 @@
+"""A provider's JSON API: one method for each kind of request, which returns a document or raises one of our errors.
+
+A request that creates is sent once, and one that is not answered is Unknown: it may have happened. One that reads is
+retried a few times within a minute, and as late as the provider says where it wants fewer requests. No error holds the
+API key, which an answer may have repeated.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any, Protocol
+from urllib.parse import quote, urlencode
+
+from gpuops.core.errors import ProviderError, Unknown
+from gpuops.core.polling import Clock
+from provisioners.kit import http_client
+from provisioners.kit.documents import Document
+from provisioners.kit.http_api import retry_after_s
+from provisioners.kit.http_client import Answer, HttpClient, NoAnswer, Request
+from provisioners.kit.pacing import Pace
+
+CALL_TIMEOUT_S = http_client.CONNECT_TIMEOUT_S + http_client.ANSWER_TIMEOUT_S
+"""The contract allows a request a minute."""
+READ_ATTEMPTS_S = 55.0
+"""All attempts of one GET together."""
+RETRY_AFTER_TOTAL_S = 65.0
+"""All waits of one GET that the provider asked for (`Retry-After`), beside its attempts."""
+RETRY_DELAYS_S = (0.5, 1.5)
+MIN_RETRY_AFTER_S = 1.0
+"""The shortest wait, where a provider says `Retry-After: 0`."""
+
+
+class Failure(Protocol):
+    """A provider's `errors.failure`."""
+
+    def __call__(
+        self, status: int, headers: Mapping[str, str], body: bytes, doing: str, *, creating: bool = False
+    ) -> ProviderError:
+        """The error of an answer that is none of success. `creating`: the request costs money once it is done."""
+
+
+@dataclass(frozen=True)
+class Service:
+    """A provider, as `JsonApi` speaks with it. `key` and `address` are asked when a request is sent: construction
+    raises nothing."""
+
+    name: str
+    """As people call it."""
+    address: Callable[[], str]
+    """What stands before every path, without a slash at its end (`http_api.checked_url`)."""
+    key: Callable[[], str]
+    """The API key, sent as `Authorization: Bearer …`."""
+    failure: Failure
+    pace: Callable[[], Pace | None] = lambda: None
+    """For an API that allows an account so many requests a second."""
+    default_retry_after_s: float | None = None
+    """How long a GET waits after a 429 that says no time; None: it raises RateLimited at once."""
+
+
+class JsonApi:
+    """May be used from any thread. Construction touches nothing; errors are ProviderError and UsageError.
+
+    `doing`, in every method: what an error says was tried, such as `list pods`.
+    """
+
+    def __init__(self, service: Service, env: Mapping[str, str], clock: Clock) -> None:
+        self.service = service
+        self._clock = clock
+        self._http = HttpClient(env, clock)
+
+    def server_time(self) -> float | None:
+        """The provider's time now (UTC seconds), as its last answer told it."""
+        return self._http.server_clock.now()
+
+    # Reading.
+
+    def get(self, path: str, doing: str, **query: Any) -> Any:
+        """GET a path. Returns the parsed JSON."""
+        return self.parse_json(self._get_with_retries(with_query(path, query), doing), doing)
+
+    def get_or_none(self, path: str, doing: str) -> Any:
+        """The same; None for a 404."""
+        answer = self._get_with_retries(path, doing, absent_is_answer=True)
+        return None if answer.status == 404 else self.parse_json(answer, doing)
+
+    # Changing.
+
+    def post(self, path: str, body: Document, doing: str, *, creating: bool = True) -> Any:
+        """Sent once, by a connection of its own: a kept one may be cut just then, and what the request did would not
+        be known. Every error but Unknown means that nothing was done."""
+        content = json.dumps(body).encode()
+        request = self._request("POST", path, CALL_TIMEOUT_S, body=content, new_connection=True)
+        return self.parse_json(self._send_once(request, doing, creating=creating), doing)
+
+    def delete(self, path: str, doing: str, accepted: Sequence[int] = (404,)) -> int:
+        """The status: 2xx, or one of `accepted` (404: it is gone already)."""
+        return self._send_once(self._request("DELETE", path, CALL_TIMEOUT_S), doing, accepted=accepted).status
+
+    # One request.
+
+    def _request(self, method: str, path: str, limit_s: float, **options: Any) -> Request:
+        return Request(method, self.service.address() + path, self.service.key(), limit_s, **options)
+
+    def _send(self, request: Request) -> Answer:
+        if pace := self.service.pace():
+            pace.wait()
+        return self._http.send(request)
+
+    def _send_once(
+        self, request: Request, doing: str, *, creating: bool = False, accepted: Sequence[int] = ()
+    ) -> Answer:
+        """One request without a retry. Raises the error of an answer that is neither success nor `accepted`."""
+        try:
+            answer = self._send(request)
+        except NoAnswer as error:
+            raise self.unanswered(str(error), doing) from error
+        if answer.status < 300 or answer.status in accepted:
+            return answer
+        raise self._refused(answer, doing, creating=creating)
+
+    def _get_with_retries(self, path: str, doing: str, *, absent_is_answer: bool = False) -> Answer:
+        """A GET with retries: a few for what may pass, and as late as the provider says where it wants fewer requests.
+
+        absent_is_answer   whether a 404 is returned, rather than raised
+        """
+        deadline, patience_s = self._clock.monotonic() + READ_ATTEMPTS_S, RETRY_AFTER_TOTAL_S
+        delays = list(RETRY_DELAYS_S)
+        while True:
+            error: ProviderError
+            retry_after: float | None = None
+            try:
+                answer = self._send(self._request("GET", path, deadline - self._clock.monotonic()))
+                if answer.status < 300 or (absent_is_answer and answer.status == 404):
+                    return answer
+                error = self._refused(answer, doing)
+                retry_after = self._wanted_wait_s(answer)
+            except NoAnswer as no_answer:
+                error = self.unanswered(str(no_answer), doing)
+            if retry_after is not None and (wait_s := max(retry_after, MIN_RETRY_AFTER_S)) <= patience_s:
+                patience_s, deadline = patience_s - wait_s, deadline + wait_s
+                self._clock.sleep(wait_s)
+                continue
+            may_pass = isinstance(error, Unknown) and bool(delays)
+            left_s = deadline - self._clock.monotonic()
+            if not may_pass or left_s < http_client.CONNECT_TIMEOUT_S + delays[0]:
+                raise error
+            self._clock.sleep(delays.pop(0))
+
+    def _wanted_wait_s(self, answer: Answer) -> float | None:
+        if answer.status not in (429, 503):
+            return None
+        said = retry_after_s(answer.headers)
+        return self.service.default_retry_after_s if said is None and answer.status == 429 else said
+
+    # Answers and errors.
+
+    def parse_json(self, answer: Answer, doing: str) -> Any:
+        """Raises Unknown for what is no JSON; an empty answer of success is None."""
+        if not answer.body.strip():
+            return None
+        try:
+            return json.loads(answer.body)
+        except (ValueError, RecursionError):
+            raise self.unreadable(None, doing) from None
+
+    def unreadable(self, document: Any, doing: str) -> ProviderError:
+        """The error for an answer of success that is not what was asked for."""
+        return self.unanswered("what it answered cannot be read", doing)
+
+    def unanswered(self, why: str, doing: str) -> ProviderError:
+        name = self.service.name
+        return self._without_key(Unknown(f"{name} was asked to {doing}: {why}", "check the network, and try again"))
+
+    def _refused(self, answer: Answer, doing: str, *, creating: bool = False) -> ProviderError:
+        failure = self.service.failure(answer.status, answer.headers, answer.body, doing, creating=creating)
+        return self._without_key(failure)
+
+    def _without_key(self, error: ProviderError) -> ProviderError:
+        error.message = error.message.replace(self.service.key(), "…")
+        error.args = (error.message,)
+        return error
+
+
+def path_segment(name: str) -> str:
+    """A name as a part of a path, whatever it holds."""
+    return quote(name, safe="")
+
+
+def with_query(path: str, query: Document) -> str:
+    """A path with its query; a parameter that is None is left out."""
+    given = {
+        name: str(value).lower() if isinstance(value, bool) else value
+        for name, value in query.items()
+        if value is not None
+    }
+    return f"{path}?{urlencode(given)}" if given else path

@@ -1,0 +1,54 @@
+"""train/gpt.py: one process, copies (DDP) and shards (FSDP) learn the same; shards of two nodes come home, and back."""
+
+from __future__ import annotations
+
+import re
+from pathlib import Path
+
+import pytest
+import torch
+from torch.distributed.checkpoint.format_utils import dcp_to_torch_save
+
+from tests.conftest import Shell
+
+HEAD = re.compile(r"811,648 weights, ([\d,]+) of them on each of (\d) ranks; (\d) steps are done")
+LINE = re.compile(r"step (\d): loss (\d\.\d{4}), test loss (\d\.\d{4}), [\d,]+ letters/s")
+
+
+def test_one_process_copies_and_shards_learn_the_same(world, tmp_path: Path) -> None:
+    learnt = {}
+    for kind, ranks, held in (("fsdp", 1, "811,648"), ("ddp", 2, "811,648"), ("fsdp", 2, "405,824")):
+        cwd = tmp_path / f"{kind}{ranks}"
+        cwd.mkdir()
+        out = world("gpt.py", "3", "3", "--parallel", kind, ranks=ranks, cwd=cwd).succeed().out()
+        assert HEAD.fullmatch(out[0]).groups() == (held, str(ranks), "0")
+        learnt[kind, ranks] = LINE.fullmatch(out[1]).groups()
+    assert len(set(learnt.values())) == 1, learnt
+
+
+@pytest.mark.real_torch
+def test_shards_of_two_nodes_come_home_as_one_folder_and_go_back(shell: Shell, world, tmp_path: Path) -> None:
+    """Each node has written its own; the weights are those of a run that was not stopped."""
+    train = ("train", "multinode", "--gpus", "1", "--env", "OMP_NUM_THREADS=1", "--workload", "gpt")
+    first = shell.run(*train, "--", "4", "2")
+    assert first.returncode == 0, first.stderr
+    home = shell.folder / "runs" / "gpt-1" / "out" / "snapshots" / "gpt"
+    assert sorted(str(path.relative_to(home)) for path in home.rglob("*.*")) == sorted(
+        f"{folder}/{name}" for folder in "ab" for name in (".metadata", "__0_0.distcp", "__1_0.distcp")
+    )
+    assert (home / "last").read_text() == "b"
+    resumed = shell.run(*train, "--resume", "gpt-1", "--", "6", "2")
+    assert resumed.returncode == 0, resumed.stderr
+    assert "[n0 r0] 811,648 weights, 405,824 of them on each of 2 ranks; 4 steps are done" in resumed.stdout
+    world("gpt.py", "6", "2", ranks=2, cwd=tmp_path).succeed()
+    ours = weights(shell.folder / "runs" / "gpt-2" / "out", "a", tmp_path / "ours.pt")
+    whole = weights(tmp_path, "a", tmp_path / "whole.pt")
+    assert ours.keys() == whole.keys()
+    assert all(torch.equal(ours[name], whole[name]) for name in ours)
+
+
+def weights(folder: Path, which: str, file: Path) -> dict[str, torch.Tensor]:
+    """All shards of a snapshot, put together by one process."""
+    dcp_to_torch_save(folder / "snapshots" / "gpt" / which, file)
+    model: dict[str, torch.Tensor] = torch.load(file, weights_only=True)["model"]
+    return model

@@ -1,0 +1,127 @@
+"""What a machine, its GPUs and a run's ranks use, as the kernel and nvidia-smi tell it."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from gpuops.agent.node import Node
+from gpuops.agent.run_documents import LaunchSpec
+from gpuops.agent.usage import gpus, machine, record
+from gpuops.agent.usage.gpus import GpuWatch, parse_row
+from gpuops.agent.usage.sampler import Sampler, visible_gpus
+from gpuops.transport.validation import parse_usage
+
+SMI = """\
+0, 97, 41234, 81559, 61, 412.33
+1, 0, 3, 81559, 29, 68.10
+2, [N/A], 20000, 40960, 55, [N/A]
+3, [Unknown Error], [GPU requires reset], 81559, [Not Supported], [N/A]
+No devices were found
+NVIDIA-SMI has failed because it couldn't communicate with the NVIDIA driver.
+"""
+
+
+def test_four_gpus_of_which_not_all_say_everything() -> None:
+    rows = [row for row in map(parse_row, SMI.splitlines()) if row]
+    assert [list(row.values()) for row in rows] == [
+        [0, 97.0, 41234.0, 81559.0, 61.0, 412.33],
+        [1, 0.0, 3.0, 81559.0, 29.0, 68.1],
+        [2, None, 20000.0, 40960.0, 55.0, None],
+        [3, None, None, 81559.0, None, None],
+    ]
+
+
+def test_without_nvidia_smi_there_are_no_gpus(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(gpus.shutil, "which", lambda _: None)
+    with GpuWatch(0.5) as watch:
+        assert watch.latest() == []
+
+
+@pytest.mark.parametrize(
+    ("env", "expected"),
+    [({}, None), ({"CUDA_VISIBLE_DEVICES": "2,3"}, [2, 3]), ({"CUDA_VISIBLE_DEVICES": ""}, []),
+     ({"CUDA_VISIBLE_DEVICES": "GPU-5f0c"}, None)],
+)  # fmt: skip
+def test_which_gpus_a_run_may_use(env: dict[str, str], expected: list[int] | None) -> None:
+    assert visible_gpus(LaunchSpec("r-1", env=env)) == expected
+
+
+def test_the_kernels_counters() -> None:
+    assert machine.parse_cpu("cpu  100 0 50 900 30 5 5 40 0 0\ncpu0 1 2\n") == 200 / machine.os.sysconf("SC_CLK_TCK")
+    assert machine.parse_cpu("") is None
+    net = [
+        "Inter-|   Receive",
+        "  lo: 99 0 0 0 0 0 0 0 99 0",
+        " eth0: 1000 1 0 0 0 0 0 0 200 3",
+        "veth1: 7 0 0 0 0 0 0 0 7",
+    ]
+    assert machine.parse_net(net) == [1000, 200]
+    assert machine.parse_net([]) is None
+    disks = ["8 0 sda 5 0 10 0 3 0 20 0 0 0 0", "8 1 sda1 5 0 10 0 3 0 20 0 0 0 0"]
+    assert machine.parse_disks(disks, ["sda"]) == [5120, 10240]
+    assert machine.parse_available("MemTotal: 10 kB\nMemAvailable:  4 kB\n") == 4096
+
+
+class Clock:
+    now = 1000.0
+
+    def __call__(self) -> float:
+        return self.now
+
+
+def test_a_weeks_run_has_a_small_record() -> None:
+    age_s, lines = 0.0, 0
+    while age_s < 7 * 86400:
+        age_s += record.interval_s(age_s)
+        lines += 1
+    assert 3600 < lines < 15_000
+
+
+def test_a_record_fits_its_shape(tmp_path: Path) -> None:
+    node, clock = Node(str(tmp_path)), Clock()
+    Path(node.run("r-1")).mkdir(parents=True)
+    usage = record.UsageRecord(node, LaunchSpec("r-1"), clock)
+    usage.start()
+    for _ in range(30):
+        clock.now += 1
+        usage.check()
+    usage.close()
+    lines = Path(node.run("r-1"), "usage.jsonl").read_bytes().splitlines()
+    assert len(lines) == 4
+    assert all(parse_usage(line) for line in lines)
+
+
+def test_a_record_that_cannot_be_written_costs_no_run(tmp_path: Path) -> None:
+    clock = Clock()
+    usage = record.UsageRecord(Node(str(tmp_path)), LaunchSpec("r-1"), clock)
+    usage.start()
+    clock.now += 60
+    usage.check()
+    usage.close()
+
+
+def test_a_ranks_rate_is_that_of_the_steps_it_tells(tmp_path: Path) -> None:
+    node = Node(str(tmp_path))
+    run = Path(node.run("r-1"))
+    (run / "ranks").mkdir(parents=True)
+    (run / "spec.json").write_text("{}")
+    (run / "ranks/1.json").write_text(json.dumps({"rank": 1, "local": 1, "pid": 1 << 22}))
+    (run / "ranks/2.json").write_text(json.dumps({"rank": 2, "pid": 1 << 22, "code": 0, "ended": 5.0}))
+    sampler = Sampler(node, GpuWatch(0.5))
+
+    def told(step: int, at: float) -> dict[str, Any]:
+        file = run / "progress.json.1"
+        file.write_text(json.dumps({"step": step, "data_wait": 0.25}))
+        machine.os.utime(file, (at, at))
+        [rank] = sampler.sample("r-1")["run"]["ranks"]
+        return dict(rank)
+
+    assert told(100, 1000.0)["rate"] is None
+    second = told(150, 1002.0)
+    assert (second["rank"], second["step"], second["rate"], second["data_wait"]) == (1, 150, 25.0, 0.25)
+    assert told(150, 1002.0)["rate"] == 25.0
+    assert sampler.sample(None)["run"] is None

@@ -1,0 +1,68 @@
+"""What is found to draw in a run's folder."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+import pytest
+
+from gpuops.runs.report.curves import LOSS, find_curves, read_usage
+from gpuops.sync.run_folder import RunHome
+from tests.unit.runs.report.test_scalars import FILE
+
+
+def never() -> bool:
+    return False
+
+
+@pytest.mark.parametrize(
+    ("line", "found"),
+    [("epoch 3: loss 0.12", ["0.12"]), ("step=4 loss=1.5e-3 lr=1", ["1.5e-3"]), ("Loss: 12", ["12"]),
+     ("{'loss': 0.5, 'epoch': 1}", ["0.5"]), ("Train loss -.5", ["-.5"]), ("val_loss 3", []), ("lossless 3", []),
+     ("loss nan", [])],
+)  # fmt: skip
+def test_printed_losses(line: str, found: list[str]) -> None:
+    assert [match.decode() for match in LOSS.findall(line.encode())] == found
+
+
+@pytest.fixture
+def home(tmp_path: Path) -> RunHome:
+    logs = tmp_path / "logs/node0"
+    logs.mkdir(parents=True)
+    (logs / "rank10.out").write_text("loss 9\nloss 8\n")
+    (logs / "rank2.out").write_text("loss 3\nno number\nloss 2\nloss 1")
+    (logs / "rank2.err").write_text("loss 1\n")
+    (logs / "times.jsonl").write_text("loss 1\nloss 2\n")
+    return RunHome(tmp_path)
+
+
+def test_a_line_for_each_rank_that_prints_losses(home: RunHome) -> None:
+    [curve] = find_curves(home, never)
+    assert [(line.name, list(line.points)) for line in curve.lines] == [
+        ("node0 rank2", [(1.0, 3.0), (2.0, 2.0), (3.0, 1.0)]), ("node0 rank10", [(1.0, 9.0), (2.0, 8.0)]),
+    ]  # fmt: skip
+
+
+def test_tensorboards_files_go_before_printed_lines(home: RunHome) -> None:
+    board = home.out / "outputs/a"
+    board.mkdir(parents=True)
+    (board / "events.out.tfevents.1").write_bytes(FILE)
+    assert [(curve.title, list(curve.lines[0].points)) for curve in find_curves(home, never)] == [
+        ("loss", [(0, 2.5)]), ("acc", [(70_000, 0.5)]),
+    ]  # fmt: skip
+
+
+def test_what_a_node_used(home: RunHome) -> None:
+    gpu = {"index": 1, "use": 50, "memory_mb": 10, "memory_total_mb": 40, "power_w": None}
+    lines = [json.dumps({"at": 1010.0, "cores": 4, "cpu": 1.0, "memory": [1, 2], "gpus": [gpu]}), "torn"]
+    (home.path / "logs/node0/usage.jsonl").write_text("\n".join(lines))
+    usage = read_usage(home, 0, since=1000.0, skew=5.0, is_late=never)
+    assert [(line.name, list(line.points)) for line in usage.machine] == [
+        ("CPU", [(15.0, 25.0)]), ("memory", [(15.0, 50.0)]),
+    ]  # fmt: skip
+    assert [(line.name, list(line.points)) for line in (*usage.gpus, *usage.gpu_memory)] == [
+        ("GPU 1", [(15.0, 50.0)]), ("GPU 1", [(15.0, 25.0)]),
+    ]  # fmt: skip
+    assert list(usage.power) == []
+    assert list(read_usage(home, 1, 0.0, 0.0, never).machine) == []
