@@ -64,7 +64,9 @@ def test_a_table_of_all_who_answer(shell: Shell, tmp_path: Path) -> None:
         ("slow", "H100-SXM", pytest.approx(30.0)),
     ]
     assert [one["provider"] for one in document["offers"] if not one["rentable"]] == ["keyless"]
-    assert [one["provider"] for one in document["unasked"]] == ["aws", "keyless", "runpod", "shut", "silent"]
+    unasked = [one["provider"] for one in document["unasked"]]
+    assert [name for name in unasked if name in stalls.NAMES] == ["keyless", "shut", "silent"]
+    assert {"aws", "runpod"} <= {*unasked}
     assert all(one["hint"] for one in document["unasked"])
     assert len(document["left_out"]) == 10
     notes = spoken(done.stderr)
