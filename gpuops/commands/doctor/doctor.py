@@ -63,7 +63,7 @@ def check_provider(ctx: Context, request: Request, python: str) -> Report:
         places = [_computer_place(ctx, python)]
     else:
         places = [_host_place(machine, python) for machine in _list_hosts(ctx, request)]
-        found = [*problems, *_survey_findings(ctx, request)]
+    found = [*problems, *_survey_findings(ctx, request)]
     return Report([*_check_user_setup(ctx), *locate(request.provider, found), *examine_places(ctx, places)])
 
 
