@@ -38,6 +38,10 @@ class Kind:
     per_hour: float
     """$/h of the whole machine."""
     is_arm: bool
+    vcpus: int
+    ram: int
+    """GiB, as `disk`."""
+    disk: int
     regions: tuple[str, ...]
     """Where it is listed as free: no promise, a launch is often refused seconds later."""
 
@@ -49,8 +53,8 @@ def parse_kinds(data: Document) -> list[Kind]:
 
 def _parse_kind(entry: Document, kind: Document) -> Kind:
     named = str(kind.get("gpu_description") or "")
-    match, name = GPU.fullmatch(named), str(kind.get("name") or "")
-    gpus = int(price(inner(kind, "specs").get("gpus")))
+    match, name, specs = GPU.fullmatch(named), str(kind.get("name") or ""), inner(kind, "specs")
+    gpus = int(price(specs.get("gpus")))
     return Kind(
         type=name,
         gpus=gpus,
@@ -58,6 +62,9 @@ def _parse_kind(entry: Document, kind: Document) -> Kind:
         memory=int(match[2]) if match else 0,
         per_hour=price(kind.get("price_cents_per_hour")) / 100,
         is_arm=kind.get("architecture") == "arm64" or "gh200" in name,  # older versions do not tell
+        vcpus=int(price(specs.get("vcpus"))),
+        ram=int(price(specs.get("memory_gib"))),
+        disk=int(price(specs.get("storage_gib"))),
         regions=tuple(sorted(str(region["name"]) for region in objects(entry, "regions_with_capacity_available"))),
     )
 
@@ -137,6 +144,19 @@ def _offer(kind: Kind, region: str, nodes: int, image: str) -> Offer:
         gpus=kind.gpus,
         region=region,
         prices=(Price(f"{nodes} x {kind.type}", each),),
-        data={"columns": columns, "type": kind.type, "image": image, "memory": kind.memory},
+        data={
+            "columns": columns,
+            "machine": {
+                "gpu": kind.gpu,
+                "gpu_mem": kind.memory,
+                "vcpus": kind.vcpus,
+                "ram": kind.ram,
+                "disk": kind.disk,
+                "where": region,
+            },
+            "type": kind.type,
+            "image": image,
+            "memory": kind.memory,
+        },
         notes=(ENDS, *([UNFILTERED_NOTE] if region == UNFILTERED else []), *([ARM_NOTE] if kind.is_arm else [])),
     )

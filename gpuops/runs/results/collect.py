@@ -7,7 +7,6 @@ and may vanish, the bucket stays.
 
 from __future__ import annotations
 
-import dataclasses
 import glob
 import math
 import shlex
@@ -25,7 +24,7 @@ from gpuops.core.models import MachineEnd, Resource
 from gpuops.core.parallel import on_each
 from gpuops.core.polling import Poller
 from gpuops.core.reporting import Progress
-from gpuops.core.sink import BucketSink, SinkProgress, SinkStatus
+from gpuops.core.sink import SinkProgress, SinkStatus
 from gpuops.core.timings import Whose
 from gpuops.ledger.store import ClusterRow, RunRow
 from gpuops.nodes.has_ended import converse_with_what_is_left, node_has_ended
@@ -34,12 +33,12 @@ from gpuops.runs.launch_spec import request_of
 from gpuops.runs.outcome.node_report import NodeReport, ReasonKind, lost_report, parse_report
 from gpuops.runs.outcome.run_outcome import BucketFetch, Evidence, FinalFetch, classify_nodes, join_sentences
 from gpuops.runs.results.dead_agents import salvage
+from gpuops.runs.results.sink_wait import wait_for_sinks
 from gpuops.sync import archive
 from gpuops.sync.download import UnreadableFiles, fetch
 from gpuops.sync.run_folder import RunHome
 from gpuops.sync.run_record import RunRecord
 from gpuops.sync.unmatched_files import choose_unasked, describe_unmatched_files, exact_patterns, list_unmatched_files
-from gpuops.transport.rpc import AgentClient
 
 if TYPE_CHECKING:
     from gpuops.transport.schemas import NodeRunState
@@ -50,10 +49,6 @@ VANISHING_TIMEOUT_S = 60.0
 """How long, after a failed fetch, machines that are being preempted are waited for until their provider says that they
 have ended: only then what they held is certainly lost, or lies still in a batch system's home."""
 VANISHING_POLL_INTERVAL_S = 2.0
-SINK_STALL_TIMEOUT_S = 300.0
-"""How long a node that keeps results elsewhere is waited for while it makes no progress."""
-SINK_TIMEOUT_S = 7200.0
-"""How long such a node is waited for at most, or `--grace` where that is longer."""
 RELEASE_TIMEOUT_S = 10.0
 """How long a node may take to hear that its results are home."""
 HURRIED_FETCH_S = 10.0
@@ -84,7 +79,7 @@ class Agents:
             vanished,
             handed=_list_handed_over(self.session, row, asked, absentees) if absentees or preempted else {},
             skews=_measure_skews(self.session, asked, self.reports),
-            sink_states=_sink_states(ctx, self.session, row, progress, asked) if request_of(row).sink else {},
+            sink_states=wait_for_sinks(ctx, self.session, row, progress, asked) if request_of(row).sink else {},
         )
 
     def _fetch(
@@ -374,37 +369,3 @@ def _measure_skews(
     if len(nodes) > 1 and any(report.outcome is Outcome.FAILED for report in reports.values()):
         on_each(measure, nodes)
     return skews
-
-
-def _sink_states(
-    ctx: Context, session: ClusterSession, row: RunRow, progress: Progress, nodes: list[int]
-) -> dict[int, SinkProgress]:
-    """What each node says of the results that it keeps elsewhere, once that has ended or stalls. All nodes are waited
-    for together."""
-    states: dict[int, SinkProgress] = {}
-    deadline = ctx.clock.monotonic() + max(SINK_TIMEOUT_S, request_of(row).hold_s or 0.0)
-
-    def wait(index: int) -> None:
-        with suppress(GpuopsError):
-            states[index] = _wait_for_sink(ctx, session.clients[index], row.name, deadline)
-
-    elsewhere = "in its bucket" if isinstance(request_of(row).sink, BucketSink) else "on its volume"
-    with progress.during(f"waiting for what {row.name} keeps {elsewhere}", whose=Whose.NODE):
-        on_each(wait, nodes)
-    return states
-
-
-def _wait_for_sink(ctx: Context, client: AgentClient, run: str, deadline: float) -> SinkProgress:
-    """A node's sink once it is no longer in progress, or stalls, or `deadline` (monotonic) has passed."""
-    latest = SinkProgress()
-    stall_deadline = math.inf
-    for attempt in Poller.every(ctx.clock, POLL_INTERVAL_S, deadline):
-        answer: NodeRunState = client.call("run", run=run)
-        state = SinkProgress.parse(answer.sink.document()) if answer.sink else SinkProgress()
-        if not state.status.is_in_progress:
-            return state
-        if state != latest:
-            latest, stall_deadline = state, ctx.clock.monotonic() + SINK_STALL_TIMEOUT_S
-        if ctx.signals.hurry or attempt.started > stall_deadline:
-            break
-    return dataclasses.replace(latest, why="it was not waited for any longer")

@@ -599,7 +599,7 @@ def test_what_is_safe_elsewhere_keeps_no_node_alive(world: Context) -> None:
 
 def test_nodes_that_get_no_further_are_waited_for_together(world: Context, monkeypatch: pytest.MonkeyPatch) -> None:
     """Each of them costs money meanwhile."""
-    monkeypatch.setattr("gpuops.runs.results.collect.SINK_STALL_TIMEOUT_S", 1.0)
+    monkeypatch.setattr("gpuops.runs.results.sink_wait.STALL_TIMEOUT_S", 1.0)
     monkeypatch.setattr("gpuops.runs.results.collect._run_final_fetch", Fetched())
     cluster, row = a_kept_run(world)
     world.ledger.set_run(row.id, request={**row.request, "nodes": 12})
@@ -619,7 +619,7 @@ def test_nodes_that_get_no_further_are_waited_for_together(world: Context, monke
 
 def test_a_node_that_never_comes_to_an_end_is_not_waited_for(world: Context, monkeypatch: pytest.MonkeyPatch) -> None:
     """It gets one byte further at each look."""
-    monkeypatch.setattr("gpuops.runs.results.collect.SINK_TIMEOUT_S", 1.0)
+    monkeypatch.setattr("gpuops.runs.results.sink_wait.TIMEOUT_S", 1.0)
     monkeypatch.setattr("gpuops.runs.results.collect._run_final_fetch", Fetched())
     cluster, row = a_kept_run(world, hold_s=0.5)
 
