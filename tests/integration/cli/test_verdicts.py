@@ -44,7 +44,10 @@ def last_words(text: str) -> list[str]:
             f"hint: its last words are above; {MORE.format(last=3)}",
         ),
         pytest.param("exit", 1, None, "rank 1 on node1 failed with exit code 7", "hint: ", marks=pytest.mark.proof),
-        ("segv", 1, None, "rank 1 on node1 was ended by SIGSEGV", "hint: native code crashed"),
+        pytest.param(
+            *("segv", 1, None, "rank 1 on node1 was ended by SIGSEGV", "hint: native code crashed"),
+            marks=pytest.mark.proof,
+        ),
     ],
 )
 def test_the_last_rank_fails(shell: Shell, what: str, each: int, words: str | None, say: str, hint: str) -> None:

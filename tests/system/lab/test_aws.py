@@ -135,6 +135,7 @@ def ended(cloud: FakeAWS, laptop: Laptop, process: subprocess.Popen[str], first:
 
 
 @pytest.mark.real_torch
+@pytest.mark.proof  # test_crash_replaced.py does the same without torch, and loses an answer besides
 def test_a_notice_moves_the_run_to_the_next_zone(cloud: FakeAWS, laptop: Laptop) -> None:
     """In the two minutes that are left it saves, stops, and its snapshot comes home: no step is lost."""
     process, node1 = begin(cloud, laptop)
@@ -145,7 +146,7 @@ def test_a_notice_moves_the_run_to_the_next_zone(cloud: FakeAWS, laptop: Laptop)
 
 
 @pytest.mark.real_torch
-@pytest.mark.proof  # test_crash_replaced.py does the same without torch, and loses an answer besides
+@pytest.mark.proof
 def test_machines_that_go_without_a_notice(cloud: FakeAWS, laptop: Laptop) -> None:
     """What came home while the run went on is what it goes on from."""
     process, node1 = begin(cloud, laptop)

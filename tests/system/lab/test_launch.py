@@ -36,7 +36,7 @@ def project(laptop: Laptop) -> Laptop:
     "options",
     [
         {"names": "unresolvable", "docker0": True},
-        {"names": "127.0.1.1"},
+        pytest.param({"names": "127.0.1.1"}, marks=pytest.mark.proof),  # tests/system/export/test_hosts.py
         pytest.param({"names": "same"}, marks=pytest.mark.proof),  # resolved to oneself, as Debian's line is
         {"ipv6_only": True},
     ],

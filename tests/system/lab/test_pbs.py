@@ -102,7 +102,7 @@ def test_a_job_that_can_never_run_is_not_waited_for(user: Laptop, pbs: Pbs) -> N
 
 
 @pytest.mark.parametrize(
-    "how", ["deleted", "out of time", pytest.param("forgotten", marks=PROOF), pytest.param("lease", marks=PROOF)]
+    "how", ["deleted", *(pytest.param(one, marks=PROOF) for one in ("out of time", "forgotten", "lease"))]
 )
 def test_a_job_that_ends_brings_its_snapshot_home(user: Laptop, pbs: Pbs, how: str) -> None:
     """The command itself does, though it takes longer than the machines stay. `forgotten`: by PBS, as soon as it is
@@ -125,9 +125,8 @@ def test_a_job_that_ends_brings_its_snapshot_home(user: Laptop, pbs: Pbs, how: s
     expect_nothing_left(user, pbs)
 
 
-@pytest.mark.parametrize(
-    "what", ["hold", *(pytest.param(one, marks=PROOF) for one in ("watchdog", "agent", "torchrun"))]
-)
+@PROOF  # test_slurm.py kills what holds a machine there
+@pytest.mark.parametrize("what", ["hold", "watchdog", "agent", "torchrun"])
 def test_what_is_killed_on_a_machine(user: Laptop, pbs: Pbs, what: str) -> None:
     """Its node or its run ends, though no one else would end what runs there."""
     run = begin(user, pbs, kind=("train", "multinode") if what == "torchrun" else RUN)

@@ -19,13 +19,6 @@ RANKS = """
 import os
 rank = int(os.environ["RANK"])
 print("rank", rank, "of", os.environ["WORLD_SIZE"], flush=True)
-if rank in (0, 3):  # one on each machine, and one of them on a virtual node: each load of torch costs seconds
-    import torch, torch.distributed as dist
-    dist.init_process_group("gloo", rank=min(rank, 1), world_size=2)
-    total = torch.ones(1)
-    dist.all_reduce(total)
-    print("nodes that met:", int(total), flush=True)
-    dist.destroy_process_group()
 """
 
 
@@ -84,7 +77,6 @@ def test_two_nodes_on_one_rented_machine(laptop: Laptop, houses: Any) -> None:
     assert not list((Path(laptop.env["LANDLORD"]) / "let").iterdir())
 
 
-@pytest.mark.real_torch
 def test_four_nodes_on_two_machines(laptop: Laptop, houses: Any) -> None:
     houses(2)
     up = laptop.run("up", "landlord", "--name", "lab", "--yes", "--nodes", "2")
@@ -103,7 +95,6 @@ def test_four_nodes_on_two_machines(laptop: Laptop, houses: Any) -> None:
     assert {line for line in trained.stdout.splitlines() if "rank" in line} == {
         f"[n{rank} r{rank}] rank {rank} of 4" for rank in range(4)
     }
-    assert sum(line.endswith("nodes that met: 2") for line in trained.stdout.splitlines()) == 2
     assert laptop.run("down", "lab").returncode == 0
 
 
