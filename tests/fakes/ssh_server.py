@@ -33,8 +33,8 @@ class Faults:
     hang_after_banner: bool = False
     refuse_key: bool = False
     """No key is good enough."""
-    hang_up_on_login: bool = False
-    """It ends the connection when a key is shown."""
+    hang_ups_on_login: int = 0
+    """So often it ends the connection when a key is shown."""
     sessions: int = 100
     """Channels that one connection may have."""
     refuse_exec: bool = False
@@ -133,7 +133,8 @@ class _Session(paramiko.ServerInterface):
 
     def check_auth_publickey(self, username: str, key: paramiko.PKey) -> int:
         self._server.shown.append(username)
-        if self._server.faults.hang_up_on_login:
+        if self._server.faults.hang_ups_on_login:
+            self._server.faults.hang_ups_on_login -= 1
             self._client.shutdown(socket.SHUT_RDWR)
         if self._server.faults.refuse_key or key.get_base64() != self._server.accepted:
             return paramiko.AUTH_FAILED  # type: ignore[attr-defined,no-any-return]

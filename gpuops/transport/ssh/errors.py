@@ -5,6 +5,7 @@ NodeError
 │   └── Refused              the server closed the connection before the login: retried
 ├── HostKeyChanged           the host shows another key than the pinned one
 └── Denied                   the host accepts none of our keys: never retried
+    └── HungUp               it ended the connection instead of an answer
 """
 
 from __future__ import annotations
@@ -32,6 +33,10 @@ class Refused(ConnectionLost):
 
 class Denied(NodeError):
     """The server accepts none of our keys."""
+
+
+class HungUp(Denied):
+    """The server ended the connection while keys were offered."""
 
 
 class HostKeyChanged(NodeError):
@@ -86,16 +91,22 @@ def _fingerprints(host_keys: Sequence[str]) -> list[str]:
     return found
 
 
-def denied(target: Target, tried: Sequence[str], locked: Sequence[str], notes: Sequence[str] = ()) -> Denied:
+def denied(
+    target: Target,
+    tried: Sequence[str],
+    locked: Sequence[str],
+    notes: Sequence[str] = (),
+    kind: type[Denied] = Denied,
+) -> Denied:
     """The error for a failed login. `tried`: keys that were offered; `locked`: keys that need a passphrase."""
     if locked:
-        return Denied(
+        return kind(
             f"{target.where}: the key {locked[0]} is protected by a passphrase, and no agent holds it",
             f"run `ssh-add {locked[0]}`, then try again",
         )
     what = f"the keys that were tried: {', '.join(tried)}" if tried else "there was no key to try"
     more = f" ({'; '.join(notes)})" if notes else ""
-    return Denied(
+    return kind(
         f"permission denied for {target.where}; {what}{more}",
         "pass --identity KEY with the key that this host knows, or add it to ~/.ssh/authorized_keys there",
     )

@@ -47,7 +47,9 @@ def authenticate(transport: paramiko.Transport, target: Target) -> None:
                 attempts.tried.append(name)
                 if not transport.is_active():
                     attempts.notes.append("then it hung up")
-                    raise errors.denied(target, attempts.tried, attempts.locked, attempts.notes) from error
+                    raise errors.denied(
+                        target, attempts.tried, attempts.locked, attempts.notes, errors.HungUp
+                    ) from error
                 continue
             except (paramiko.SSHException, EOFError, OSError) as error:
                 raise errors.ended(target.where) from error

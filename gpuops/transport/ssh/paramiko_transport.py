@@ -17,7 +17,7 @@ from gpuops.agent.workers import WORKERS, Job
 from gpuops.core.errors import ConnectionLost, NodeError
 from gpuops.core.format import one_line
 from gpuops.transport.ssh import errors, proxy
-from gpuops.transport.ssh.errors import HostKeyChanged
+from gpuops.transport.ssh.errors import HostKeyChanged, HungUp
 from gpuops.transport.ssh.host_keys import fingerprint, host_key_kind
 from gpuops.transport.ssh.kept_handshakes import KeptHandshakes
 from gpuops.transport.ssh.key_authentication import authenticate
@@ -125,7 +125,7 @@ def log_in(target: Target, limits: Limits) -> OpenLogin:
     if kept is not None:
         try:
             return _log_in_on(target, limits, *kept)
-        except (ConnectionLost, HostKeyChanged):
+        except (ConnectionLost, HostKeyChanged, HungUp):
             pass  # the server waited no longer, or showed another of its keys: it is asked anew
     return _log_in_on(target, limits, *handshake(target, limits.connect_s, target.host_keys))
 

@@ -115,10 +115,20 @@ def test_a_key_that_is_not_taken_is_shown_once(server: FakeServer, node: SshConn
 
 
 def test_a_server_that_hangs_up_when_a_key_is_shown(server: FakeServer, node: SshConnection) -> None:
-    server.faults.hang_up_on_login = True
+    server.faults.hang_ups_on_login = 9
     with pytest.raises(NodeError):
         node.open(["true"])
     assert len(server.shown) == 1
+
+
+def test_a_connection_kept_since_the_scan_that_ends_when_a_key_is_shown(
+    server: FakeServer, node: SshConnection
+) -> None:
+    """The server's patience was over just then: it is asked anew."""
+    scan_host_key(server.target(), 60)
+    server.faults.hang_ups_on_login = 1
+    assert run(node, ["echo", "in"])[1] == b"in\n"
+    assert (server.connections, server.shown) == (2, ["tester"] * 2)
 
 
 def test_many_that_wait_for_a_login_share_its_failure(server: FakeServer, node: SshConnection) -> None:
