@@ -15,7 +15,11 @@ HEAD = re.compile(r"811,648 weights, ([\d,]+) of them on each of (\d) ranks; (\d
 LINE = re.compile(r"step (\d): loss (\d\.\d{4}), test loss (\d\.\d{4}), [\d,]+ letters/s")
 
 
-def test_one_process_copies_and_shards_learn_the_same(world, tmp_path: Path) -> None:
+@pytest.mark.real_torch
+def test_all_ways_learn_the_same_and_shards_come_home_as_one_folder_and_go_back(
+    shell: Shell, world, tmp_path: Path
+) -> None:
+    """One process, copies and shards; then two nodes, each of which writes its own shards, with a stop in between."""
     learnt = {}
     for kind, ranks, held in (("fsdp", 1, "811,648"), ("ddp", 2, "811,648"), ("fsdp", 2, "405,824")):
         cwd = tmp_path / f"{kind}{ranks}"
@@ -25,30 +29,25 @@ def test_one_process_copies_and_shards_learn_the_same(world, tmp_path: Path) -> 
         learnt[kind, ranks] = LINE.fullmatch(out[1]).groups()
     assert len(set(learnt.values())) == 1, learnt
 
-
-@pytest.mark.real_torch
-def test_shards_of_two_nodes_come_home_as_one_folder_and_go_back(shell: Shell, world, tmp_path: Path) -> None:
-    """Each node has written its own; the weights are those of a run that was not stopped."""
     train = ("train", "multinode", "--gpus", "1", "--env", "OMP_NUM_THREADS=1", "--workload", "gpt")
-    first = shell.run(*train, "--", "4", "2")
+    first = shell.run(*train, "--", "2", "1")
     assert first.returncode == 0, first.stderr
     home = shell.folder / "runs" / "gpt-1" / "out" / "snapshots" / "gpt"
     assert sorted(str(path.relative_to(home)) for path in home.rglob("*.*")) == sorted(
         f"{folder}/{name}" for folder in "ab" for name in (".metadata", "__0_0.distcp", "__1_0.distcp")
     )
     assert (home / "last").read_text() == "b"
-    resumed = shell.run(*train, "--resume", "gpt-1", "--", "6", "2")
+    resumed = shell.run(*train, "--resume", "gpt-1", "--", "3", "3")
     assert resumed.returncode == 0, resumed.stderr
-    assert "[n0 r0] 811,648 weights, 405,824 of them on each of 2 ranks; 4 steps are done" in resumed.stdout
-    world("gpt.py", "6", "2", ranks=2, cwd=tmp_path).succeed()
-    ours = weights(shell.folder / "runs" / "gpt-2" / "out", "a", tmp_path / "ours.pt")
-    whole = weights(tmp_path, "a", tmp_path / "whole.pt")
+    assert "[n0 r0] 811,648 weights, 405,824 of them on each of 2 ranks; 2 steps are done" in resumed.stdout
+    ours = weights(shell.folder / "runs" / "gpt-2" / "out", tmp_path / "ours.pt")
+    whole = weights(tmp_path / "fsdp2", tmp_path / "whole.pt")
     assert ours.keys() == whole.keys()
     assert all(torch.equal(ours[name], whole[name]) for name in ours)
 
 
-def weights(folder: Path, which: str, file: Path) -> dict[str, torch.Tensor]:
+def weights(folder: Path, file: Path) -> dict[str, torch.Tensor]:
     """All shards of a snapshot, put together by one process."""
-    dcp_to_torch_save(folder / "snapshots" / "gpt" / which, file)
+    dcp_to_torch_save(folder / "snapshots" / "gpt" / "a", file)
     model: dict[str, torch.Tensor] = torch.load(file, weights_only=True)["model"]
     return model
