@@ -8,6 +8,8 @@ from __future__ import annotations
 import dataclasses
 import re
 from collections.abc import Mapping, Sequence
+from contextlib import suppress
+from functools import partial
 
 from gpuops.core.account_variables import OURS
 from gpuops.core.errors import AuthFailed, RateLimited, Rejected, Unknown
@@ -52,6 +54,8 @@ class LambdaProvisioner:
     def __init__(self, context: Context) -> None:
         self.context = context
         self._api = Api(context)
+        self._seen: set[str] = set()
+        """By id: what Lambda has told of to this key, so that it is of the same account whatever key made it."""
 
     # Before anything is made.
 
@@ -156,6 +160,7 @@ class LambdaProvisioner:
 
     def _list_marked(self, prefix: str) -> list[Resource]:
         listed = self._list("/instances", "list machines")
+        self._seen |= {str(instance["id"]) for instance in listed}
         ours = [instance for instance in listed if machines.instance_name(instance).startswith(prefix)]
         found = [machines.machine_resource(instance, self.context.home, self._account()) for instance in ours]
         return [resource for resource in found if resource.state != ResourceState.ENDED]
@@ -163,18 +168,23 @@ class LambdaProvisioner:
     def describe(self, resource: Resource) -> Resource:
         instance = self._api.get_or_none(f"/instances/{path_segment(resource.id)}", doing := "look at a machine")
         if instance is None:
-            if has_other_key(resource, self._api.key):
+            if resource.id not in self._seen and has_other_key(resource, self._api.key):
                 raise other_key(resource, api.VARIABLE)
             return dataclasses.replace(resource, state=ResourceState.ENDED, address="", port=0, per_hour=0.0)
         if not isinstance(instance, dict) or not instance.get("id"):
             raise self._api.unreadable(instance, doing)
+        self._seen.add(resource.id)
         return machines.machine_resource(instance, self.context.home, self._account(), resource)
 
     def destroy(self, resources: Sequence[Resource]) -> None:
-        """All in one request; where one is gone already (404), none was ended by it, and they are ended one by one."""
+        """All in one request; where that is refused, since one is gone already (404) or cannot be ended now, none was
+        ended by it, and they are ended one by one."""
         ids = [resource.id for resource in resources]
-        if ids and self._terminate(ids) == 404 and len(ids) > 1:
-            each(lambda one=one: self._terminate([one]) for one in ids)  # type: ignore[misc]
+        if len(ids) > 1:
+            with suppress(Rejected):
+                if self._terminate(ids) != 404:
+                    return
+        each(partial(self._terminate, [id]) for id in ids)
 
     def _terminate(self, ids: Sequence[str]) -> int:
         path = "/instance-operations/terminate"

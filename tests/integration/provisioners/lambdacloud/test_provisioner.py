@@ -257,6 +257,28 @@ def test_one_that_is_gone_already_keeps_no_other_from_being_ended(fake: FakeLamb
         provisioner(fake, home, LAMBDA_API_KEY=renewed(fake)).describe(made[0])
 
 
+@pytest.mark.parametrize("status", [400, 404])
+def test_a_refusal_of_all_keeps_none_from_being_ended(fake: FakeLambda, home: Path, status: int) -> None:
+    """One that is on its way out already may be none to end: the others bill."""
+    one = provisioner(fake, home)
+    made = create(one, home, nodes=2)
+    fake.play(Fault(TERMINATE, status, "global/object-does-not-exist"))
+    one.destroy(made)
+    assert fake.running() == []
+    fake.play(Fault(TERMINATE, 400, times=9))
+    with pytest.raises(Rejected):
+        one.destroy(made)
+
+
+def test_a_new_key_that_has_seen_a_machine_sees_its_end(fake: FakeLambda, home: Path) -> None:
+    """Lambda tells of no key whose it is: nothing that an older one made would ever count as gone."""
+    (machine,) = create(provisioner(fake, home), home)
+    one = provisioner(fake, home, LAMBDA_API_KEY=renewed(fake))
+    one.destroy(one.list_owned(OWNER, []))
+    fake.instances.pop(machine.id)
+    assert one.describe(machine).state == "ended"
+
+
 def renewed(fake: FakeLambda) -> str:
     fake.key = "secret_another"
     return fake.key
