@@ -13,7 +13,7 @@ from operator import attrgetter
 from gpuops.clusters.available_offers import preview_offers
 from gpuops.clusters.creation import bring_up
 from gpuops.core.context import Context
-from gpuops.core.errors import GpuopsError, NoCapacity, QuotaExceeded
+from gpuops.core.errors import GpuopsError, NoCapacity, QuotaExceeded, RateLimited
 from gpuops.core.format import listed, money, span
 from gpuops.core.models import Offer, Payer, Request
 from gpuops.core.parallel import on_each
@@ -133,7 +133,7 @@ def _try_all(ctx: Context, place: Market, wanted: Wanted, last: Sequence[str], s
                 approval=wanted.approval,
                 known=[*group],
             )
-        except (NoCapacity, QuotaExceeded) as error:
+        except (NoCapacity, QuotaExceeded, RateLimited) as error:
             ctx.out.say(f"{market.name_provider(provider, error.message)}: on to the next offer")
             refusals.append(error)
     reasons = "; ".join(dict.fromkeys(error.message for error in refusals))

@@ -12,7 +12,15 @@ from gpuops.cli.terminal.output import Output
 from gpuops.clusters import market_creation
 from gpuops.clusters.market_creation import Wanted, bring_up_at_market, preview
 from gpuops.core.context import Context
-from gpuops.core.errors import AuthFailed, GpuopsError, NoCapacity, ProviderError, QuotaExceeded, UsageError
+from gpuops.core.errors import (
+    AuthFailed,
+    GpuopsError,
+    NoCapacity,
+    ProviderError,
+    QuotaExceeded,
+    RateLimited,
+    UsageError,
+)
 from gpuops.core.models import Offer, Payer, Request
 from gpuops.offers.lease_limits import MIN_LEASE_S, LeaseLimits
 from gpuops.offers.market import Market
@@ -98,7 +106,7 @@ class Listener(Output):
 
 def test_what_nobody_has(street: Context, makers: Makers) -> None:
     street.out = listener = Listener()
-    makers.refusals = [NoCapacity("booth has none left", "wait"), QuotaExceeded("the quota is used up", "file")]
+    makers.refusals = [RateLimited("booth has none left", "wait"), QuotaExceeded("the quota is used up", "file")]
     with pytest.raises(NoCapacity, match="nobody had the machines: booth has none left; the quota is used up"):
         bring_up_at_market(street, CHEAPEST, wanted())
     assert "booth has none left: on to the next offer" in listener.said
@@ -145,6 +153,28 @@ def test_the_search_goes_on_over_all_of_them(street: Context, makers: Makers, ha
     assert street.clock.slept == [*SEARCH_PAUSES_S[:has]]
     assert len(makers.asked) == 2 * has + 1
     assert {one.wait_s for one in makers.requests} == {0.0}
+
+
+def test_prices_that_rise_while_it_waits_do_not_raise_what_is_accepted(
+    street: Context, makers: Makers, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Half as much again as the very first offer, however many rounds there were since."""
+    kind = stalls.Booth.kinds[0]
+    rising = iter([0.44, *[0.6] * 99])
+
+    class Rising(Makers):
+        def __call__(self, ctx: Context, request: Request, **terms: Any) -> Any:
+            monkeypatch.setattr(stalls.Booth, "kinds", ({**kind, "price": next(rising)},))
+            return super().__call__(ctx, request, **terms)
+
+    makers = Rising(NoCapacity("none left"), NoCapacity("none left"))
+    monkeypatch.setattr(market_creation, "bring_up", makers)
+    approval = PriceApproval()
+    request = Request("", gpus=4, gpu_mem=24, wait_s=600.0)
+    with pytest.raises(NoCapacity, match=r"nothing can be had for \$1.80/h or less"):
+        bring_up_at_market(street, Market(["booth"]), wanted(request, approval=approval))
+    assert len(makers.asked) == 2
+    assert (approval.first, approval.agreed) == (pytest.approx(1.20), pytest.approx(1.76))
 
 
 @pytest.mark.parametrize(("left_s", "rounds"), [(MIN_LEASE_S, 1), (MIN_LEASE_S + 65.0, 3)])
