@@ -81,9 +81,13 @@ class JsonApi:
         return self.parse_json(self._get_with_retries(with_query(path, query), doing), doing)
 
     def get_or_none(self, path: str, doing: str) -> Any:
-        """The same; None for a 404."""
+        """The same; None for a 404, and for nothing else: success without a word is no end of anything."""
         answer = self._get_with_retries(path, doing, absent_is_answer=True)
-        return None if answer.status == 404 else self.parse_json(answer, doing)
+        if answer.status == 404:
+            return None
+        if (document := self.parse_json(answer, doing)) is None:
+            raise self.unreadable(None, doing)
+        return document
 
     # Changing.
 
