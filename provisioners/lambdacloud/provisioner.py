@@ -178,8 +178,8 @@ class LambdaProvisioner:
 
     def destroy(self, resources: Sequence[Resource]) -> None:
         """All in one request; where that is refused, since one is gone already (404) or cannot be ended now, none was
-        ended by it, and they are ended one by one."""
-        ids = [resource.id for resource in resources]
+        ended by it, and they are ended one by one. What is on its way out is not asked for again."""
+        ids = [resource.id for resource in resources if resource.data.get("status") != machines.TERMINATING]
         if len(ids) > 1:
             with suppress(Rejected):
                 if self._terminate(ids) != 404:

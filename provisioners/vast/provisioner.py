@@ -153,7 +153,7 @@ class VastProvisioner:
 
     def destroy(self, resources: Sequence[Resource]) -> None:
         ids = [path_segment(resource.id) for resource in resources]
-        each([partial(self._api.delete, f"/api/v0/instances/{id}/", "destroy an instance") for id in ids])
+        each([partial(self._api.delete, f"/api/v0/instances/{id}/", "destroy an instance", body={}) for id in ids])
 
     def self_destruct(self, resource: Resource) -> Sequence[str]:
         return ["sh", "-c", boot_script.DESTROY, "gpuops", self._api.address()]

@@ -270,6 +270,16 @@ def test_a_refusal_of_all_keeps_none_from_being_ended(fake: FakeLambda, home: Pa
         one.destroy(made)
 
 
+def test_what_is_terminating_is_not_asked_to_end_again(fake: FakeLambda, home: Path) -> None:
+    """Lambda may refuse that, and four refusals would be taken for a machine that cannot be ended."""
+    one = provisioner(fake, home)
+    create(one, home)
+    fake.ending_s = 1e9
+    one.destroy(one.list_owned(OWNER, []))
+    one.destroy(one.list_owned(OWNER, []))
+    assert len(fake.asked("POST", "/instance-operations/terminate")) == 1
+
+
 def test_a_new_key_that_has_seen_a_machine_sees_its_end(fake: FakeLambda, home: Path) -> None:
     """Lambda tells of no key whose it is: nothing that an older one made would ever count as gone."""
     (machine,) = create(provisioner(fake, home), home)

@@ -290,6 +290,7 @@ def test_what_is_gone_has_ended_and_another_account_does_not_say_so(
     fake.advance(5)
     vast.destroy([machine])
     assert vast.describe(machine).state == "ended"
+    assert [request.body for request in fake.asked("DELETE")] == [{}, {}], "as Vast.ai's own client asks"
 
 
 def test_a_new_key_of_the_same_account_finds_the_same_machines(
