@@ -19,7 +19,7 @@ TAKEN = "it was rented by somebody else meanwhile"
 GONE = re.compile(r"no_such_ask|no longer available|is not available", re.IGNORECASE)
 NO_MONEY = re.compile(r"credit|balance|funds|billing", re.IGNORECASE)
 BAD_KEY = re.compile(r"invalid user key|auth_error", re.IGNORECASE)
-THRESHOLD = re.compile(r"threshold=([\d.]+)")
+THRESHOLD = re.compile(r"threshold=(\d+(?:\.\d+)?)")
 """Least seconds from one request of a kind to the next: said in the words of a 429, without `Retry-After`."""
 THRESHOLD_S = 5.0
 TABLE: tuple[Row, ...] = (

@@ -62,6 +62,7 @@ def test_an_answer_is_one_of_our_errors(status: int, body: object, creating: boo
     [
         ({"detail": "API requests too frequent endpoint threshold=4.5"}, 4.5),
         ({"error": "rate_limit_exceeded", "msg": "API requests too frequent endpoint threshold=3.0"}, 3.0),
+        ("Too many requests: threshold=4.5.", 4.5),
         ("Too many requests", 5.0),
     ],
 )
