@@ -134,6 +134,7 @@ def _try_all(ctx: Context, place: Market, wanted: Wanted, last: Sequence[str], s
                 known=[*group],
             )
         except (NoCapacity, QuotaExceeded, RateLimited) as error:
+            ctx.signals.forward()  # undoing it is over: nothing is rented after a Ctrl-C, and the next one is heard
             ctx.out.say(f"{market.name_provider(provider, error.message)}: on to the next offer")
             refusals.append(error)
     reasons = "; ".join(dict.fromkeys(error.message for error in refusals))

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import signal
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
@@ -15,6 +16,7 @@ from gpuops.core.context import Context
 from gpuops.core.errors import (
     AuthFailed,
     GpuopsError,
+    Interrupted,
     NoCapacity,
     ProviderError,
     QuotaExceeded,
@@ -43,13 +45,22 @@ class Makers:
         self.asked: list[list[str]] = []
         self.requests: list[Request] = []
 
-    def __call__(self, _: Context, request: Request, **terms: Any) -> Any:
+    def during(self, ctx: Context) -> None:
+        """What happens while machines are made,"""
+
+    def undoing(self, ctx: Context) -> None:
+        """and while what was refused is undone."""
+
+    def __call__(self, ctx: Context, request: Request, **terms: Any) -> Any:
         known: Sequence[Offer] = terms["known"]
         assert {offer.provider for offer in known} == {request.provider}
         self.requests.append(request)
         self.asked.append([f"{offer.provider} {offer.id}" for offer in known])
+        self.during(ctx)
         refusal = self.refusals.pop(0) if self.refusals else None
         if refusal:
+            ctx.signals.backward()  # it is undone
+            self.undoing(ctx)
             raise refusal
         return request.provider
 
@@ -119,6 +130,24 @@ def test_what_is_no_lack_of_machines_is_raised(street: Context, makers: Makers) 
     with pytest.raises(AuthFailed):
         bring_up_at_market(street, CHEAPEST, wanted())
     assert len(makers.asked) == 1
+
+
+@pytest.mark.parametrize("when", ["during", "undoing"])
+def test_a_signal_is_heard_after_one_provider_has_refused(
+    street: Context, makers: Makers, monkeypatch: pytest.MonkeyPatch, when: str
+) -> None:
+    """While the first one's machines are undone, and while the next one makes its own."""
+    makers.refusals = [NoCapacity("none left")]
+    due = 1 if when == "undoing" else 2
+
+    def interrupt(ctx: Context) -> None:
+        if len(makers.asked) == due:
+            ctx.signals._handle(signal.SIGINT, None)
+
+    monkeypatch.setattr(makers, when, interrupt)
+    with street.signals, pytest.raises(Interrupted):
+        bring_up_at_market(street, CHEAPEST, wanted())
+    assert len(makers.asked) == due
 
 
 def test_one_question_covers_all(street: Context, makers: Makers, monkeypatch: pytest.MonkeyPatch) -> None:
