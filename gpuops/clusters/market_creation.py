@@ -172,9 +172,8 @@ def _approve(ctx: Context, wanted: Wanted, offers: Sequence[Offer]) -> None:
     for provider, payer in payers.items():
         if payer and len(payers) > 1:
             ctx.out.say(f"{provider}: {payer}")
-    request = market.with_provider(wanted.request, offers[0].provider)
     limits = within_offer(wanted.wish, offers[0])
-    wanted.approval.confirm_offers(ctx, request, offers, lambda offer: payers[offer.provider], limits)
+    wanted.approval.confirm_offers(ctx, wanted.request, offers, lambda offer: payers[offer.provider], limits)
 
 
 def find_payers(ctx: Context, request: Request, offers: Sequence[Offer]) -> dict[str, Payer | None]:

@@ -24,7 +24,7 @@ from gpuops.core.errors import (
     UsageError,
 )
 from gpuops.core.models import Offer, Payer, Request
-from gpuops.offers.lease_limits import MIN_LEASE_S, LeaseLimits
+from gpuops.offers.lease_limits import MIN_LEASE_S, LeaseLimits, describe_most
 from gpuops.offers.market import Market
 from gpuops.offers.price_approval import PriceApproval
 from gpuops.offers.search import SEARCH_PAUSES_S
@@ -156,9 +156,12 @@ def test_one_question_covers_all(street: Context, makers: Makers, monkeypatch: p
     payers = {"booth": Payer("alice", "BOOTH_KEY"), "stall": Payer("bob", "STALL_KEY")}
     monkeypatch.setattr(market_creation, "find_payer", lambda _, request: payers[request.provider])
     makers.refusals = [NoCapacity("none left")]
-    approval = PriceApproval()
-    bring_up_at_market(street, CHEAPEST, wanted(approval=approval, wish=LeaseLimits(max_hours=1.0)))
+    approval, wish = PriceApproval(), LeaseLimits(max_hours=1.0)
+    request = Request("", gpus=4, gpu_mem=24, wait_s=7200.0)
+    until = describe_most(wish, request, 1.20, 1.36, street.clock.now())
+    bring_up_at_market(street, CHEAPEST, wanted(request, approval=approval, wish=wish))
     (question,) = asked
+    assert f"; {until}" in question, "it may be found as late as it is waited for"
     assert question.startswith(
         "booth: 1 x 4 x A10G, $1.20/h (or up to $1.36/h where that cannot be had), paid by alice (key from BOOTH_KEY); "
     )
