@@ -54,8 +54,9 @@ class LambdaProvisioner:
     def __init__(self, context: Context) -> None:
         self.context = context
         self._api = Api(context)
-        self._seen: set[str] = set()
-        """By id: what Lambda has told of to this key, so that it is of the same account whatever key made it."""
+        self._seen: set[tuple[str, str]] = set()
+        """A key's fingerprint and the id of a machine that Lambda has told it of: it is of the same account, whatever
+        key made it."""
 
     # Before anything is made.
 
@@ -159,21 +160,23 @@ class LambdaProvisioner:
         return self._list_marked("gpuops-")
 
     def _list_marked(self, prefix: str) -> list[Resource]:
+        key = fingerprint(self._api.key)
         listed = self._list("/instances", "list machines")
-        self._seen |= {str(instance["id"]) for instance in listed}
+        self._seen |= {(key, str(instance["id"])) for instance in listed}
         ours = [instance for instance in listed if machines.instance_name(instance).startswith(prefix)]
         found = [machines.machine_resource(instance, self.context.home, self._account()) for instance in ours]
         return [resource for resource in found if resource.state != ResourceState.ENDED]
 
     def describe(self, resource: Resource) -> Resource:
+        key = self._api.key
         instance = self._api.get_or_none(f"/instances/{path_segment(resource.id)}", doing := "look at a machine")
         if instance is None:
-            if resource.id not in self._seen and has_other_key(resource, self._api.key):
+            if (fingerprint(key), resource.id) not in self._seen and has_other_key(resource, key):
                 raise other_key(resource, api.VARIABLE)
             return dataclasses.replace(resource, state=ResourceState.ENDED, address="", port=0, per_hour=0.0)
         if not isinstance(instance, dict) or not instance.get("id"):
             raise self._api.unreadable(instance, doing)
-        self._seen.add(resource.id)
+        self._seen.add((fingerprint(key), resource.id))
         return machines.machine_resource(instance, self.context.home, self._account(), resource)
 
     def destroy(self, resources: Sequence[Resource]) -> None:

@@ -289,6 +289,20 @@ def test_a_new_key_that_has_seen_a_machine_sees_its_end(fake: FakeLambda, home: 
     assert one.describe(machine).state == "ended"
 
 
+def test_what_one_key_has_seen_another_accounts_key_does_not_end(fake: FakeLambda, home: Path) -> None:
+    """The file with the key is another account's by now: there, no machine of ours is found."""
+    one = provisioner(fake, home, LAMBDA_API_KEY="")
+    stored = home / ".lambda_cloud" / "lambda_keys"
+    stored.parent.mkdir(parents=True)
+    stored.write_text(f"api_key = {fake.key}\n")
+    (machine,) = create(one, home)
+    assert one.describe(machine).state == "running"
+    stored.write_text(f"api_key = {renewed(fake)}\n")
+    fake.instances.pop(machine.id)
+    with pytest.raises(AuthFailed, match="made with another API key"):
+        one.describe(machine)
+
+
 def renewed(fake: FakeLambda) -> str:
     fake.key = "secret_another"
     return fake.key
