@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Callable, Mapping, Sequence
+from contextlib import suppress
 from dataclasses import dataclass
 from typing import Any, Protocol
 from urllib.parse import quote, urlencode
@@ -191,7 +192,8 @@ class JsonApi:
         return self._without_key(failure)
 
     def _without_key(self, error: ProviderError) -> ProviderError:
-        error.message = error.message.replace(self.service.key(), "…")
+        with suppress(ProviderError):  # its file may be gone by now, which changes nothing about what was done
+            error.message = error.message.replace(self.service.key(), "…")
         error.args = (error.message,)
         return error
 
