@@ -115,7 +115,7 @@ class LambdaProvisioner:
         }
 
     def _launch(self, body: Document, offer: Offer) -> Resource:
-        doing = f"start a {offer.data['type']} in {offer.region}"
+        doing, account = f"start a {offer.data['type']} in {offer.region}", self._account()
         answer = self._api.post("/instance-operations/launch", body, doing)
         ids = answer.get("instance_ids") if isinstance(answer, dict) else None
         if not isinstance(ids, list) or len(ids) != 1:
@@ -130,7 +130,7 @@ class LambdaProvisioner:
                 "price_cents_per_hour": offer.per_hour / offer.nodes * 100,
             },
         }
-        return machines.machine_resource(instance, self.context.home, self._account())
+        return machines.machine_resource(instance, self.context.home, account)
 
     def _register_login(self) -> str:
         """The name of our login's public half in the account: each launch names one key. It stays there, for all

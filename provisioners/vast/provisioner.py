@@ -107,11 +107,12 @@ class VastProvisioner:
             "target_state": "running",
             **({} if bid is None else {"price": bid}),  # without: on demand
         }
+        account = self._account()  # once it is made nothing may fail until that is noted
         journal.will(MACHINE, name, token, REGION)
         id, refusal = self._api.create(offer.id, body, "rent a machine")
         ends = number(offer.data.get("ends"))
         new = Instance(id, name, env=env, is_bid=bid is not None, gpu_hourly=offer.per_hour, ends=ends)
-        made = machine(new, None, self.context.home, self._account(), by_proxy=False)
+        made = machine(new, None, self.context.home, account, by_proxy=False)
         journal.got(made)
         if refusal:
             raise refusal

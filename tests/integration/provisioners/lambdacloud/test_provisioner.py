@@ -303,6 +303,17 @@ def test_what_one_key_has_seen_another_accounts_key_does_not_end(fake: FakeLambd
         one.describe(machine)
 
 
+def test_a_key_that_goes_while_a_machine_is_made_loses_no_machine(fake: FakeLambda, home: Path) -> None:
+    """Its file is being written anew just then."""
+    one, stored, notes = provisioner(fake, home, LAMBDA_API_KEY=""), home / ".lambda_cloud" / "lambda_keys", Notes()
+    stored.parent.mkdir(parents=True)
+    stored.write_text(f"api_key = {fake.key}\n")
+    offer = one.offers(Request("lambda"))[0]
+    fake.callbacks.append(lambda request, _: stored.write_text("") if request.path.endswith("launch") else None)
+    one.create(offer, intent(home), notes)
+    assert notes.lines[-1] == f"got gpuops-{OWNER}-c-0"
+
+
 def renewed(fake: FakeLambda) -> str:
     fake.key = "secret_another"
     return fake.key

@@ -164,6 +164,17 @@ def test_what_vast_ai_is_asked_for(vast: VastProvisioner, fake: FakeVast, tmp_pa
     assert (now.state, now.data["token"]) == ("running", f"{TOKEN}-0")
 
 
+def test_a_key_that_goes_while_a_machine_is_made_loses_no_machine(fake: FakeVast, tmp_path: Path) -> None:
+    """Its file is being written anew just then."""
+    stored, journal = tmp_path / ".vast_api_key", Lines()
+    stored.write_text(fake.env["VAST_API_KEY"])
+    vast = VastProvisioner(Context(OWNER, tmp_path / "home", {"VAST_URL": fake.url, "HOME": str(tmp_path)}))
+    offer = found(vast)[0]
+    fake.on_answer(lambda request, _: stored.write_text("") if request.method == "PUT" else None)
+    vast.create(offer, Intent(OWNER, "lab", TOKEN, time.time() + 900, Path("abc.pyz")), journal)
+    assert [made.id for made in journal.made] == [only(fake).id]
+
+
 def test_an_ask_that_is_gone_is_no_capacity(vast: VastProvisioner, fake: FakeVast) -> None:
     first, second, *_ = found(vast)
     fake.service.asks[int(first.id)].taken = True
