@@ -37,7 +37,7 @@ from gpuops.nodes import bootstrap
 from gpuops.nodes.session import ClusterSession, machines_of, send_lease
 from gpuops.offers import offer_table
 from gpuops.offers.billing_account import payer_record
-from gpuops.offers.lease_limits import LeaseLimits, within_life, within_offer
+from gpuops.offers.lease_limits import LeaseLimits, within_life
 from gpuops.offers.price_approval import PRICE_ROUNDING, PriceApproval
 from gpuops.offers.price_terms import Terms
 from gpuops.offers.refusals import Refusals
@@ -196,7 +196,7 @@ def bring_up(
         offer_table.show_offers(ctx, offers)
     if sentence := foreword(offers[0]):
         ctx.out.say(sentence)
-    terms = Terms(ctx, request, within_offer(wish, offers[0]), rented, search, approval)
+    terms = Terms(ctx, request, wish, rented, search, approval)
     terms.confirm_price(offers)
     agent, _ = bootstrap.build_agent(ctx.home / "cache")
     now = ctx.clock.now()
@@ -208,7 +208,7 @@ def bring_up(
         token=uuid.uuid4().hex,
         request=dataclasses.asdict(request),
         boot_deadline=terms.boot_end(offers[0], now),
-        lease=terms.lease(offers[0].per_hour, now),
+        lease=terms.lease(offers[0], now),
         owner_process=ctx.me,
         now=now,
     )
@@ -293,7 +293,7 @@ def _create_first_available(
             row.id,
             offer=dataclasses.asdict(offer) | payer_record(terms.payer(offer)),
             boot_deadline=boot_end,
-            lease=terms.lease(offer.per_hour, now),
+            lease=terms.lease(offer, now),
             created=now,
         )
         try:
@@ -327,8 +327,8 @@ def _start_lease(ctx: Context, session: ClusterSession, terms: Terms, provisione
             f"note: these machines cannot end themselves ({self_destruct}): the guard on this computer does it, "
             "while it is on"
         )
-    price = max(offer.per_hour, actual_price)
-    lease = within_life(terms.lease(price, now, since=session.row.created), session.machines)
+    lease = terms.lease(offer, now, since=session.row.created, per_hour=max(offer.per_hour, actual_price))
+    lease = within_life(lease, session.machines)
     send_lease(session, lease, now)
     if not ctx.ledger.mark_up(session.row.id, lease, now):
         raise Interrupted(f"another command ends {session.row.name} while it is being created", "gpuops status")

@@ -13,7 +13,7 @@ from operator import attrgetter
 from gpuops.clusters.available_offers import preview_offers
 from gpuops.clusters.creation import bring_up
 from gpuops.core.context import Context
-from gpuops.core.errors import GpuopsError, NoCapacity, QuotaExceeded
+from gpuops.core.errors import GpuopsError, NoCapacity, QuotaExceeded, RateLimited
 from gpuops.core.format import listed, money, span
 from gpuops.core.models import Offer, Payer, Request
 from gpuops.core.parallel import on_each
@@ -22,7 +22,7 @@ from gpuops.core.timings import Whose
 from gpuops.nodes.session import ClusterSession
 from gpuops.offers import market, offer_table
 from gpuops.offers.billing_account import find_payer
-from gpuops.offers.lease_limits import MIN_LEASE_S, LeaseLimits
+from gpuops.offers.lease_limits import MIN_LEASE_S, LeaseLimits, within_offer
 from gpuops.offers.market import Market
 from gpuops.offers.price_approval import PriceApproval, max_price_flag, price_ceiling, require_person
 from gpuops.offers.search import REPLACEMENT_SEARCH_S, SEARCH_PAUSES_S
@@ -133,7 +133,8 @@ def _try_all(ctx: Context, place: Market, wanted: Wanted, last: Sequence[str], s
                 approval=wanted.approval,
                 known=[*group],
             )
-        except (NoCapacity, QuotaExceeded) as error:
+        except (NoCapacity, QuotaExceeded, RateLimited) as error:
+            ctx.signals.forward()  # undoing it is over: nothing is rented after a Ctrl-C, and the next one is heard
             ctx.out.say(f"{market.name_provider(provider, error.message)}: on to the next offer")
             refusals.append(error)
     reasons = "; ".join(dict.fromkeys(error.message for error in refusals))
@@ -171,8 +172,8 @@ def _approve(ctx: Context, wanted: Wanted, offers: Sequence[Offer]) -> None:
     for provider, payer in payers.items():
         if payer and len(payers) > 1:
             ctx.out.say(f"{provider}: {payer}")
-    request = market.with_provider(wanted.request, offers[0].provider)
-    wanted.approval.confirm_offers(ctx, request, offers, lambda offer: payers[offer.provider], wanted.wish)
+    limits = within_offer(wanted.wish, offers[0])
+    wanted.approval.confirm_offers(ctx, wanted.request, offers, lambda offer: payers[offer.provider], limits)
 
 
 def find_payers(ctx: Context, request: Request, offers: Sequence[Offer]) -> dict[str, Payer | None]:

@@ -50,11 +50,12 @@ class PriceApproval:
         whether that was told. Raises UsageError."""
         if self.settled or offers[0].per_hour <= self.agreed:
             return False
-        self.first = offers[0].per_hour
+        first = offers[0].per_hour
+        self.first = self.first or first  # prices that rise from round to round do not raise the ceiling
         ceiling = price_ceiling(self.first, request.max_price)
         prices = [offer.per_hour for offer in offers if offer.per_hour <= ceiling]
         cheapest, dearest = min(prices), max(prices)
-        price = f"{money(self.first)}/h{self._alternatives(ceiling, dearest)}"
+        price = f"{money(first)}/h{self._alternatives(first, ceiling, dearest)}"
         highest = ceiling if self.replaces and not math.isinf(ceiling) else dearest
         most = describe_most(limits, request, cheapest, highest, ctx.clock.now())
         at = f"{offers[0].provider}: " if len({offer.provider for offer in offers}) > 1 else ""
@@ -66,11 +67,11 @@ class PriceApproval:
         self.agreed = dearest
         return True
 
-    def _alternatives(self, ceiling: float, dearest: float) -> str:
+    def _alternatives(self, first: float, ceiling: float, dearest: float) -> str:
         """What the question covers besides the first offer."""
         if self.replaces:
             return f" (and up to {money(ceiling)}/h for what replaces it)"
-        return f" (or up to {money(dearest)}/h where that cannot be had)" if dearest > self.first else ""
+        return f" (or up to {money(dearest)}/h where that cannot be had)" if dearest > first else ""
 
     def confirm_max_price(self, ctx: Context, request: Request, limits: LeaseLimits, left_s: float) -> None:
         """Have a person confirm `--max-price` before a wait of `left_s` seconds for an offer. Raises UsageError."""

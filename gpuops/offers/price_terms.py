@@ -10,7 +10,7 @@ from gpuops.core.format import money
 from gpuops.core.models import Lease, Offer, Payer, Request
 from gpuops.ledger.store import ClusterRow
 from gpuops.offers import lease_limits
-from gpuops.offers.lease_limits import BOOT_MARGIN_S, LeaseLimits
+from gpuops.offers.lease_limits import BOOT_MARGIN_S, LeaseLimits, within_offer
 from gpuops.offers.price_approval import PRICE_ROUNDING, PriceApproval, max_price_flag
 from gpuops.offers.search import ACCOUNT_WAIT_S, OfferSearch
 
@@ -40,7 +40,8 @@ class Terms:
     def confirm_price(self, offers: Sequence[Offer]) -> None:
         """Ask the one question before money is spent. Raises UsageError."""
         self.warn_of_balance(offers[0])
-        if self._approval.confirm_offers(self._ctx, self._request, offers, self.payer, self._limits):
+        limits = within_offer(self._limits, offers[0])
+        if self._approval.confirm_offers(self._ctx, self._request, offers, self.payer, limits):
             self._confirmed = offers[0]
 
     def warn_of_balance(self, first: Offer) -> None:
@@ -48,7 +49,7 @@ class Terms:
         funds = self._search.account.answer(0.0)
         if funds is not None and funds.balance is not None:
             now = self._ctx.clock.now()
-            requested = self._requested_lease(first.per_hour, now)
+            requested = self._requested_lease(first, now)
             _, note = lease_limits.cut_to_balance(requested, funds, first.per_hour, now)
             self._note(lease_limits.balance_warning(funds, first.per_hour) or note)
 
@@ -80,13 +81,15 @@ class Terms:
 
     def boot_end(self, offer: Offer, now: float) -> float:
         """The end of the boot lease: machines that are not ready yet cost money, too."""
-        requested = self._requested_lease(offer.per_hour, now)
+        requested, until = self._requested_lease(offer, now), within_offer(self._limits, offer).until
         longest = now + offer.queue_s + self._request.timeout_min * 60 + BOOT_MARGIN_S
-        return min(end for end in (longest, requested.money_end, self._limits.until) if end is not None)
+        return min(end for end in (longest, requested.money_end, until) if end is not None)
 
-    def lease(self, per_hour: float, now: float, since: float | None = None) -> Lease:
-        """The cluster's lease, no longer than the balance lasts. `since`: when the machines began to cost money."""
-        lease = self._requested_lease(per_hour, now, since)
+    def lease(self, offer: Offer, now: float, since: float | None = None, per_hour: float | None = None) -> Lease:
+        """The cluster's lease on such an offer, no longer than the balance lasts. `since`: when the machines began to
+        cost money; `per_hour`: what they cost, where that is not the offer's price."""
+        per_hour = offer.per_hour if per_hour is None else per_hour
+        lease = self._requested_lease(offer, now, since, per_hour)
         funds = self._search.account.answer(0.0 if since is None else ACCOUNT_WAIT_S)
         if funds is None:
             return lease
@@ -95,9 +98,13 @@ class Terms:
             self._note(note or lease_limits.balance_warning(funds, per_hour))
         return lease
 
-    def _requested_lease(self, per_hour: float, now: float, since: float | None = None) -> Lease:
-        """The lease that the flags name, however long the balance lasts."""
-        return lease_limits.new_lease(self._limits, rented=self._rented, per_hour=per_hour, now=now, since=since)
+    def _requested_lease(
+        self, offer: Offer, now: float, since: float | None = None, per_hour: float | None = None
+    ) -> Lease:
+        """The lease that the flags and the offer name, however long the balance lasts."""
+        per_hour = offer.per_hour if per_hour is None else per_hour
+        limits = within_offer(self._limits, offer)
+        return lease_limits.new_lease(limits, rented=self._rented, per_hour=per_hour, now=now, since=since)
 
     def _note(self, note: str) -> None:
         if note:

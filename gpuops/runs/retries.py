@@ -272,7 +272,7 @@ def remaining_limits(
     granted for a time (`GrantsMachines`) is granted again for the same."""
     if granted:
         return wish, ""
-    until = row.lease.hard_end
+    until = _job_end(wish, row)
     least = span(MIN_LEASE_S)
     if until is not None and until - now < MIN_LEASE_S:
         return wish, f"the job may go on for less than {least}: --max-hours counts from its first machines"
@@ -282,6 +282,14 @@ def remaining_limits(
     if rest * 3600 < MIN_LEASE_S * row.offered_per_hour:
         return wish, f"{money(spent)} of --max-cost {money(wish.max_cost)} are spent: less than {least} are left"
     return dataclasses.replace(wish, until=until, max_cost=rest), ""
+
+
+def _job_end(wish: LeaseLimits, row: ClusterRow) -> float | None:
+    """Until when the job may go on. The end that the offer of its machines had by itself is theirs alone."""
+    ends, hard_end = (row.offer.get("data") or {}).get("ends"), row.lease.hard_end
+    if ends is None or hard_end is None or hard_end < ends:
+        return hard_end
+    return lease_limits.new_lease(wish, rented=True, per_hour=0.0, now=row.ready or row.created).hard_end
 
 
 @dataclass

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Callable, Mapping, Sequence
+from contextlib import suppress
 from dataclasses import dataclass
 from typing import Any, Protocol
 from urllib.parse import quote, urlencode
@@ -81,9 +82,13 @@ class JsonApi:
         return self.parse_json(self._get_with_retries(with_query(path, query), doing), doing)
 
     def get_or_none(self, path: str, doing: str) -> Any:
-        """The same; None for a 404."""
+        """The same; None for a 404, and for nothing else: success without a word is no end of anything."""
         answer = self._get_with_retries(path, doing, absent_is_answer=True)
-        return None if answer.status == 404 else self.parse_json(answer, doing)
+        if answer.status == 404:
+            return None
+        if (document := self.parse_json(answer, doing)) is None:
+            raise self.unreadable(None, doing)
+        return document
 
     # Changing.
 
@@ -187,7 +192,8 @@ class JsonApi:
         return self._without_key(failure)
 
     def _without_key(self, error: ProviderError) -> ProviderError:
-        error.message = error.message.replace(self.service.key(), "…")
+        with suppress(ProviderError):  # its file may be gone by now, which changes nothing about what was done
+            error.message = error.message.replace(self.service.key(), "…")
         error.args = (error.message,)
         return error
 

@@ -16,6 +16,7 @@ NAME, TOKEN, HOST_KEY = "gpuops:name", "gpuops:token", "gpuops:host-key"
 """Our tags. The name is the instance's own, too, which its owner may change."""
 NODE_ENV = {"NCCL_NET": "Socket"}
 """On-demand machines have no InfiniBand between them."""
+TERMINATING = "terminating"
 ENDING = "Lambda is ending it"
 RECLAIMED = "Lambda took it back"
 
@@ -75,8 +76,8 @@ def _standing(status: str, address: str) -> tuple[ResourceState, str, str]:
     Lambda says."""
     if status == "terminated":
         return ResourceState.ENDED, "", ""
-    if status in ("terminating", "preempted"):
-        return ResourceState.UNKNOWN, "", ENDING if status == "terminating" else RECLAIMED
+    if status in (TERMINATING, "preempted"):
+        return ResourceState.UNKNOWN, "", ENDING if status == TERMINATING else RECLAIMED
     if status in ("booting", "active", "unhealthy"):
         phase = "Lambda calls it unhealthy" if status == "unhealthy" else "Lambda is starting it"
         return (ResourceState.RUNNING if address else ResourceState.STARTING), phase, ""

@@ -8,6 +8,8 @@ from __future__ import annotations
 import dataclasses
 import re
 from collections.abc import Mapping, Sequence
+from contextlib import suppress
+from functools import partial
 
 from gpuops.core.account_variables import OURS
 from gpuops.core.errors import AuthFailed, RateLimited, Rejected, Unknown
@@ -52,6 +54,9 @@ class LambdaProvisioner:
     def __init__(self, context: Context) -> None:
         self.context = context
         self._api = Api(context)
+        self._seen: set[tuple[str, str]] = set()
+        """A key's fingerprint and the id of a machine that Lambda has told it of: it is of the same account, whatever
+        key made it."""
 
     # Before anything is made.
 
@@ -110,7 +115,7 @@ class LambdaProvisioner:
         }
 
     def _launch(self, body: Document, offer: Offer) -> Resource:
-        doing = f"start a {offer.data['type']} in {offer.region}"
+        doing, account = f"start a {offer.data['type']} in {offer.region}", self._account()
         answer = self._api.post("/instance-operations/launch", body, doing)
         ids = answer.get("instance_ids") if isinstance(answer, dict) else None
         if not isinstance(ids, list) or len(ids) != 1:
@@ -125,7 +130,7 @@ class LambdaProvisioner:
                 "price_cents_per_hour": offer.per_hour / offer.nodes * 100,
             },
         }
-        return machines.machine_resource(instance, self.context.home, self._account())
+        return machines.machine_resource(instance, self.context.home, account)
 
     def _register_login(self) -> str:
         """The name of our login's public half in the account: each launch names one key. It stays there, for all
@@ -155,26 +160,34 @@ class LambdaProvisioner:
         return self._list_marked("gpuops-")
 
     def _list_marked(self, prefix: str) -> list[Resource]:
+        key = fingerprint(self._api.key)
         listed = self._list("/instances", "list machines")
+        self._seen |= {(key, str(instance["id"])) for instance in listed}
         ours = [instance for instance in listed if machines.instance_name(instance).startswith(prefix)]
         found = [machines.machine_resource(instance, self.context.home, self._account()) for instance in ours]
         return [resource for resource in found if resource.state != ResourceState.ENDED]
 
     def describe(self, resource: Resource) -> Resource:
+        key = self._api.key
         instance = self._api.get_or_none(f"/instances/{path_segment(resource.id)}", doing := "look at a machine")
         if instance is None:
-            if has_other_key(resource, self._api.key):
+            if (fingerprint(key), resource.id) not in self._seen and has_other_key(resource, key):
                 raise other_key(resource, api.VARIABLE)
             return dataclasses.replace(resource, state=ResourceState.ENDED, address="", port=0, per_hour=0.0)
         if not isinstance(instance, dict) or not instance.get("id"):
             raise self._api.unreadable(instance, doing)
+        self._seen.add((fingerprint(key), resource.id))
         return machines.machine_resource(instance, self.context.home, self._account(), resource)
 
     def destroy(self, resources: Sequence[Resource]) -> None:
-        """All in one request; where one is gone already (404), none was ended by it, and they are ended one by one."""
-        ids = [resource.id for resource in resources]
-        if ids and self._terminate(ids) == 404 and len(ids) > 1:
-            each(lambda one=one: self._terminate([one]) for one in ids)  # type: ignore[misc]
+        """All in one request; where that is refused, since one is gone already (404) or cannot be ended now, none was
+        ended by it, and they are ended one by one. What is on its way out is not asked for again."""
+        ids = [resource.id for resource in resources if resource.data.get("status") != machines.TERMINATING]
+        if len(ids) > 1:
+            with suppress(Rejected):
+                if self._terminate(ids) != 404:
+                    return
+        each(partial(self._terminate, [id]) for id in ids)
 
     def _terminate(self, ids: Sequence[str]) -> int:
         path = "/instance-operations/terminate"

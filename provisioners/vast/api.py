@@ -6,10 +6,10 @@ import json
 from collections.abc import Mapping
 from pathlib import Path
 
-from gpuops.core.errors import ProviderError, Unknown
+from gpuops.core.errors import AuthFailed, ProviderError, Unknown
 from provisioners.base import Context, Credential
 from provisioners.kit.api_key import checked_key
-from provisioners.kit.documents import Document, inner, parse_document
+from provisioners.kit.documents import Document, parse_document
 from provisioners.kit.http_api import checked_url
 from provisioners.kit.json_api import CALL_TIMEOUT_S, JsonApi, Service, path_segment
 from provisioners.vast.errors import NO_KEY, failure
@@ -77,12 +77,20 @@ class VastApi(JsonApi):
         raise Unknown("Vast.ai lists more instances than gpuops reads", "upgrade gpuops")
 
     def instance(self, id: str) -> Document | None:
-        """One of them; None where Vast.ai does not know it."""
-        doing = "look at an instance"
-        document = self.get_or_none(f"/api/v0/instances/{path_segment(id)}/?owner=me", doing)
-        if document is not None and not (isinstance(document, dict) and "instances" in document):
-            raise self.unreadable(document, doing)
-        return inner(document or {}, "instances") or None
+        """One of them; None where Vast.ai does not know it, in so many words. A key that it does not know may be a 404,
+        too."""
+        path, doing = f"/api/v0/instances/{path_segment(id)}/?owner=me", "look at an instance"
+        answer = self._get_with_retries(path, doing, absent_is_answer=True)
+        if answer.status == 404:
+            refused = self._refused(answer, doing)
+            if isinstance(refused, AuthFailed):
+                raise refused
+            return None
+        document = self.parse_json(answer, doing)
+        found = document.get("instances", False) if isinstance(document, dict) else False
+        if found is None or (isinstance(found, dict) and found.get("id")):
+            return found
+        raise self.unreadable(document, doing)
 
 
 def _stored(env: Mapping[str, str]) -> Credential | None:

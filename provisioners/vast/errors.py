@@ -15,17 +15,19 @@ KEYS = "https://cloud.vast.ai/manage-keys/"
 NO_KEY = f"make one at {KEYS}, and export VAST_API_KEY=… or put it into .env"
 BILLING = "https://cloud.vast.ai/billing/"
 LATER = "try again later, or let it be tried for you (--wait 2h)"
+TAKEN = "it was rented by somebody else meanwhile"
 GONE = re.compile(r"no_such_ask|no longer available|is not available", re.IGNORECASE)
 NO_MONEY = re.compile(r"credit|balance|funds|billing", re.IGNORECASE)
 BAD_KEY = re.compile(r"invalid user key|auth_error", re.IGNORECASE)
-THRESHOLD = re.compile(r"threshold=([\d.]+)")
+THRESHOLD = re.compile(r"threshold=(\d+(?:\.\d+)?)")
 """Least seconds from one request of a kind to the next: said in the words of a 429, without `Retry-After`."""
 THRESHOLD_S = 5.0
 TABLE: tuple[Row, ...] = (
     Row(("429",), RateLimited, "Vast.ai wants fewer requests{why}", "wait, or run fewer commands at a time"),
     Row(("401", "404"), AuthFailed, "Vast.ai does not accept the API key{why}", f"look at your keys: {KEYS}", BAD_KEY),
     Row(("401",), AuthFailed, "Vast.ai does not accept the API key{why}", f"look at your keys: {KEYS}"),
-    Row(("404", "410"), NoCapacity, "it was rented by somebody else meanwhile", LATER, GONE, creating=True),
+    Row(("404", "410"), NoCapacity, TAKEN, LATER, GONE, creating=True),
+    Row(("no_such_ask",), NoCapacity, TAKEN, LATER, creating=True),
     Row(("invalid_price",), NoCapacity, "the bid is too low by now{why}", "bid more: --bid", creating=True),
     Row(("402", "400", "403"), QuotaExceeded, "the credit at Vast.ai does not let it {doing}{why}",
         f"add credit: {BILLING}", NO_MONEY),

@@ -47,6 +47,8 @@ class Instance:
     disk_hourly: float = 0.0
     place: str = ""
     machine: str = ""
+    ends: float = 0.0
+    """When its contract is over, and Vast.ai ends it, UTC seconds; 0: not known."""
 
 
 def parse_instance(document: Document) -> Instance:
@@ -71,6 +73,7 @@ def parse_instance(document: Document) -> Instance:
         disk_hourly=max(number(document.get("dph_total")) - number(document.get("dph_base")), 0.0),
         place=str(document.get("geolocation") or ""),
         machine=str(document.get("machine_id") or ""),
+        ends=number(document.get("end_date")),
     )
 
 
@@ -135,4 +138,5 @@ def _own_data(one: Instance, host_key: str, by_proxy: bool) -> dict[str, Any]:
         "center": one.place,
         "machine": one.machine,
         "proxy": by_proxy,
+        **({"ends": one.ends} if one.ends else {}),
     }

@@ -20,6 +20,7 @@ MIB_OF_GB = 0.93 * 1024
 """A GPU that is sold with a GB has at least so many MiB: an A10 with 24 GB has 23028."""
 MIN_INET_MBPS = 100.0
 MIN_LIFE_S = 3600
+HOURS_OF_MONTH = 730.0
 MAX_ASKS = 64
 """Of what is found, so much is looked at,"""
 MAX_OFFERS = 12
@@ -95,7 +96,10 @@ def _is_wanted(ask: Document, wishes: Wishes, *, by_name: bool) -> bool:
 def _offer(ask: Mapping[str, Any], wishes: Wishes) -> Offer:
     bid = wishes.bid or math.ceil(number(ask.get("min_bid")) * 1e4) / 1e4
     base = bid if wishes.spot else number(ask["dph_base"])
-    disk = max(number(ask.get("dph_total")) - number(ask["dph_base"]), 0.0)
+    disk = max(
+        number(ask.get("dph_total")) - number(ask["dph_base"]),
+        number(ask.get("storage_cost")) * wishes.disk / HOURS_OF_MONTH,  # $/GB and month, whatever the total says
+    )
     name, memory = str(ask["gpu_name"]), round(number(ask.get("gpu_ram")) / 1024)
     where, host = str(ask.get("geolocation") or "place unknown").strip(), _host(ask)
     down, up = (number(ask.get(f"inet_{way}_cost")) for way in ("down", "up"))

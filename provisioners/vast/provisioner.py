@@ -107,10 +107,12 @@ class VastProvisioner:
             "target_state": "running",
             **({} if bid is None else {"price": bid}),  # without: on demand
         }
+        account = self._account()  # once it is made nothing may fail until that is noted
         journal.will(MACHINE, name, token, REGION)
         id, refusal = self._api.create(offer.id, body, "rent a machine")
-        new = Instance(id, name, env=env, is_bid=bid is not None, gpu_hourly=offer.per_hour)
-        made = machine(new, None, self.context.home, self._account(), by_proxy=False)
+        ends = number(offer.data.get("ends"))
+        new = Instance(id, name, env=env, is_bid=bid is not None, gpu_hourly=offer.per_hour, ends=ends)
+        made = machine(new, None, self.context.home, account, by_proxy=False)
         journal.got(made)
         if refusal:
             raise refusal
@@ -139,7 +141,7 @@ class VastProvisioner:
         return dataclasses.replace(resource, state=ResourceState.ENDED, address="", port=0, per_hour=0.0)
 
     def _resource(self, one: Instance, kept: Resource | None) -> Resource:
-        return machine(one, kept, self.context.home, self._account(), self._by_proxy(one, kept))
+        return machine(one, kept, self.context.home, self._account(kept), self._by_proxy(one, kept))
 
     def _by_proxy(self, one: Instance, kept: Resource | None) -> bool:
         """A node stays where it was reached first."""
@@ -152,15 +154,18 @@ class VastProvisioner:
 
     def destroy(self, resources: Sequence[Resource]) -> None:
         ids = [path_segment(resource.id) for resource in resources]
-        each([partial(self._api.delete, f"/api/v0/instances/{id}/", "destroy an instance") for id in ids])
+        each([partial(self._api.delete, f"/api/v0/instances/{id}/", "destroy an instance", body={}) for id in ids])
 
     def self_destruct(self, resource: Resource) -> Sequence[str]:
         return ["sh", "-c", boot_script.DESTROY, "gpuops", self._api.address()]
 
     # The account.
 
-    def _account(self) -> dict[str, str]:
-        return {"key": fingerprint(self._api.credential().values[KEY]), "id": str(self._user.get("id") or "")}
+    def _account(self, kept: Resource | None = None) -> dict[str, str]:
+        """Whose a machine is. `kept`: as the ledger knows it, with its account, which was not asked for now."""
+        key, before = fingerprint(self._api.credential().values[KEY]), kept_account(kept) if kept else {}
+        known = before.get("id") if before.get("key") == key else ""
+        return {"key": key, "id": str(self._user.get("id") or known or "")}
 
     def _check_account(self, resource: Resource) -> None:
         """Raises AuthFailed where what Vast.ai does not find may be another account's, and go on there."""
@@ -173,8 +178,11 @@ class VastProvisioner:
         return self._api.server_time()
 
     def balance(self) -> float | None:
+        """What was paid in before is the `credit` (a field of Vast.ai's own client, not in its description); what such
+        an account has spent of it may stand in its `balance` for a while, below 0."""
         self._user = self._api.user()
-        return number(self._user["balance"]) if "balance" in self._user else None
+        told = [number(self._user[name]) for name in ("balance", "credit") if name in self._user]
+        return sum(told) if told else None
 
     def payer(self, request: Request, patience_s: float) -> Payer:
         source = self._api.credential().source

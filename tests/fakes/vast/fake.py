@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import secrets
 from collections.abc import Callable
 from pathlib import Path
 from types import TracebackType
@@ -96,6 +97,13 @@ class FakeVast:
         self.service.life = life
 
     # ---- what happens
+
+    def renew_key(self) -> None:
+        """The account has another key, and the former one no longer."""
+        with self.service.lock:
+            former, self.service.key = self.service.key, secrets.token_hex(32)
+            for one in self.service.instances.values():
+                one.account = self.service.key if one.account == former else one.account
 
     def play(self, *faults: Fault) -> None:
         self.script.play(*faults)

@@ -57,8 +57,9 @@ Route = Callable[["Service", Request, list[int]], Any]
 
 def show_user(service: Service, request: Request, _: list[int]) -> Any:
     email = "somebody@example.com" if request.key == service.key else "stranger@example.com"
+    credit = {} if service.credit is None else {"credit": service.credit}
     return {"id": 4711 if request.key == service.key else 4712, "key_id": 12, "email": email,
-            "balance": service.balance, "ssh_key": "", "sid": "s"}  # fmt: skip
+            "balance": service.balance, **credit, "ssh_key": "", "sid": "s"}  # fmt: skip
 
 
 def search(service: Service, request: Request, _: list[int]) -> Any:

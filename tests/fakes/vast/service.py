@@ -36,6 +36,8 @@ class Service:
         self.instances: dict[int, Instance] = {}
         """All that there ever were."""
         self.balance = 100.0
+        self.credit: float | None = None
+        """What was paid in before; None: not told, as in the description."""
         self.plenty = False
         """Whether an ask can be rented by many."""
         self.key, self.other_key = secrets.token_hex(32), secrets.token_hex(32)
@@ -45,6 +47,10 @@ class Service:
         self.make_body = make_body or (lambda _: Nothing())
         self._numbers, self._ports = count(31_000_001), count(40022)
         self._metered = clock.now()
+
+    @property
+    def money(self) -> float:
+        return self.balance + (self.credit or 0.0)
 
     # ---- time
 
@@ -60,7 +66,7 @@ class Service:
                 one.booted = True
                 one.body.boot(wiped=one.up_at is None)
         self._metered = now
-        if self.balance <= 0:
+        if self.money <= 0:
             for one in self.living():
                 self.stop(one)
 
@@ -80,7 +86,7 @@ class Service:
             raise Refusal(410, "no_such_ask", gone, ask_id=ask_id)
         self._check(body)
         bid = body.get("price")
-        if self.balance <= 0:
+        if self.money <= 0:
             raise Refusal(400, "insufficient_credit", "Insufficient credits: add credit to your account")
         life = self.next_lives.pop(0) if self.next_lives else self.life
         request = {"disk": MIN_DISK_GB, **body}

@@ -505,3 +505,28 @@ def test_a_mark_is_read_to_its_last_dash(there: tuple[Cloud, Context]) -> None:
     assert select_by_tag(both, world.owner, "la") == []
     other = [type(one)(**{**vars(one), "name": one.name.replace("lab-", "lab-b-")}) for one in both]
     assert select_by_tag(other, world.owner, "lab") == []
+
+
+def test_the_lease_is_that_of_the_offer_that_is_taken(
+    there: tuple[Cloud, Context], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The first offer ends in an hour, and is gone; the next one does not."""
+    cloud, world = there
+    left: list[float] = []
+    offers, create = Scripted.offers, Scripted.create
+
+    def with_end(self: Scripted, request: Request) -> Sequence[Offer]:
+        first, *others = offers(self, request)
+        return [dataclasses.replace(first, data={"ends": world.clock.now() + 3600}), *others]
+
+    def noting(self: Scripted, offer: Offer, intent: Intent, journal: Journal) -> Sequence[Resource]:
+        (row,) = world.ledger.clusters()
+        left.append(round(((row.lease.hard_end or 0.0) - world.clock.now()) / 3600))
+        return create(self, offer, intent, journal)
+
+    monkeypatch.setattr(Scripted, "offers", with_end)
+    monkeypatch.setattr(Scripted, "create", noting)
+    cloud.play(create=[Fault("NoCapacity", made=0), Fault("Rejected", made=0)], offers_at=[1.0, 1.0])
+    with pytest.raises(Rejected):
+        up(world)
+    assert left == [1, 24]

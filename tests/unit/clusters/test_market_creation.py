@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import signal
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
@@ -12,9 +13,18 @@ from gpuops.cli.terminal.output import Output
 from gpuops.clusters import market_creation
 from gpuops.clusters.market_creation import Wanted, bring_up_at_market, preview
 from gpuops.core.context import Context
-from gpuops.core.errors import AuthFailed, GpuopsError, NoCapacity, ProviderError, QuotaExceeded, UsageError
+from gpuops.core.errors import (
+    AuthFailed,
+    GpuopsError,
+    Interrupted,
+    NoCapacity,
+    ProviderError,
+    QuotaExceeded,
+    RateLimited,
+    UsageError,
+)
 from gpuops.core.models import Offer, Payer, Request
-from gpuops.offers.lease_limits import MIN_LEASE_S, LeaseLimits
+from gpuops.offers.lease_limits import MIN_LEASE_S, LeaseLimits, describe_most
 from gpuops.offers.market import Market
 from gpuops.offers.price_approval import PriceApproval
 from gpuops.offers.search import SEARCH_PAUSES_S
@@ -35,13 +45,22 @@ class Makers:
         self.asked: list[list[str]] = []
         self.requests: list[Request] = []
 
-    def __call__(self, _: Context, request: Request, **terms: Any) -> Any:
+    def during(self, ctx: Context) -> None:
+        """What happens while machines are made,"""
+
+    def undoing(self, ctx: Context) -> None:
+        """and while what was refused is undone."""
+
+    def __call__(self, ctx: Context, request: Request, **terms: Any) -> Any:
         known: Sequence[Offer] = terms["known"]
         assert {offer.provider for offer in known} == {request.provider}
         self.requests.append(request)
         self.asked.append([f"{offer.provider} {offer.id}" for offer in known])
+        self.during(ctx)
         refusal = self.refusals.pop(0) if self.refusals else None
         if refusal:
+            ctx.signals.backward()  # it is undone
+            self.undoing(ctx)
             raise refusal
         return request.provider
 
@@ -98,7 +117,7 @@ class Listener(Output):
 
 def test_what_nobody_has(street: Context, makers: Makers) -> None:
     street.out = listener = Listener()
-    makers.refusals = [NoCapacity("booth has none left", "wait"), QuotaExceeded("the quota is used up", "file")]
+    makers.refusals = [RateLimited("booth has none left", "wait"), QuotaExceeded("the quota is used up", "file")]
     with pytest.raises(NoCapacity, match="nobody had the machines: booth has none left; the quota is used up"):
         bring_up_at_market(street, CHEAPEST, wanted())
     assert "booth has none left: on to the next offer" in listener.said
@@ -113,15 +132,36 @@ def test_what_is_no_lack_of_machines_is_raised(street: Context, makers: Makers) 
     assert len(makers.asked) == 1
 
 
+@pytest.mark.parametrize("when", ["during", "undoing"])
+def test_a_signal_is_heard_after_one_provider_has_refused(
+    street: Context, makers: Makers, monkeypatch: pytest.MonkeyPatch, when: str
+) -> None:
+    """While the first one's machines are undone, and while the next one makes its own."""
+    makers.refusals = [NoCapacity("none left")]
+    due = 1 if when == "undoing" else 2
+
+    def interrupt(ctx: Context) -> None:
+        if len(makers.asked) == due:
+            ctx.signals._handle(signal.SIGINT, None)
+
+    monkeypatch.setattr(makers, when, interrupt)
+    with street.signals, pytest.raises(Interrupted):
+        bring_up_at_market(street, CHEAPEST, wanted())
+    assert len(makers.asked) == due
+
+
 def test_one_question_covers_all(street: Context, makers: Makers, monkeypatch: pytest.MonkeyPatch) -> None:
     asked: list[str] = []
     street.yes, street.out = False, Yes(asked)
     payers = {"booth": Payer("alice", "BOOTH_KEY"), "stall": Payer("bob", "STALL_KEY")}
     monkeypatch.setattr(market_creation, "find_payer", lambda _, request: payers[request.provider])
     makers.refusals = [NoCapacity("none left")]
-    approval = PriceApproval()
-    bring_up_at_market(street, CHEAPEST, wanted(approval=approval, wish=LeaseLimits(max_hours=1.0)))
+    approval, wish = PriceApproval(), LeaseLimits(max_hours=1.0)
+    request = Request("", gpus=4, gpu_mem=24, wait_s=7200.0)
+    until = describe_most(wish, request, 1.20, 1.36, street.clock.now())
+    bring_up_at_market(street, CHEAPEST, wanted(request, approval=approval, wish=wish))
     (question,) = asked
+    assert f"; {until}" in question, "it may be found as late as it is waited for"
     assert question.startswith(
         "booth: 1 x 4 x A10G, $1.20/h (or up to $1.36/h where that cannot be had), paid by alice (key from BOOTH_KEY); "
     )
@@ -145,6 +185,28 @@ def test_the_search_goes_on_over_all_of_them(street: Context, makers: Makers, ha
     assert street.clock.slept == [*SEARCH_PAUSES_S[:has]]
     assert len(makers.asked) == 2 * has + 1
     assert {one.wait_s for one in makers.requests} == {0.0}
+
+
+def test_prices_that_rise_while_it_waits_do_not_raise_what_is_accepted(
+    street: Context, makers: Makers, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Half as much again as the very first offer, however many rounds there were since."""
+    kind = stalls.Booth.kinds[0]
+    rising = iter([0.44, *[0.6] * 99])
+
+    class Rising(Makers):
+        def __call__(self, ctx: Context, request: Request, **terms: Any) -> Any:
+            monkeypatch.setattr(stalls.Booth, "kinds", ({**kind, "price": next(rising)},))
+            return super().__call__(ctx, request, **terms)
+
+    makers = Rising(NoCapacity("none left"), NoCapacity("none left"))
+    monkeypatch.setattr(market_creation, "bring_up", makers)
+    approval = PriceApproval()
+    request = Request("", gpus=4, gpu_mem=24, wait_s=600.0)
+    with pytest.raises(NoCapacity, match=r"nothing can be had for \$1.80/h or less"):
+        bring_up_at_market(street, Market(["booth"]), wanted(request, approval=approval))
+    assert len(makers.asked) == 2
+    assert (approval.first, approval.agreed) == (pytest.approx(1.20), pytest.approx(1.76))
 
 
 @pytest.mark.parametrize(("left_s", "rounds"), [(MIN_LEASE_S, 1), (MIN_LEASE_S + 65.0, 3)])

@@ -67,6 +67,18 @@ def test_what_is_not_worth_a_machine(lease: Lease, wish: LeaseLimits, spent: flo
     assert bool(said) is bool(why)
 
 
+@pytest.mark.parametrize(("hard_end", "until"), [(NOW + 60, NOW + 23 * H), (NOW + 50, NOW + 50)])
+def test_the_end_of_the_first_machines_is_not_the_jobs(hard_end: float, until: float) -> None:
+    """Others may live on when an offer ended by itself; a lease that was shorter than it was meant to be."""
+    offer = {**OFFER, "data": {"ends": NOW + 60}}
+    row = cluster(offer=offer, lease=Lease(hard_end), ready=NOW - H, provider="vast")
+    wish, why = retries.remaining_limits(LeaseLimits(), row, 0.0, NOW)
+    assert bool(why) is (until < NOW + 600)
+    assert why or wish.until == until
+    wish, why = retries.remaining_limits(LeaseLimits(until=NOW + 2 * H), row, 0.0, NOW)
+    assert why or wish.until == NOW + 2 * H
+
+
 def offers(*places: str) -> list[Offer]:
     return [Offer("aws", one, one, 1, 1, prices=(Price("m", 1.0),), data={"place": one}) for one in places]
 

@@ -257,6 +257,63 @@ def test_one_that_is_gone_already_keeps_no_other_from_being_ended(fake: FakeLamb
         provisioner(fake, home, LAMBDA_API_KEY=renewed(fake)).describe(made[0])
 
 
+@pytest.mark.parametrize("status", [400, 404])
+def test_a_refusal_of_all_keeps_none_from_being_ended(fake: FakeLambda, home: Path, status: int) -> None:
+    """One that is on its way out already may be none to end: the others bill."""
+    one = provisioner(fake, home)
+    made = create(one, home, nodes=2)
+    fake.play(Fault(TERMINATE, status, "global/object-does-not-exist"))
+    one.destroy(made)
+    assert fake.running() == []
+    fake.play(Fault(TERMINATE, 400, times=9))
+    with pytest.raises(Rejected):
+        one.destroy(made)
+
+
+def test_what_is_terminating_is_not_asked_to_end_again(fake: FakeLambda, home: Path) -> None:
+    """Lambda may refuse that, and four refusals would be taken for a machine that cannot be ended."""
+    one = provisioner(fake, home)
+    create(one, home)
+    fake.ending_s = 1e9
+    one.destroy(one.list_owned(OWNER, []))
+    one.destroy(one.list_owned(OWNER, []))
+    assert len(fake.asked("POST", "/instance-operations/terminate")) == 1
+
+
+def test_a_new_key_that_has_seen_a_machine_sees_its_end(fake: FakeLambda, home: Path) -> None:
+    """Lambda tells of no key whose it is: nothing that an older one made would ever count as gone."""
+    (machine,) = create(provisioner(fake, home), home)
+    one = provisioner(fake, home, LAMBDA_API_KEY=renewed(fake))
+    one.destroy(one.list_owned(OWNER, []))
+    fake.instances.pop(machine.id)
+    assert one.describe(machine).state == "ended"
+
+
+def test_what_one_key_has_seen_another_accounts_key_does_not_end(fake: FakeLambda, home: Path) -> None:
+    """The file with the key is another account's by now: there, no machine of ours is found."""
+    one = provisioner(fake, home, LAMBDA_API_KEY="")
+    stored = home / ".lambda_cloud" / "lambda_keys"
+    stored.parent.mkdir(parents=True)
+    stored.write_text(f"api_key = {fake.key}\n")
+    (machine,) = create(one, home)
+    assert one.describe(machine).state == "running"
+    stored.write_text(f"api_key = {renewed(fake)}\n")
+    fake.instances.pop(machine.id)
+    with pytest.raises(AuthFailed, match="made with another API key"):
+        one.describe(machine)
+
+
+def test_a_key_that_goes_while_a_machine_is_made_loses_no_machine(fake: FakeLambda, home: Path) -> None:
+    """Its file is being written anew just then."""
+    one, stored, notes = provisioner(fake, home, LAMBDA_API_KEY=""), home / ".lambda_cloud" / "lambda_keys", Notes()
+    stored.parent.mkdir(parents=True)
+    stored.write_text(f"api_key = {fake.key}\n")
+    offer = one.offers(Request("lambda"))[0]
+    fake.callbacks.append(lambda request, _: stored.write_text("") if request.path.endswith("launch") else None)
+    one.create(offer, intent(home), notes)
+    assert notes.lines[-1] == f"got gpuops-{OWNER}-c-0"
+
+
 def renewed(fake: FakeLambda) -> str:
     fake.key = "secret_another"
     return fake.key

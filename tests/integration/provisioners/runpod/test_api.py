@@ -133,6 +133,12 @@ def test_a_plain_no_is_not_asked_again(status: int) -> None:
     assert len(server.asked) == 1
 
 
+@pytest.mark.parametrize("body", [None, b"null", {}])
+def test_an_answer_of_success_that_says_nothing_is_not_gone(body: Any) -> None:
+    with Canned(lambda _: Says(200, body)) as server, pytest.raises(Unknown, match="cannot be read"):
+        client(server).find_object("/pods/p1", "look")
+
+
 def test_gone_is_no_error() -> None:
     with Canned(lambda _: problem(404, "pod not found")) as server:
         api = client(server)

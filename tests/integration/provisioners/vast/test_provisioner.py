@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import os
 import shutil
 import stat
@@ -17,6 +18,7 @@ import pytest
 from gpuops.core.errors import AuthFailed, NoCapacity, ProviderError, QuotaExceeded, RateLimited, Unknown, UsageError
 from gpuops.core.models import Intent, MachineStatus, Offer, Request, Resource
 from gpuops.core.provider import Context
+from provisioners.kit.http_client import Answer
 from provisioners.vast import VastProvisioner, boot_script
 from provisioners.vast.provisioner import DIRECT_S, WHAT_HOSTS_SEE
 from tests.fakes.provider import FakeClock
@@ -137,6 +139,13 @@ def test_a_key_that_is_not_there_or_not_good_is_a_problem(fake: FakeVast, tmp_pa
     assert "no credit" in problem.say
 
 
+def test_money_that_was_paid_in_before_is_the_credit(vast: VastProvisioner, fake: FakeVast) -> None:
+    """Such an account has a balance of 0, or one below it until its credit is charged."""
+    fake.service.balance, fake.service.credit = -0.5, 18.0
+    assert vast.balance() == 17.5
+    assert vast.preflight(Request("vast")) == []
+
+
 # Making.
 
 
@@ -153,6 +162,17 @@ def test_what_vast_ai_is_asked_for(vast: VastProvisioner, fake: FakeVast, tmp_pa
     now = vast.describe(machine)
     assert now.data["target"]["host_keys"] == [only(fake).env["GPUOPS_HOST_PUBLIC"]]
     assert (now.state, now.data["token"]) == ("running", f"{TOKEN}-0")
+
+
+def test_a_key_that_goes_while_a_machine_is_made_loses_no_machine(fake: FakeVast, tmp_path: Path) -> None:
+    """Its file is being written anew just then."""
+    stored, journal = tmp_path / ".vast_api_key", Lines()
+    stored.write_text(fake.env["VAST_API_KEY"])
+    vast = VastProvisioner(Context(OWNER, tmp_path / "home", {"VAST_URL": fake.url, "HOME": str(tmp_path)}))
+    offer = found(vast)[0]
+    fake.on_answer(lambda request, _: stored.write_text("") if request.method == "PUT" else None)
+    vast.create(offer, Intent(OWNER, "lab", TOKEN, time.time() + 900, Path("abc.pyz")), journal)
+    assert [made.id for made in journal.made] == [only(fake).id]
 
 
 def test_an_ask_that_is_gone_is_no_capacity(vast: VastProvisioner, fake: FakeVast) -> None:
@@ -281,6 +301,45 @@ def test_what_is_gone_has_ended_and_another_account_does_not_say_so(
     fake.advance(5)
     vast.destroy([machine])
     assert vast.describe(machine).state == "ended"
+    assert [request.body for request in fake.asked("DELETE")] == [{}, {}], "as Vast.ai's own client asks"
+
+
+def test_a_new_key_of_the_same_account_finds_the_same_machines(
+    vast: VastProvisioner, fake: FakeVast, tmp_path: Path
+) -> None:
+    """Also where a process that never asked for the account has looked at them meanwhile, as a guard does."""
+    assert vast.preflight(Request("vast")) == []
+    machine = make(vast)
+    guard = VastProvisioner(Context(OWNER, tmp_path / "home", fake.env))
+    machine = guard.describe(machine)
+    fake.renew_key()
+    renewed = VastProvisioner(Context(OWNER, tmp_path / "home", fake.env))
+    renewed.destroy([machine])
+    assert renewed.describe(machine).state == "ended"
+
+
+@pytest.mark.parametrize("answer", [{"instances": []}, {"instances": {}}, {"success": True}, None])
+def test_an_answer_about_a_machine_that_says_nothing_is_not_its_end(
+    vast: VastProvisioner, monkeypatch: pytest.MonkeyPatch, answer: object
+) -> None:
+    machine = make(vast)
+    body = b"" if answer is None else json.dumps(answer).encode()
+    monkeypatch.setattr(vast._api, "_send", lambda _: Answer(200, {}, body))
+    with pytest.raises(Unknown, match="cannot be read"):
+        vast.describe(machine)
+
+
+def test_a_key_that_vast_ai_knows_no_more_is_not_the_end_of_a_machine(vast: VastProvisioner, fake: FakeVast) -> None:
+    machine = make(vast)
+    fake.play(Fault("GET /instances/*", status=404, detail="Invalid user key"))
+    with pytest.raises(AuthFailed):
+        vast.describe(machine)
+
+
+def test_a_machine_ends_when_its_contract_does(vast: VastProvisioner) -> None:
+    """The lease of what was had in place of the first offer is no longer than that."""
+    machine = vast.describe(make(vast))
+    assert machine.data["ends"] == 1999999999.0
 
 
 @pytest.mark.parametrize("programs", [("curl",), ("python3",)])

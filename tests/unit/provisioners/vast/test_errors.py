@@ -38,6 +38,7 @@ ROWS: list[tuple[int, object, bool, type[ProviderError]]] = [
     (410, GONE_410, True, NoCapacity),
     (404, {"error": "x", "msg": "Invalid user key"}, False, AuthFailed),
     (401, {"success": False, "error": "auth_error", "msg": "Invalid user key"}, True, AuthFailed),
+    (400, {"success": False, "error": "no_such_ask", "msg": "Instance type 7 is gone."}, True, NoCapacity),
     (401, "", True, AuthFailed),
     (403, {"error": "invalid_args", "msg": "error 403/3586: Offer 7 is not your own."}, True, AuthFailed),
     (400, {"error": "invalid_price", "msg": "bid too low"}, True, NoCapacity),
@@ -61,6 +62,7 @@ def test_an_answer_is_one_of_our_errors(status: int, body: object, creating: boo
     [
         ({"detail": "API requests too frequent endpoint threshold=4.5"}, 4.5),
         ({"error": "rate_limit_exceeded", "msg": "API requests too frequent endpoint threshold=3.0"}, 3.0),
+        ("Too many requests: threshold=4.5.", 4.5),
         ("Too many requests", 5.0),
     ],
 )

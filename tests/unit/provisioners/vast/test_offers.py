@@ -55,6 +55,12 @@ def test_an_offer_tells_its_end_and_its_machine() -> None:
     assert "ends" not in made({"end_date": None})[0].data
 
 
+def test_a_disk_is_never_without_a_price() -> None:
+    """Where the total says nothing of it, its price for a month does."""
+    assert made({"dph_total": None, "storage_cost": 7.3})[0].prices[1].per_hour == pytest.approx(1.0)
+    assert made({"dph_total": 0.1, "storage_cost": 7.3})[0].per_hour == pytest.approx(1.2)
+
+
 def test_the_cheapest_is_first_disk_included() -> None:
     found = made({"id": 1, "dph_total": 0.4}, {"id": 2, "dph_base": 0.3, "dph_total": 0.31})
     assert [offer.id for offer in found] == ["2", "1"]
