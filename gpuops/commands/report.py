@@ -15,6 +15,9 @@ from gpuops.runs.report.report import home_since, make_page, write_page
 from gpuops.sync.run_folder import RunHome
 from gpuops.sync.run_record import RunRecord
 
+LIMIT_S = 60.0
+"""How long what is home is read: a node may have sent files without end."""
+
 
 def make_report(ctx: Context, name: str | None, target: Path | None) -> Path:
     """Write the report of a run to `target`, or into its folder. What nodes of a live run have written by now comes
@@ -31,7 +34,8 @@ def make_report(ctx: Context, name: str | None, target: Path | None) -> Path:
             ctx.out.say(f"note: {error.message}; the report tells what is home")
     home, now = RunHome(row.home), ctx.clock.now()
     record = home.read_record() or RunRecord(run=row.name, request=row.request, home=str(row.home), facts=row.facts)
-    page = make_page(row, cluster, record, home_since(row), now, lambda: False)
+    deadline = ctx.clock.monotonic() + LIMIT_S
+    page = make_page(row, cluster, record, home_since(row), now, lambda: ctx.clock.monotonic() > deadline)
     if target is None:
         return write_page(home, page)
     try:

@@ -236,7 +236,7 @@ def _forwarding_argv(
 
     there = f"{machine.address if beside else '127.0.0.1'}:{port}"
     if inside:  # one more step, from the login node on
-        there = f"/tmp/gpuops-{secrets.token_hex(8)}"
+        there = f"/tmp/gpuops-{secrets.token_hex(8)}/port"
     words = [*inside, there, str(port)] if inside else ()
     program, *rest = ssh.command_line(
         ctx.home / "ssh", row.name, host_index(machine, node), words, forwards=(f"{local_port}:{there}",)

@@ -134,7 +134,7 @@ def _machine(name: str, sample: NodeSample, *, sums_gpus: bool) -> Text:
 def _of(used: float, total: float) -> str:
     """`12.1/64.0 GB`: both in the unit of the larger."""
     number, unit = amount(total).split()
-    scale = total / float(number) if total else 1.0
+    scale = total / float(number) if float(number) else 1.0
     return f"{used / scale:.1f}/{number} {unit}"
 
 

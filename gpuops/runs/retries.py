@@ -10,7 +10,7 @@ from __future__ import annotations
 import dataclasses
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from gpuops.core.context import Context
 from gpuops.core.errors import ConnectionLost, GpuopsError, Interrupted, MachineGone, NodeError
@@ -29,9 +29,6 @@ from gpuops.runs.logs.events import first_event_time
 from gpuops.runs.outcome.failure_cause import final_words
 from gpuops.runs.outcome.node_report import ReasonKind
 from gpuops.sync.merged_outputs import list_outputs
-
-if TYPE_CHECKING:
-    pass
 
 ENDED_MACHINE_TIMEOUT_S = 30.0
 """How long a provider may take to say of a machine that has stopped answering that it has ended."""

@@ -227,6 +227,8 @@ class Fetch:
                     self._begin_to_tell(index, channel)
                 elif line.lacks is not None:
                     lacking += line.lacks
+                    if len(lacking) > len(self._source.files):
+                        raise MalformedAnswer(client.label, "to 'fetch': it lacks more files than there are")
                     if len(line.lacks) < MAX_NUMBERS:
                         self._note_lacking(index, client.label, lacking)
                 else:

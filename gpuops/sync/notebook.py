@@ -20,6 +20,8 @@ SUFFIX = ".ipynb"
 MAX_BYTES = 100_000_000
 """Outputs, images too, are in the same file."""
 IPYTHON_LINE = re.compile(r"(?P<indent>\s*)(?:[%!?]|[\w., ]+=\s*[%!]|[\w.]+\?{1,2}\s*$)")
+MARK = b"# made by gpuops from "
+"""How a script of ours begins."""
 PYTHON_MAGICS = ("%%time", "%%timeit", "%%capture", "%%prun")
 """Cells that begin with one of these are Python from the second line on."""
 
@@ -36,11 +38,11 @@ def convert(text: str, name: str) -> Converted:
     try:
         cells = json.loads(text)["cells"]
         codes = ["".join(cell["source"]) for cell in cells if cell["cell_type"] == "code"]
-    except (ValueError, KeyError, TypeError):
+    except (ValueError, KeyError, TypeError, RecursionError):
         raise UsageError(
             f"{name} is no notebook in Jupyter's format 4", "open it in Jupyter and save it again"
         ) from None
-    parts, left_out = [f"# made by gpuops from {name}, anew for each run: change the notebook, not this\n"], []
+    parts, left_out = [f"{MARK.decode()}{name}, anew for each run: change the notebook, not this\n"], []
     for number, code in enumerate(codes, 1):
         kept, gone = _without_ipython(code)
         left_out += [f"cell {number}: {line}" for line in gone]
@@ -73,7 +75,7 @@ def _is_python(code: str) -> bool:
         with warnings.catch_warnings():
             warnings.simplefilter("ignore")
             ast.parse(code)
-    except (SyntaxError, ValueError):
+    except (SyntaxError, ValueError, RecursionError, MemoryError):  # the last two: nested too deep
         return False
     return True
 
@@ -91,7 +93,17 @@ def write_script(folder: Path, notebook: str) -> Converted:
         raise UsageError(f"{notebook} cannot be read: {error}", "check the file") from error
     converted = convert(text, notebook)
     path = folder / script_name(notebook)
-    if path.exists() and not path.read_bytes().startswith(b"# made by gpuops from "):
+    if not _is_ours(path):
         raise UsageError(f"{script_name(notebook)} is not gpuops', and would be overwritten", "give it another name")
     write_atomic(path, converted.script.encode())
     return converted
+
+
+def _is_ours(path: Path) -> bool:
+    """Whether it may be replaced. A cloned project may have a link to a device there, or a pipe: neither is read."""
+    try:
+        return read_small(path, MAX_BYTES).startswith(MARK)
+    except FileNotFoundError:
+        return not path.is_symlink()
+    except OSError:
+        return False

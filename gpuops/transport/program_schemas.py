@@ -28,8 +28,8 @@ from gpuops.transport.schema_types import (
 MAX_NUMBERS = 1000
 """So many files a node may name in one line."""
 FileNumbers = Annotated[list[Count], Meta(max_length=MAX_NUMBERS)]
-HeaderText = Annotated[str, Meta(max_length=1000, pattern=r"^[^\r\n\x00]*\Z")]
-"""Which another node may send to a server."""
+HeaderText = Annotated[str, Meta(max_length=1000, pattern=r"^[^\r\n\x00\u0100-\U0010ffff]*\Z")]
+"""Which another node may send to a server: a header has Latin-1 alone, and one that cannot be sent would stay there."""
 
 
 class UnmatchedListing(Struct, frozen=True):

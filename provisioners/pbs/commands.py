@@ -56,15 +56,17 @@ exit "$code"
 """The far side gives one line of text to the user's login shell, which takes it apart into the same words. Host keys
 are the site's matter: what it lets `ssh` believe is believed."""
 FORWARD = r"""host=$1 here=$2 port=$3
+case $here in /*) mkdir -m 700 "${here%/*}" || exit 1 ;; esac
 ssh -T -o BatchMode=yes -o LogLevel=ERROR -o ServerAliveInterval=20 -o ExitOnForwardFailure=yes \
     -L "$here:127.0.0.1:$port" -- "$host" \
     'exec cat >/dev/null'
 code=$?
-case $here in /*) rm -f "$here" ;; esac
+case $here in /*) rm -f "$here"; rmdir "${here%/*}" ;; esac
 [ "$code" != 255 ] || printf '%s\n' '@REFUSED' >&2
 exit "$code"
 """
-"""Ends with its input: nothing else would end it on the login node. A socket in a folder is its user's alone."""
+"""Ends with its input: nothing else would end it on the login node. A socket lies in a folder of its user's alone, made
+here: others see its name in this command line, and could else be the first to listen there."""
 NO_WAY = "the login node cannot reach this machine of the job by ssh without a question"
 ASK_FOR_WAY = (
     "try there: ssh -o BatchMode=yes MACHINE true; or ask who runs the cluster for ssh to the machines of your own "

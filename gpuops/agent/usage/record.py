@@ -43,7 +43,7 @@ class UsageRecord:
         self._is_open = True
         self._began = self._clock()
         self._due = self._began + INTERVAL_S
-        self._guarded(lambda: (self._machine.look(self._began), self._gpus.__enter__()))
+        self._guarded(lambda: (self._gpus.__enter__(), self._machine.look(self._began)))
 
     def check(self) -> None:
         """Write a line if one is due."""
@@ -64,6 +64,10 @@ class UsageRecord:
         """A last line, so that a short run has one, too."""
         if self._is_open:
             self._guarded(lambda: self._write(self._clock()))
+            self._end()
+
+    def _end(self) -> None:
+        if self._is_open:
             self._is_open = False
             self._gpus.__exit__()
 
@@ -71,5 +75,5 @@ class UsageRecord:
         try:
             action()
         except Exception:
-            self._is_open = False
+            self._end()
             log(f"what the machine uses is recorded no more\n{traceback.format_exc()}")

@@ -13,13 +13,16 @@ if TYPE_CHECKING:
     from gpuops.transport.program_schemas import JournalEvent
 
 
-def first_step_time(row: RunRow) -> float | None:
+def first_step_time(row: RunRow, until: Callable[[], bool] = lambda: False) -> float | None:
     """When a run did its first new step, where its program reports steps (UTC seconds, this computer's clock)."""
-    return first_event_time(row, lambda event: event.event == "stepped")
+    return first_event_time(row, lambda event: event.event == "stepped", until)
 
 
-def first_event_time(row: RunRow, matches: Callable[[JournalEvent], bool]) -> float | None:
-    """When any node of a run first noted such an event, by the events that are home (UTC seconds, our clock)."""
+def first_event_time(
+    row: RunRow, matches: Callable[[JournalEvent], bool], until: Callable[[], bool] = lambda: False
+) -> float | None:
+    """When any node of a run first noted such an event, by the events that are home (UTC seconds, our clock). No more
+    of them are read once `until()` holds."""
     from gpuops.transport import validation
 
     skews = row.facts.skews
@@ -30,6 +33,8 @@ def first_event_time(row: RunRow, matches: Callable[[JournalEvent], bool]) -> fl
         except OSError:
             continue
         for line in lines:
+            if until():
+                break
             event = validation.parse_event(line)
             if event and matches(event):
                 times.append(event.at + (skews[index] if index < len(skews) else 0.0))

@@ -72,9 +72,11 @@ class Notes:
 
 
 class LogTimes:
-    """The notes that are home, by node and stream. `skews`: seconds to add to each node's clock to get ours."""
+    """The notes that are home, by node and stream, as far as they are read before `until()` holds. `skews`: seconds to
+    add to each node's clock to get ours."""
 
-    def __init__(self, home: RunHome, skews: Sequence[float] = ()) -> None:
+    def __init__(self, home: RunHome, skews: Sequence[float] = (), until: Callable[[], bool] = lambda: False) -> None:
+        self._until = until
         self._notes: dict[tuple[int, str], Notes] = {}
         for path in sorted((home.path / "logs").glob(f"node*/{TIMES_FILE}")):
             number = path.parent.name.removeprefix("node")
@@ -99,6 +101,8 @@ class LogTimes:
 
     def _read(self, path: Path, node: int, skew: float) -> None:
         for line in _read_notes(path):
+            if self._until():
+                return
             try:
                 note = json.loads(line)
                 moment = float(note["at"]) + skew

@@ -147,7 +147,9 @@ def _usage(usage: Sequence[NodeUsage]) -> list[str]:
 
 
 def _footer(story: Story) -> str:
-    cut = " It was made in a hurry, and does not show all that is home: gpuops report makes it anew." * story.is_cut
+    cut = (
+        " It does not show all that is home: gpuops report makes it anew, and reads for up to a minute." * story.is_cut
+    )
     made = time.strftime("%Y-%m-%d %H:%M", time.localtime(story.made))
     return (
         f"<footer>Made by gpuops {text_of(story.version)}, {made}. Times are those of the computer that made it; "

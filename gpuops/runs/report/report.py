@@ -49,7 +49,7 @@ def make_page(
             run=row.name,
             verdict=record.verdict,
             rows=[(label, text) for label, text in rows if label not in ("run", "report")],
-            phases=phases(_moments(row, cluster, home_at), row.facts.per_hour),
+            phases=phases(_moments(row, cluster, home_at, is_late), row.facts.per_hour),
             per_hour=row.facts.per_hour,
             curves=curves,
             usage=usage,
@@ -60,15 +60,15 @@ def make_page(
     )
 
 
-def _moments(row: RunRow, cluster: ClusterRow, home_at: float | None) -> Moments:
-    times = LogTimes(RunHome(row.home), row.facts.skews)
+def _moments(row: RunRow, cluster: ClusterRow, home_at: float | None, is_late: Callable[[], bool]) -> Moments:
+    times = LogTimes(RunHome(row.home), row.facts.skews, is_late)
     is_own = cluster.ephemeral
     return Moments(
         rented=cluster.created if is_own else None,
         booted=cluster.ready if is_own else None,
         prepared=row.created,
         launched=row.started,
-        first_step=first_step_time(row) or times.earliest(),
+        first_step=first_step_time(row, is_late) or times.earliest(),
         last_step=times.latest(),
         ended=row.ended,
         home=home_at,

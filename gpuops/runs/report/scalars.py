@@ -8,7 +8,7 @@ Checksums are not looked at: what came home was compared with the node's file al
 from __future__ import annotations
 
 import struct
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from typing import BinaryIO
 
 MAX_RECORD_BYTES = 1 << 20
@@ -18,9 +18,10 @@ VARINT, FIXED64, BYTES, FIXED32 = 0, 1, 2, 5
 """Protobuf's wire types."""
 
 
-def read_scalars(file: BinaryIO) -> Iterator[tuple[str, int, float]]:
-    """Tag, step and number of each scalar. Ends at the first torn record: the file may still grow."""
-    while len(head := file.read(12)) == 12:
+def read_scalars(file: BinaryIO, is_late: Callable[[], bool]) -> Iterator[tuple[str, int, float]]:
+    """Tag, step and number of each scalar. Ends at the first torn record: the file may still grow; and once `is_late`,
+    which is asked at each record: a hostile file may have a billion without a scalar."""
+    while not is_late() and len(head := file.read(12)) == 12:
         (length,) = struct.unpack("<Q", head[:8])
         if length > MAX_RECORD_BYTES:
             try:

@@ -22,6 +22,8 @@ COLOURS = 8
 """So many classes `c0`… the page has."""
 MAX_NAME_CHARS = 40
 LOG_FROM = 100.0
+MAX_VALUE = 1e300
+"""A larger number is a gap, as an infinite one: the distance of two would be infinite."""
 BAR_HEIGHT = 26
 
 Point = tuple[float, float]
@@ -29,7 +31,7 @@ Point = tuple[float, float]
 
 @dataclass(frozen=True)
 class Line:
-    """One curve; NaN and infinite values are gaps."""
+    """One curve; NaN and values beyond `MAX_VALUE` are gaps."""
 
     name: str
     points: Sequence[Point]
@@ -44,7 +46,7 @@ def line_chart(lines: Sequence[Line], label_x: Callable[[float], str], top: floa
     """The lines and their legend. `top`: the end of the vertical axis, which then begins at 0; without it, values over
     more than `LOG_FROM` times the lowest have a logarithmic one."""
     drawn = [Line(line.name, thin_out(line.points)) for line in lines]
-    finite = [point for line in drawn for point in line.points if all(map(math.isfinite, point))]
+    finite = [point for line in drawn for point in line.points if _is_drawn(point)]
     if not finite:
         return ""
     low_x, high_x = _range([x for x, _ in finite])
@@ -72,7 +74,7 @@ def line_chart(lines: Sequence[Line], label_x: Callable[[float], str], top: floa
 def _path(points: Sequence[Point], place: Callable[[float, float], Point]) -> str:
     steps, pen = [], "M"
     for point in points:
-        if not all(map(math.isfinite, point)):
+        if not _is_drawn(point):
             pen = "M"
             continue
         x, y = place(*point)
@@ -81,6 +83,10 @@ def _path(points: Sequence[Point], place: Callable[[float, float], Point]) -> st
     if len(steps) == 1:
         steps.append("h1")  # one point would not be seen
     return "".join(steps)
+
+
+def _is_drawn(point: Point) -> bool:
+    return all(abs(value) <= MAX_VALUE for value in point)
 
 
 def _legend(lines: Sequence[Line]) -> str:
@@ -114,7 +120,7 @@ def _range(values: Sequence[float]) -> Point:
 def ticks(low: float, high: float, most: int = 4) -> list[float]:
     """Round numbers between two ends: multiples of 1, 2 or 5 times a power of ten."""
     raw = (high - low) / most
-    if not (math.isfinite(raw) and raw > 0):
+    if not 1 / MAX_VALUE < raw < MAX_VALUE:
         return []
     power = 10.0 ** math.floor(math.log10(raw))
     step = next(factor * power for factor in (1, 2, 5, 10) if factor * power >= raw * 0.999)

@@ -26,6 +26,7 @@ mount -t tmpfs -o mode=755 tmpfs root/dev # without the machine's console and it
 for device in null zero full random urandom tty; do
     : >"root/dev/$device"
     mount --bind "/dev/$device" "root/dev/$device"
+    mount -o remount,bind,ro "root/dev/$device" # it can be written to, and this machine's keeps its mode
 done
 for device in /dev/nvidia*; do
     [ -c "$device" ] || continue

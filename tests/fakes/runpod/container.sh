@@ -18,6 +18,7 @@ mount -t overlay -o lowerdir=/,upperdir=upper,workdir=work overlay root
 mount -t proc proc root/proc
 mount -t sysfs -o ro sysfs root/sys
 mount --bind /dev root/dev
+mount -o remount,bind,ro root/dev # devices can be written to, and no mode of this machine's is changed
 mount -t devpts -o newinstance,ptmxmode=666,mode=620 devpts root/dev/pts
 mount -t tmpfs tmpfs root/dev/shm
 if [ -n "$volume" ]; then

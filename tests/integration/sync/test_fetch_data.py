@@ -462,7 +462,16 @@ def nonsense(text: str) -> list[str]:
 
 @pytest.mark.parametrize(
     "text",
-    ['{"need": [1]}', '{"need": [-1]}', '{"at": -1}', "{", "[]", '{"done": {"fetched": 1}}', '{"need": ["x"]}'],
+    [
+        '{"need": [1]}',
+        '{"need": [-1]}',
+        '{"at": -1}',
+        "{",
+        "[]",
+        '{"done": {"fetched": 1}}',
+        '{"need": ["x"]}',
+        '{"done": {"fetched": 1, "bytes": 1, "version": ["\\u2603", "", 1]}}',
+    ],
 )
 def test_a_node_that_talks_nonsense_gets_nothing(
     place: Place, server: DataServer, monkeypatch: pytest.MonkeyPatch, text: str

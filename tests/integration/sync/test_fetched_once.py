@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import hashlib
+import json
 from collections.abc import Iterator
 from pathlib import Path
 from types import SimpleNamespace
@@ -13,7 +14,7 @@ import pytest
 from gpuops.cli.terminal.output import Output
 from gpuops.core.context import Context
 from gpuops.core.data_address import WebData
-from gpuops.core.errors import NodeRefused
+from gpuops.core.errors import MalformedAnswer, NodeRefused
 from gpuops.core.signals import Signals
 from gpuops.guard.services import SERVICES
 from gpuops.sync import fetch_data, fetched_once
@@ -210,6 +211,17 @@ def test_what_has_come_before_a_command_died_is_not_sent_again(
     assert all(cluster.has(f"set{path}", data) for path, data in server.files.items())
     assert len(server.heard) == 4
     assert [node.asked.count("relay") for node in cluster.nodes] == relays
+
+
+def test_a_node_that_lacks_without_end_is_given_up(
+    cluster: Cluster, server: DataServer, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    line = json.dumps({"lacks": [0] * 1000})
+    endless = f"read line; echo '{{\"asks\": true}}'; while echo '{line}'; do :; done"
+    connection = cluster.nodes[1].connection
+    monkeypatch.setattr(cluster.nodes[1], "bulk", lambda _: connection.open(["sh", "-c", endless]))
+    with pytest.raises(MalformedAnswer, match="it lacks more files than there are"):
+        cluster.fetch(listed(server))
 
 
 @pytest.mark.parametrize("kind", ["sha256", "md5", "none"])

@@ -15,6 +15,7 @@ mount -t proc proc root/proc
 mount --bind boot_id root/proc/sys/kernel/random/boot_id
 mount -t sysfs -o ro sysfs root/sys
 mount --bind /dev root/dev
+mount -o remount,bind,ro root/dev # devices can be written to, and no mode of this machine's is changed
 mount -t devpts -o newinstance,ptmxmode=666,mode=620 devpts root/dev/pts
 mount -t tmpfs tmpfs root/dev/shm
 mount -t tmpfs tmpfs root/tmp

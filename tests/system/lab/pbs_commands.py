@@ -120,7 +120,7 @@ def mom(arguments):
     code = script.wait()
     send(number, "KILL")
     with contextlib.suppress(OSError):
-        shutil.copy(folder(number) / "spool", job_of(number)["output"])
+        shutil.copyfile(folder(number) / "spool", job_of(number)["output"])  # without its mode: that may be /dev/null
     (folder(number) / "rc").write_text("-29" if is_late else str(256 - code if code < 0 else code))
 
 

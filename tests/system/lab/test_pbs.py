@@ -88,6 +88,8 @@ def expect_forwarded(user: Laptop, pbs: Pbs) -> None:
     ask = "import urllib.request as ask; print(ask.urlopen('http://127.0.0.1:6006/hosts').read().decode())"
     page = subprocess.run([*user.prefix, sys.executable, "-c", ask], capture_output=True, text=True, check=True)
     assert "c2" in page.stdout
+    way = pbs.login.run(["sh", "-c", "stat -c '%a %F' /tmp/gpuops-*"]).stdout
+    assert way == "700 directory\n", "others of the login node listen nowhere in it"
     forward.terminate()
     forward.communicate(timeout=HANG_S)
     until(lambda: not any("127.0.0.1:6006" in line for line in pbs.login.processes()), "no way from the login node on")

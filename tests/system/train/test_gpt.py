@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import os
+import pickle
 import re
 from pathlib import Path
 
@@ -28,6 +30,16 @@ def test_all_ways_learn_the_same_and_shards_come_home_as_one_folder_and_go_back(
         assert HEAD.fullmatch(out[0]).groups() == (held, str(ranks), "0")
         learnt[kind, ranks] = LINE.fullmatch(out[1]).groups()
     assert len(set(learnt.values())) == 1, learnt
+    (cwd / "snapshots/gpt/a/.metadata").write_bytes(pickle.dumps(Runs()))
+    failed = world("gpt.py", "6", "3", cwd=cwd)
+    failed.finish()
+    assert failed.codes == [1]
+    assert not (cwd / "run").exists(), "whoever wrote a snapshot runs nothing where it is loaded"
+
+
+class Runs:
+    def __reduce__(self) -> tuple[object, ...]:
+        return os.mkdir, ("run",)
 
     train = ("train", "multinode", "--gpus", "1", "--env", "OMP_NUM_THREADS=1", "--workload", "gpt")
     first = shell.run(*train, "--", "2", "1")

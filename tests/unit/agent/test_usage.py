@@ -104,6 +104,22 @@ def test_a_record_that_cannot_be_written_costs_no_run(tmp_path: Path) -> None:
     usage.close()
 
 
+def test_a_record_that_fails_lets_nvidia_smi_go(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    clock = Clock()
+    usage = record.UsageRecord(Node(str(tmp_path)), LaunchSpec("r-1"), clock)
+    usage.start()
+    assert usage._gpus._users == 1
+
+    def fail(*_: Any) -> None:
+        raise ValueError("what no kernel has said yet")
+
+    monkeypatch.setattr(machine, "parse_net", fail)
+    clock.now += 60
+    usage.check()
+    usage.close()
+    assert usage._gpus._users == 0
+
+
 def test_a_ranks_rate_is_that_of_the_steps_it_tells(tmp_path: Path) -> None:
     node = Node(str(tmp_path))
     run = Path(node.run("r-1"))

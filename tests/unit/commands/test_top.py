@@ -54,6 +54,11 @@ def test_a_node_that_does_not_answer_says_since_when_and_the_others_go_on() -> N
     assert "node2 has not answered yet" in lines
 
 
+def test_a_gpu_whose_memory_is_less_than_a_byte() -> None:
+    sample = NodeSample(at=1.0, cores=1, gpus=[GpuUse(0, memory_mb=1.0, memory_total_mb=1e-9)])
+    assert "0 B" in "".join(text_lines(dataclasses.replace(REPORT, nodes=[NodeView(sample)]), 80))
+
+
 @pytest.mark.parametrize("width", [20, 40, 200])
 def test_other_widths(width: int) -> None:
     assert max(map(len, text_lines(REPORT, width))) <= width

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import os
 from pathlib import Path
 
 import pytest
@@ -48,7 +49,9 @@ def test_what_only_ipython_understands_is_left_out_and_told() -> None:
     )  # fmt: skip
 
 
-@pytest.mark.parametrize("text", ["", "[]", "{}", '{"cells": [1]}', '{"cells": [{"cell_type": "code"}]}'])
+@pytest.mark.parametrize(
+    "text", ["", "[]", "{}", '{"cells": [1]}', '{"cells": [{"cell_type": "code"}]}', "[" * 500_000]
+)
 def test_what_is_no_notebook_is_refused(text: str) -> None:
     with pytest.raises(UsageError, match="is no notebook in Jupyter's format 4"):
         convert(text, "train.ipynb")
@@ -57,6 +60,8 @@ def test_what_is_no_notebook_is_refused(text: str) -> None:
 def test_a_cell_that_is_no_python_is_named() -> None:
     with pytest.raises(UsageError, match=r"cell 2 of train\.ipynb is no Python"):
         convert(notebook("a = 1", "a = ="), "train.ipynb")
+    with pytest.raises(UsageError, match="cell 1 of "):
+        convert(notebook("-" * 100_000 + "1"), "train.ipynb")
 
 
 def test_the_script_is_renewed_and_a_persons_file_is_not(tmp_path: Path) -> None:
@@ -69,3 +74,16 @@ def test_the_script_is_renewed_and_a_persons_file_is_not(tmp_path: Path) -> None
     with pytest.raises(UsageError, match=r"train_ipynb\.py is not gpuops'"):
         write_script(tmp_path, "train.ipynb")
     assert script.read_text() == "mine = 1\n"
+
+
+@pytest.mark.parametrize("kind", ["pipe", "device", "dangling"])
+def test_what_a_project_has_put_in_the_scripts_place_is_not_read(tmp_path: Path, kind: str) -> None:
+    (tmp_path / "train.ipynb").write_text(notebook("a = 1"))
+    place = tmp_path / "train_ipynb.py"
+    if kind == "pipe":
+        os.mkfifo(place)
+    else:
+        place.symlink_to("/dev/zero" if kind == "device" else tmp_path / "elsewhere")
+    with pytest.raises(UsageError, match="would be overwritten"):
+        write_script(tmp_path, "train.ipynb")
+    assert not (tmp_path / "elsewhere").exists()

@@ -63,3 +63,4 @@ def test_modules_with_torch() -> None:
         "no module here has torch in its name"
     ]
     assert modules_with_torch("bash: no such thing, torch\n") == []
+    assert len(modules_with_torch(f"module: yes\n{'torch' * 200_000}!\n")) == 1  # in linear time

@@ -26,6 +26,10 @@ def test_printed_losses(line: str, found: list[str]) -> None:
     assert [match.decode() for match in LOSS.findall(line.encode())] == found
 
 
+def test_a_log_cannot_hold_up_the_search() -> None:
+    assert LOSS.findall(b"loss" + b" " * 500_000 + b"x") == []  # of a search in quadratic time: hours
+
+
 @pytest.fixture
 def home(tmp_path: Path) -> RunHome:
     logs = tmp_path / "logs/node0"
@@ -66,3 +70,15 @@ def test_what_a_node_used(home: RunHome) -> None:
     ]  # fmt: skip
     assert list(usage.power) == []
     assert list(read_usage(home, 1, 0.0, 0.0, never).machine) == []
+
+
+def test_a_log_is_read_in_blocks_of_whole_lines_while_there_is_time(home: RunHome) -> None:
+    lines = [f"step {number} loss {number}" for number in range(1, 100_001)]
+    (home.path / "logs/node0/rank2.out").write_text("\n".join(lines))
+    for other in ("rank10.out", "rank2.err"):
+        (home.path / "logs/node0" / other).unlink()
+    [line] = find_curves(home, never)[0].lines
+    assert (line.points[0], line.points[-1]) == ((1.0, 1.0), (100_000.0, 100_000.0))
+    looks = iter([False, False])  # before the file, before its first block, before the second
+    [line] = find_curves(home, lambda: next(looks, True))[0].lines
+    assert line.points[-1][0] < 100_000

@@ -35,7 +35,7 @@ FILE = record(Event(file_version="brain.Event:2")) + scalar("loss", 0, 2.5) + te
 
 
 def read(data: bytes) -> list[tuple[str, int, float]]:
-    return list(read_scalars(io.BytesIO(data)))
+    return list(read_scalars(io.BytesIO(data), lambda: False))
 
 
 def test_plain_numbers_and_tensors_of_one() -> None:
@@ -61,3 +61,9 @@ def test_a_file_that_still_grows(length: int) -> None:
 )  # fmt: skip
 def test_what_is_no_event_file_gives_nothing(data: bytes) -> None:
     assert read(data) == []
+
+
+def test_records_without_a_number_take_no_more_time_than_there_is() -> None:
+    endless = type("Endless", (io.BytesIO,), {"read": lambda _, size: b"\0" * size})()
+    looks = iter([False, False, True])
+    assert list(read_scalars(endless, lambda: next(looks))) == []

@@ -36,7 +36,15 @@ def test_a_line_from_left_to_right_with_a_gap() -> None:
 
 
 @pytest.mark.parametrize(
-    "points", [[(0.0, 5.0)], [(0.0, 0.0), (1.0, 0.0)], [(1.0, 2.0), (1.0, 3.0)], [(0.0, -1e300), (1.0, 1e300)]]
+    "points",
+    [
+        [(0.0, 5.0)],
+        [(0.0, 0.0), (1.0, 0.0)],
+        [(1.0, 2.0), (1.0, 3.0)],
+        [(0.0, -1e300), (1.0, 1e300)],
+        [(0.0, 1.383e-321), (1.0, 5.35e-321)],
+        [(0.0, 0.0), (1.0, 1.0), (2.0, -1.7e308), (3.0, 1.7e308)],
+    ],
 )
 def test_what_has_no_extent(points: list[tuple[float, float]]) -> None:
     [path] = paths(line_chart([Line("one", points)], format_number))
