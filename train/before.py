@@ -69,7 +69,7 @@ def main(options):
 
 
 if __name__ == "__main__":
-    parser = argparse.ArgumentParser()
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("total_epochs", nargs="?", type=int, default=20)
     parser.add_argument("--data", default=DATA)
     main(parser.parse_args())

@@ -1,8 +1,8 @@
-"""Handwritten digits on every GPU there is: DistributedDataParallel, all of it in this file.
+r"""Handwritten digits on every GPU there is: DistributedDataParallel, all of it in this file.
 
     python first.py                                                     one process
     torchrun --standalone --nproc-per-node=2 first.py 20 5              two, on this machine
-    torchrun --nnodes=2 --node-rank=0 --nproc-per-node=8 \\
+    torchrun --nnodes=2 --node-rank=0 --nproc-per-node=8 \
              --master-addr=10.0.0.1 --master-port=29500 first.py 20 5   two machines; the second says --node-rank=1
 
 20 epochs, a snapshot every 5. Kill it, say the same again, and it goes on, on as many processes as you like.
@@ -77,6 +77,8 @@ def train(options, device):
     if found[0]["epochs"]:
         model.load_state_dict(found[0]["model"])
         optimizer.load_state_dict(found[0]["optimizer"])
+        if RANK == 0:
+            print(f"{SNAPSHOT}: {found[0]['epochs']} epochs are done", flush=True)
 
     for epoch in range(found[0]["epochs"], options.total_epochs):
         sampler.set_epoch(epoch)
@@ -109,7 +111,7 @@ def main(options):
 
 
 if __name__ == "__main__":
-    parser = argparse.ArgumentParser()
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("total_epochs", nargs="?", type=int, default=20)
     parser.add_argument("save_every", nargs="?", type=int, default=5)
     parser.add_argument("--data", default=DATA)
