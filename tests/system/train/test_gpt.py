@@ -30,16 +30,6 @@ def test_all_ways_learn_the_same_and_shards_come_home_as_one_folder_and_go_back(
         assert HEAD.fullmatch(out[0]).groups() == (held, str(ranks), "0")
         learnt[kind, ranks] = LINE.fullmatch(out[1]).groups()
     assert len(set(learnt.values())) == 1, learnt
-    (cwd / "snapshots/gpt/a/.metadata").write_bytes(pickle.dumps(Runs()))
-    failed = world("gpt.py", "6", "3", cwd=cwd)
-    failed.finish()
-    assert failed.codes == [1]
-    assert not (cwd / "run").exists(), "whoever wrote a snapshot runs nothing where it is loaded"
-
-
-class Runs:
-    def __reduce__(self) -> tuple[object, ...]:
-        return os.mkdir, ("run",)
 
     train = ("train", "multinode", "--gpus", "1", "--env", "OMP_NUM_THREADS=1", "--workload", "gpt")
     first = shell.run(*train, "--", "2", "1")
@@ -56,6 +46,17 @@ class Runs:
     whole = weights(tmp_path / "fsdp2", tmp_path / "whole.pt")
     assert ours.keys() == whole.keys()
     assert all(torch.equal(ours[name], whole[name]) for name in ours)
+
+    (cwd / "snapshots/gpt/a/.metadata").write_bytes(pickle.dumps(Runs()))
+    failed = world("gpt.py", "6", "3", cwd=cwd)
+    failed.finish()
+    assert failed.codes == [1]
+    assert not (cwd / "run").exists(), "whoever wrote a snapshot runs nothing where it is loaded"
+
+
+class Runs:
+    def __reduce__(self) -> tuple[object, ...]:
+        return os.mkdir, ("run",)
 
 
 def weights(folder: Path, file: Path) -> dict[str, torch.Tensor]:
