@@ -26,8 +26,10 @@ MAX_LOG_BYTES = 16 << 20
 """How much of each log is searched, from its beginning."""
 MAX_GPUS = 16
 """So many GPUs of a node are drawn."""
-LOSS = re.compile(rb"""\bloss\b["']?\s*[:=]?\s*([-+]?(?:\d+\.?\d*|\.\d+)(?:e[-+]?\d+)?)""", re.IGNORECASE)
-"""`loss 0.12`, `loss=0.12`, `Loss: 0.12`, `{'loss': 0.12}`."""
+LOSS = re.compile(
+    rb"""(?:^|[\r\n])[^\r\n]*?\bloss\b["']?\s*[:=]?\s*([-+]?(?:\d+\.?\d*|\.\d+)(?:e[-+]?\d+)?)""", re.IGNORECASE
+)
+"""`loss 0.12`, `loss=0.12`, `Loss: 0.12`, `{'loss': 0.12}`: the first of a line, since a second one is another loss."""
 IsLate = Callable[[], bool]
 """Whether there is no more time: what was read by then is drawn."""
 
