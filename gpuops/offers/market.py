@@ -256,7 +256,7 @@ def nothing_offered(answers: Sequence[Answer]) -> GpuopsError:
         return answers[0].error or NoCapacity(only, "try another provider")
     names = listed([answer.provider for answer in answers])
     if lack_accounts(answers):
-        return NotSetUp(f"no account is set up here at {names}", "one is enough: how stands above")
+        return NotSetUp(f"no account is set up here at {names}", "set up one of them: the notes above say how")
     say = f"nothing that fits can be had at {names}"
     if any(answer.error is None or isinstance(answer.error, PASSING) for answer in answers):
         return NoCapacity(say, "what each of them said stands above; ask for less, or wait: --wait 2h")
