@@ -77,9 +77,11 @@ def offers(
     for answer in answers:
         for line in market.describe_answer(answer):
             ctx.out.say(line)
-    ctx.out.result("market", _document(answers, rows, asked, hours), _lines(ctx, rows, asked, hours))
+    nothing = market.nothing_offered(answers)
+    told = nothing.message if market.lack_accounts(answers) else "nothing that fits is offered"
+    ctx.out.result("market", _document(answers, rows, asked, hours), _lines(ctx, rows, asked, hours) or [told])
     if not any(row.rentable for row in rows):
-        raise typer.Exit(market.nothing_offered(answers).exit_code)
+        raise typer.Exit(nothing.exit_code)
 
 
 def _rows(ctx: Context, answers: list[Answer], hours: float | None) -> list[Row]:
@@ -111,9 +113,9 @@ def _ready_times(ctx: Context) -> ReadyTimes:
 def _lines(ctx: Context, rows: list[Row], asked: float, hours: float | None) -> list[str]:
     from gpuops.offers import market_table
 
-    when = market_table.describe_time(asked)
     if not rows:
-        return [f"nothing that fits is offered ({when})"]
+        return []
+    when = market_table.describe_time(asked)
     note = ""
     if hours is not None:
         unknown = any(row.ready_s is None for row in rows)

@@ -123,7 +123,7 @@ def refuse_provider_options(words: Sequence[str]) -> None:
     """Raises UsageError for an option of one provider where several are asked."""
     if words:
         name = words[0].partition("=")[0]
-        raise UsageError(f"{name} is no option of all providers", "name the one that takes it alone, or leave it out")
+        raise UsageError(f"{name} is not an option of every provider", "leave it out, or name one provider that has it")
 
 
 def _add_option(parser: argparse.ArgumentParser, option: Option) -> None:

@@ -82,7 +82,7 @@ def _folder_of(row: RunRow, *, is_live: bool) -> Path:
     if folder is None and not is_live:
         raise UsageError(
             f"{row.name} wrote nothing for TensorBoard",
-            f"gpuops report {row.name} draws the losses that it printed; workloads write for it with -- --tensorboard",
+            f"gpuops report {row.name} draws the losses that it printed; most workloads write with -- --tensorboard",
         )
     return folder or home.out
 

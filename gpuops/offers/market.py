@@ -13,7 +13,16 @@ from functools import partial
 
 from gpuops.agent.workers import WORKERS
 from gpuops.core.context import Context
-from gpuops.core.errors import GpuopsError, NoCapacity, ProviderError, QuotaExceeded, RateLimited, Unknown, UsageError
+from gpuops.core.errors import (
+    GpuopsError,
+    NoCapacity,
+    NotSetUp,
+    ProviderError,
+    QuotaExceeded,
+    RateLimited,
+    Unknown,
+    UsageError,
+)
 from gpuops.core.format import listed, plural
 from gpuops.core.models import Offer, Request
 from gpuops.core.names import CHEAPEST
@@ -144,7 +153,9 @@ def _ask(ctx: Context, request: Request) -> Answer:
         check_capabilities(provisioner, request)
         refuse_dotenv(ctx, name)
         error, notes = _check(provisioner, request)
-        if error and not _lacks_key(provisioner, request):
+        if error and _lacks_key(provisioner, request):
+            error = NotSetUp(error.message, error.hint)
+        elif error:
             return Answer(name, error=error)
         told, dropped = drop_false(request, _offers(provisioner, request, error))
         return Answer(name, select_fitting(request, told) if told or not dropped else [], notes, dropped, error)
@@ -233,12 +244,20 @@ def name_provider(provider: str, sentence: str) -> str:
     return sentence if provider in sentence.lower() else f"{provider}: {sentence}"
 
 
+def lack_accounts(answers: Sequence[Answer]) -> bool:
+    """Whether none of the providers has found an account to use."""
+    return all(isinstance(answer.error, NotSetUp) for answer in answers)
+
+
 def nothing_offered(answers: Sequence[Answer]) -> GpuopsError:
     """Why none of the providers offers anything that can be rented."""
     if len(answers) == 1:
         only = f"{answers[0].provider} offers nothing that can be what was asked for"
         return answers[0].error or NoCapacity(only, "try another provider")
-    say = f"nothing that fits can be had at {listed([answer.provider for answer in answers])}"
+    names = listed([answer.provider for answer in answers])
+    if lack_accounts(answers):
+        return NotSetUp(f"no account is set up here at {names}", "set up one of them: the notes above say how")
+    say = f"nothing that fits can be had at {names}"
     if any(answer.error is None or isinstance(answer.error, PASSING) for answer in answers):
         return NoCapacity(say, "what each of them said stands above; ask for less, or wait: --wait 2h")
     return ProviderError(say, "what each of them said stands above")

@@ -21,8 +21,7 @@ OPTIONS: Sequence[Option] = (
     Option("datacenter", "Only machines in data centers that Vast.ai has looked at; the others are other people's, who "
            "can see all that is on them.", "bool", default=False),
     Option("unverified", "Also machines that Vast.ai has not verified.", "bool", default=False),
-    Option("bid", "With --spot: $/h for the GPUs of the machine, at least Vast.ai's least bid, which it is without.",
-           "float"),
+    Option("bid", "With --spot: $/h for the machine's GPUs; without it, the lowest bid that Vast.ai takes.", "float"),
     Option("disk", "GB of disk: fixed for the life of a machine, and paid for until it is destroyed.", "int",
            default=DISK_GB),
 )  # fmt: skip

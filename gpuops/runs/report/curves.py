@@ -36,6 +36,7 @@ MAX_GPUS = 16
 """So many GPUs of a node are drawn."""
 LOSS = re.compile(rb"""\bloss\b["']?\s*(?:[:=]\s*)?([-+]?(?:\d+\.?\d*|\.\d+)(?:e[-+]?\d+)?)""", re.IGNORECASE)
 """`loss 0.12`, `loss=0.12`, `Loss: 0.12`, `{'loss': 0.12}`. In linear time, whatever stands in a log."""
+LINE_END = re.compile(rb"[\r\n]+")
 IsLate = Callable[[], bool]
 """Whether there is no more time: what was read by then is drawn."""
 
@@ -109,7 +110,9 @@ def _printed_losses(path: Path, is_late: IsLate) -> Iterator[float]:
     try:
         with path.open("rb") as file:
             while not is_late() and file.tell() < MAX_LOG_BYTES and (block := file.read(BLOCK_BYTES)):
-                yield from map(float, LOSS.findall(block + file.readline(BLOCK_BYTES)))
+                lines = LINE_END.split(block + file.readline(BLOCK_BYTES))
+                found = map(LOSS.search, lines)  # the first of a line: a second one is another loss
+                yield from (float(match[1]) for match in found if match)
     except OSError:
         return
 

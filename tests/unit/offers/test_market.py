@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 
 from gpuops.core.context import Context
-from gpuops.core.errors import GpuopsError, NoCapacity, ProviderError, QuotaExceeded, Unknown, UsageError
+from gpuops.core.errors import GpuopsError, NoCapacity, NotSetUp, ProviderError, QuotaExceeded, Unknown, UsageError
 from gpuops.core.models import Offer, Price, Request
 from gpuops.offers.market import (
     Answer,
@@ -153,7 +153,8 @@ def test_what_is_tried_first(by_price: bool, avoided: list[str], last: list[str]
     [
         ([NoCapacity("none"), UsageError("no such region")], NoCapacity),
         ([None, UsageError("no such region")], NoCapacity),
-        ([ProviderError("no key"), UsageError("no such region")], ProviderError),
+        ([NotSetUp("no key"), UsageError("no such region")], ProviderError),
+        ([NotSetUp("no key"), NotSetUp("no key")], NotSetUp),
         ([QuotaExceeded("used up")], QuotaExceeded),
     ],
 )

@@ -20,7 +20,7 @@ def never() -> bool:
     ("line", "found"),
     [("epoch 3: loss 0.12", ["0.12"]), ("step=4 loss=1.5e-3 lr=1", ["1.5e-3"]), ("Loss: 12", ["12"]),
      ("{'loss': 0.5, 'epoch': 1}", ["0.5"]), ("Train loss -.5", ["-.5"]), ("val_loss 3", []), ("lossless 3", []),
-     ("loss nan", [])],
+     ("loss nan", []), ("loss 3, test loss 4\nloss 2, test loss 3", ["3", "2"]), ("loss 3\rloss 2", ["3", "2"])],
 )  # fmt: skip
 def test_printed_losses(line: str, found: list[str]) -> None:
     assert [match.decode() for match in LOSS.findall(line.encode())] == found
