@@ -35,7 +35,7 @@ MAX_USAGE_LINES = 30_000
 MAX_GPUS = 16
 """So many GPUs of a node are drawn."""
 LOSS = re.compile(rb"""\bloss\b["']?\s*(?:[:=]\s*)?([-+]?(?:\d+\.?\d*|\.\d+)(?:e[-+]?\d+)?)""", re.IGNORECASE)
-"""`loss 0.12`, `loss=0.12`, `Loss: 0.12`, `{'loss': 0.12}`. In linear time, whatever stands in a log."""
+"""`loss 0.12`, `loss=0.12`, `Loss: 0.12`, `{'loss': 0.12}`."""
 LINE_END = re.compile(rb"[\r\n]+")
 IsLate = Callable[[], bool]
 """Whether there is no more time: what was read by then is drawn."""
@@ -110,11 +110,14 @@ def _printed_losses(path: Path, is_late: IsLate) -> Iterator[float]:
     try:
         with path.open("rb") as file:
             while not is_late() and file.tell() < MAX_LOG_BYTES and (block := file.read(BLOCK_BYTES)):
-                lines = LINE_END.split(block + file.readline(BLOCK_BYTES))
-                found = map(LOSS.search, lines)  # the first of a line: a second one is another loss
-                yield from (float(match[1]) for match in found if match)
+                yield from find_losses(block + file.readline(BLOCK_BYTES))
     except OSError:
         return
+
+
+def find_losses(text: bytes) -> list[float]:
+    """The first loss of each line: a second one is another loss. In linear time, whatever stands there."""
+    return [float(match[1]) for match in map(LOSS.search, LINE_END.split(text)) if match]
 
 
 @dataclass(frozen=True)

@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from gpuops.runs.report.curves import LOSS, find_curves, read_usage
+from gpuops.runs.report.curves import find_curves, find_losses, read_usage
 from gpuops.sync.run_folder import RunHome
 from tests.unit.runs.report.test_scalars import FILE
 
@@ -18,16 +18,16 @@ def never() -> bool:
 
 @pytest.mark.parametrize(
     ("line", "found"),
-    [("epoch 3: loss 0.12", ["0.12"]), ("step=4 loss=1.5e-3 lr=1", ["1.5e-3"]), ("Loss: 12", ["12"]),
-     ("{'loss': 0.5, 'epoch': 1}", ["0.5"]), ("Train loss -.5", ["-.5"]), ("val_loss 3", []), ("lossless 3", []),
-     ("loss nan", []), ("loss 3, test loss 4\nloss 2, test loss 3", ["3", "2"]), ("loss 3\rloss 2", ["3", "2"])],
+    [("epoch 3: loss 0.12", [0.12]), ("step=4 loss=1.5e-3 lr=1", [1.5e-3]), ("Loss: 12", [12]),
+     ("{'loss': 0.5, 'epoch': 1}", [0.5]), ("Train loss -.5", [-0.5]), ("val_loss 3", []), ("lossless 3", []),
+     ("loss nan", []), ("loss 3, test loss 4\nloss 2, test loss 3", [3, 2]), ("loss 3\rloss 2", [3, 2])],
 )  # fmt: skip
-def test_printed_losses(line: str, found: list[str]) -> None:
-    assert [match.decode() for match in LOSS.findall(line.encode())] == found
+def test_printed_losses(line: str, found: list[float]) -> None:
+    assert find_losses(line.encode()) == found
 
 
 def test_a_log_cannot_hold_up_the_search() -> None:
-    assert LOSS.findall(b"loss" + b" " * 500_000 + b"x") == []  # of a search in quadratic time: hours
+    assert find_losses(b"loss" + b" " * 500_000 + b"x") == []  # of a search in quadratic time: hours
 
 
 @pytest.fixture
