@@ -153,6 +153,17 @@ def measure_peak(device):
     return 8 * 2 * 8192**3 / (time.perf_counter() - began)
 
 
+@torch.no_grad()
+def write(forward, text, block, letters=200):
+    """Go on with a text (1, letters), each letter drawn by the odds that the model gives it. Every rank calls it, since
+    a layer's weights are gathered from all of them."""
+    draw = torch.Generator().manual_seed(SEED)
+    for _ in range(letters):
+        odds = forward(text[:, -block:])[0, -1].float().softmax(0).cpu()
+        text = torch.cat([text, torch.multinomial(odds, 1, generator=draw).view(1, 1).to(text.device)], 1)
+    return text[0].tolist()
+
+
 def train(options, device):
     rank, world = dist.get_rank(), dist.get_world_size()
     text = Path(options.data).read_text(encoding="utf-8")
@@ -201,6 +212,11 @@ def train(options, device):
             print(f"{line}, {speed:,.0f} letters/s" + f", {share:.1%} of the peak" * (share > 0), flush=True)
         save(model, optimizer, step + 1)
         began, since = time.perf_counter(), step + 1
+
+    with autocast:
+        written = write(forward, test[None, :1].to(device), block)
+    if rank == 0:
+        print("".join(sorted(codes)[code] for code in written))
 
 
 @record

@@ -29,6 +29,7 @@ def test_all_ways_learn_the_same_and_shards_come_home_as_one_folder_and_go_back(
         out = world("gpt.py", "3", "3", "--parallel", kind, ranks=ranks, cwd=cwd).succeed().out()
         assert HEAD.fullmatch(out[0]).groups() == (held, str(ranks), "0")
         learnt[kind, ranks] = LINE.fullmatch(out[1]).groups()
+        assert len("\n".join(out[2:])) >= 150, "what it writes"
     assert len(set(learnt.values())) == 1, learnt
 
     train = ("train", "multinode", "--gpus", "1", "--env", "OMP_NUM_THREADS=1", "--workload", "gpt")
