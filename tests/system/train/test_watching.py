@@ -38,7 +38,8 @@ def test_a_trace_of_each_rank_is_there_for_perfetto(world, tmp_path: Path) -> No
     assert "trace in outputs/wobbly/trace-rank0.json, one of each rank" in ran.err()
     said = ran.err().splitlines()
     at = next(number for number, line in enumerate(said) if re.fullmatch(r"10 dearest operations of 4 steps .*", line))
-    shares = [int(re.fullmatch(r" +\d+\.\d\d ms +(\d+)% +\d+ x \S*::.*", line)[1]) for line in said[at + 1 : at + 11]]
+    row = re.compile(r" +\d+\.\d\d ms +(\d+)% +\d+ x (?!ProfilerStep|forward|backward|optimizer)\S.*")
+    shares = [int(row.fullmatch(line)[1]) for line in said[at + 1 : at + 11]]
     assert shares == sorted(shares, reverse=True)
     assert re.fullmatch(r"all-reduce under way for [1-9]\d*% of these steps", said[at + 11])
     for rank in range(2):

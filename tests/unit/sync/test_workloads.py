@@ -23,7 +23,7 @@ def test_every_workload_is_a_file_that_says_what_it_is() -> None:
         assert (
             (workloads_and_data.workloads_folder() / workloads_and_data.workload_script(name))
             .read_text()
-            .startswith('"""')
+            .startswith(('"""', 'r"""'))
         )
         assert workloads_and_data.WORKLOADS[name].line
     assert workloads_and_data.DEFAULT_WORKLOAD in workloads_and_data.workload_names()
