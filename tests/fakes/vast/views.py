@@ -42,7 +42,7 @@ def instance_view(one: Instance, now: float) -> dict[str, Any]:
         "image_uuid": one.request["image"],
         "image_runtype": one.request.get("runtype"),
         "extra_env": [[name, value] for name, value in given.items()],
-        "onstart": one.request.get("onstart"),
+        "onstart": one.request.get("onstart") or "",
         "start_date": one.created,
         "is_bid": one.bid is not None,
         "min_bid": one.ask.min_bid,
