@@ -21,12 +21,11 @@ UNDESCRIBED = ("/gpu_names/unique",)
 """What the vendor's client asks for, and the description lacks."""
 GONE = {"instances": None}
 """What is destroyed, as the vendor's client reads it; the description knows an object alone."""
-MISDESCRIBED_INSTANCE = ("ports", "extra_env")
-"""An object by port; pairs."""
+MISDESCRIBED_INSTANCE = ("ports", "extra_env", "public_ipaddr")
+"""An object by port; pairs; null as long as there is none, the least kind of all that it may be then."""
 MISDESCRIBED: dict[str, tuple[str, ...]] = {
     "/api/v0/bundles": ("type", "order"),  # the client sends `on-demand`, and one pair to sort by
     "/api/v0/asks/{id}": ("env", "runtype"),  # an object; the two words `ssh_direc ssh_proxy`
-    "/api/v0/instances/{id}": MISDESCRIBED_INSTANCE,
 }
 
 
@@ -39,7 +38,7 @@ class Spec:
         for path, names in MISDESCRIBED.items():
             for operation in document["paths"][path].values():
                 _forget(operation, names)
-        _forget(document["components"], MISDESCRIBED_INSTANCE)
+        _forget(document, MISDESCRIBED_INSTANCE)
         self._document = document
         self._registry: Any = Registry().with_resource("urn:api", DRAFT202012.create_resource(document))
         self._validator = Draft202012Validator
