@@ -231,6 +231,7 @@ def main(options):
     if options.batch % dist.get_world_size():
         raise SystemExit(f"error: --batch {options.batch} is no multiple of the {dist.get_world_size()} ranks")
     train(options, device)
+    dist.barrier()  # a rank that leaves early closes connections that a slower one still reads from
     dist.destroy_process_group()
 
 
