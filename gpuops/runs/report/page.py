@@ -23,10 +23,10 @@ STYLE = """
 @media(prefers-color-scheme:dark){:root{--page:#0d1117;--text:#e6edf3;--faint:#8b949e;--line:#30363d;--good:#3fb950;
 --bad:#f85149;--c0:#58a6ff;--c1:#f0883e;--c2:#3fb950;--c3:#bc8cff;--c4:#f778ba;--c5:#d29922;--c6:#39c5cf;--c7:#8b949e}}
 body{background:var(--page);color:var(--text);font:15px/1.5 system-ui,sans-serif;max-width:760px;margin:2rem auto;
-padding:0 1rem}
+padding:0 1rem;overflow-wrap:anywhere}
 h1{font-size:1.5rem;margin:0}h2{font-size:1.1rem;margin:2rem 0 .5rem}h3{font-size:.9rem;margin:1rem 0 .2rem}
 table{border-collapse:collapse;width:100%}td,th{padding:.15rem .8rem .15rem 0;text-align:left;vertical-align:top}
-td{overflow-wrap:anywhere}th{font-weight:400;color:var(--faint);white-space:nowrap}
+th{font-weight:400;color:var(--faint);white-space:nowrap}
 td.n,th.n{text-align:right;font-variant-numeric:tabular-nums}
 .verdict{font-weight:600}.good{color:var(--good)}.bad{color:var(--bad)}.faint,footer{color:var(--faint)}
 footer{margin-top:3rem;font-size:.85rem}
