@@ -33,7 +33,9 @@ UNPRICED_NOTE = "{}: the price of {} is not known, and counted as --max-price al
 def find_offers(account: Account, wishes: Wishes, regions: Sequence[str]) -> list[Offer]:
     """Best first. Raises UsageError, NoCapacity, QuotaExceeded, or the error of a region where none could be read."""
     if wishes.reservation:
-        wishes, regions = reservations.apply_reservation(account, wishes, regions)
+        found, region = reservations.find_reservation(account, wishes.reservation, wishes.nodes, regions)
+        wishes = dataclasses.replace(wishes, types=(found.type,), zone=found.zone, reserved=found)
+        regions = [region]
     demand = build_demand(wishes)
     regions = _regions_of_zone(regions, wishes.zone) if wishes.zone else regions
     calls = {region: partial(read_stock, account, region, wishes, demand) for region in regions}

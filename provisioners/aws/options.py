@@ -6,13 +6,10 @@ import ipaddress
 import re
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import TYPE_CHECKING
 
 from gpuops.core.errors import UsageError
 from gpuops.core.models import Option, Request
-
-if TYPE_CHECKING:
-    from provisioners.aws.reservations import Reserved
+from provisioners.aws.reservations import Reserved
 
 DISK_GB = 100
 MAX_DISK_GB = 16384

@@ -6,19 +6,13 @@ was bought with it, and AWS begins to terminate its machines half an hour before
 
 from __future__ import annotations
 
-import dataclasses
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import TYPE_CHECKING
 
 from gpuops.core.errors import NoCapacity, ProviderError, Rejected
 from provisioners.aws.account import Account
 from provisioners.aws.api import Document, pages, split_region
 from provisioners.aws.errors import code
-
-if TYPE_CHECKING:
-    from provisioners.aws.options import Wishes
-
 
 BLOCK = "capacity-block"
 END_EARLY_S = 2400.0
@@ -71,23 +65,22 @@ def parse_reservation(document: Document, nodes: int) -> Reserved:
     )
 
 
-def apply_reservation(account: Account, wishes: Wishes, regions: Sequence[str]) -> tuple[Wishes, list[str]]:
-    """The wishes with the type and the zone of their reservation, and its region. Raises ProviderError."""
+def find_reservation(account: Account, id_: str, nodes: int, regions: Sequence[str]) -> tuple[Reserved, str]:
+    """The reservation, and the region it is in. Raises ProviderError."""
     for region in regions:
         try:
             documents = pages(
-                f"look at the reservation {wishes.reservation} in {split_region(region)[0]}",
+                f"look at the reservation {id_} in {split_region(region)[0]}",
                 account.client("ec2", region),
                 "describe_capacity_reservations",
                 "CapacityReservations",
-                CapacityReservationIds=[wishes.reservation],
+                CapacityReservationIds=[id_],
             )
         except ProviderError as error:
             if not code(error).endswith(".NotFound"):
                 raise
             continue
         if documents:
-            reserved = parse_reservation(documents[0], wishes.nodes)
-            return dataclasses.replace(wishes, types=(reserved.type,), zone=reserved.zone, reserved=reserved), [region]
+            return parse_reservation(documents[0], nodes), region
     names = ", ".join(split_region(region)[0] for region in regions)
-    raise Rejected(f"there is no reservation {wishes.reservation} in {names}", "name its region: --region us-east-1")
+    raise Rejected(f"there is no reservation {id_} in {names}", "name its region: --region us-east-1")
