@@ -8,13 +8,14 @@ from __future__ import annotations
 import re
 from collections.abc import Mapping
 from dataclasses import dataclass
-from pathlib import Path
+from typing import Any
 
 from gpuops.core.models import MACHINE as MACHINE
 from gpuops.core.models import Resource, ResourceState
+from provisioners.base import NOTHING
 from provisioners.kit import boot_watch
 from provisioners.kit.boot_watch import HOST_PUBLIC
-from provisioners.kit.ssh_machine import Login, ssh_data
+from provisioners.kit.ssh_machine import Login, Machine
 from provisioners.runpod.offers import disk_price
 from provisioners.runpod.pods import MARK, VOLUME, Cluster, Pod, Status
 from provisioners.runpod.regions import REGION
@@ -58,54 +59,46 @@ def standing(pod: Pod) -> Standing:
     return Standing(ResourceState.RUNNING)
 
 
-def new_pod(pod: Pod, name: str, *, parent: str = "", kind: str = MACHINE) -> Resource:
-    """A pod that the ledger does not know yet, with nothing kept of it. `parent`: its cluster's id."""
-    return Resource(kind=kind, id=pod.id, region=REGION, name=name, bills=True, parent=parent)
+def pod_machine(
+    pod: Pod, name: str, parent: str = "", kept: Mapping[str, Any] = NOTHING, price: float = 0.0
+) -> Machine:
+    """A pod as it is now.
 
-
-def pod_resource(pod: Pod, previous: Resource, home: Path, account: Mapping[str, str], price: float = 0.0) -> Resource:
-    """A pod as it is now. `previous`: as the ledger knows it, or by `new_pod`; `price`: $/h while RunPod says none."""
-    kept, now = previous.data, standing(pod)
-    host, port = pod.endpoint
-    host_key = pod.env.get(HOST_PUBLIC) or str(kept.get("host_public") or "")
-    parent = previous.parent or pod.cluster
+    parent  its cluster's id, where that is known already
+    kept    its data, as the ledger has it
+    price   $/h while RunPod says none
+    """
+    now = standing(pod)
+    parent = parent or pod.cluster
     offered = float(price or kept.get("offered") or 0.0)
-    data = ssh_data(
-        home,
-        Login("root", host, port, host_key),
-        kept,
-        token=pod.token,
-        account=account,
-        phase=now.phase,
-        hopeless=now.hopeless,
-        boot_watch=boot_watch.FOLDER,
-        ends_itself=not parent,
-        host_public=host_key,
-        status=pod.status_word,
-        center=pod.center,
-        gpu=pod.gpu,
-        count=pod.gpu_count,
-        cloud=pod.cloud,
-        image=pod.image,
-        cuda=pod.cuda,
-        offered=offered,
-        mounts=_mounts(pod) or dict(kept.get("mounts") or {}),
-        stopped=False,
-        urls=pod.urls,
-    )
-    return Resource(
-        kind=previous.kind,
+    return Machine(
         id=pod.id,
+        name=name,
         region=REGION,
-        name=previous.name,
-        bills=True,
-        parent=parent,
         state=now.state,
-        address=host,
-        port=port,
-        private_address=pod.membership.address if pod.membership else "",
+        login=Login("root", *pod.endpoint, pod.env.get(HOST_PUBLIC, "")),
+        token=pod.token,
         per_hour=_per_hour(pod, offered),
-        data=data,
+        private_address=pod.membership.address if pod.membership else "",
+        kind=pod.kind,
+        parent=parent,
+        data={
+            "phase": now.phase,
+            "hopeless": now.hopeless,
+            "stopped": False,
+            "boot_watch": boot_watch.FOLDER,
+            "ends_itself": not parent,
+            "status": pod.status_word,
+            "center": pod.center,
+            "gpu": pod.gpu,
+            "count": pod.gpu_count,
+            "cloud": pod.cloud,
+            "image": pod.image,
+            "cuda": pod.cuda,
+            "offered": offered,
+            "mounts": _mounts(pod) or dict(kept.get("mounts") or {}),
+            "urls": pod.urls,
+        },
     )
 
 

@@ -7,13 +7,13 @@ known by it. What an answer lacks, or has with another type, counts as not said:
 from __future__ import annotations
 
 import dataclasses
-import ipaddress
 from collections.abc import Mapping
 from dataclasses import dataclass
 from enum import Enum
 
 from provisioners.kit.boot_watch import TOKEN
 from provisioners.kit.documents import Document, entries, inner, number, objects
+from provisioners.kit.ssh_machine import is_behind_carrier
 
 # Variables in a pod's environment.
 MARK = "GPUOPS_MARK"
@@ -21,8 +21,6 @@ MARK = "GPUOPS_MARK"
 VOLUME = "GPUOPS_VOLUME"
 """The name of the network volume; RunPod's answer has its id only."""
 
-CARRIER_NAT = ipaddress.ip_network("100.64.0.0/10")
-"""Addresses behind a carrier's network address translation: they cannot be reached from outside."""
 SSH_PORT = 22
 MAX_PORT = 65535
 
@@ -114,7 +112,7 @@ class Pod:
     def endpoint(self) -> tuple[str, int]:
         """Where its sshd is reached from everywhere; ("", 0) while it is not."""
         running = self.status is Status.RUNNING and self.has_runtime
-        public = running and self.host and self.port and not _is_carrier_nat(self.host)
+        public = running and self.host and self.port and not is_behind_carrier(self.host)
         return (self.host, self.port) if public else ("", 0)
 
     @property
@@ -213,11 +211,4 @@ def _carrier_address(document: Document, host: str) -> str:
         for port in objects(inner(document, "runtime"), "ports")
         if port.get("private") == SSH_PORT and port.get("type", "tcp") == "tcp"
     ]
-    return next((address for address in (host, *mapped) if _is_carrier_nat(address)), "")
-
-
-def _is_carrier_nat(address: str) -> bool:
-    try:
-        return ipaddress.ip_address(address) in CARRIER_NAT
-    except ValueError:
-        return False
+    return next((address for address in (host, *mapped) if is_behind_carrier(address)), "")

@@ -11,9 +11,10 @@ from typing import Any
 
 import pytest
 
-from gpuops.core.models import Intent
 from gpuops.core.provider import Context
 from provisioners.kit import keys
+from provisioners.kit.rented import NewMachine
+from provisioners.kit.ssh_machine import machine_resource
 from provisioners.runpod import RunpodProvisioner, launch, machines, options, pods
 from tests.conftest import HANG_S, until
 from tests.fakes.runpod import FakeRunPod, Pod
@@ -37,8 +38,9 @@ def fake(lab: Lab, tmp_path_factory: pytest.TempPathFactory) -> Iterator[FakeRun
 
 
 def told(lab: Lab, fake: FakeRunPod, lives_s: float) -> dict[str, str]:
-    intent = Intent("0a1b2c3d", "lab", "t" * 32, time.time() + lives_s, Path("x.pyz"))
-    return launch.pod_environment(intent, "t" * 32, keys.generate_key_pair(), lab.login, fake.url)
+    name, token = "gpuops-0a1b2c3d-lab-0", "t" * 32
+    new = NewMachine(name, token, keys.generate_key_pair(), lab.login, "", time.time() + lives_s)
+    return launch.pod_environment(new, fake.url)
 
 
 def offered(image: str) -> dict[str, Any]:
@@ -102,7 +104,7 @@ def test_a_node_ends_its_pod(lab: Lab, fake: FakeRunPod, image: str, tmp_path: P
     until(lambda: login(lab, pod, "true", tmp_path / "known").returncode == 0, f"a login: {pod.log}")
     runpod = RunpodProvisioner(Context("0a1b2c3d", tmp_path, fake.env))
     described = pods.parse_pod({"id": pod.id, "env": pod.env})
-    machine = machines.pod_resource(described, machines.new_pod(described, pod.name), tmp_path, {})
+    machine = machine_resource(machines.pod_machine(described, pod.name), tmp_path, {})
     line = shlex.join(runpod.self_destruct(machine))
     login(lab, pod, line, tmp_path / "known")
     until(lambda: not fake.pods[pod.id].bills, "it ends itself")

@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import dataclasses
-from pathlib import Path
 from typing import Any
 
 import pytest
@@ -26,6 +24,5 @@ MOUNTS = {"network": [{"volumeId": "vol1", "path": "/workspace"}]}
 )
 def test_a_volume_is_found_by_name_and_id(pod: dict[str, Any], known: dict[str, Any], expected: dict[str, str]) -> None:
     described = pods.parse_pod({"id": "p1", "status": "RUNNING", **pod})
-    previous = dataclasses.replace(machines.new_pod(described, "gpuops-me-a-0"), data=known)
-    made = machines.pod_resource(described, previous, Path("/h"), {})
+    made = machines.pod_machine(described, "gpuops-me-a-0", kept=known)
     assert made.data["mounts"] == expected
