@@ -1,6 +1,6 @@
 """What providers of rented machines need alike, ours and those of other wheels: docs/providers.md shows how to use it.
 
-rented          a provisioner of machines that are rented by an HTTP API with one key, but for what is its provider's own
+rented          a provisioner of machines that are rented by an HTTP API with one key, but for its provider's own part
 service         such a provider as plain data: its key, its address, its errors
 account         whose account a key is of, and what is no other account's
 json_api        a JSON API: one method for each kind of request, with its key, errors, retries of what reads, pace

@@ -10,8 +10,12 @@ from provisioners.kit import boot_watch
 from provisioners.kit.documents import Document
 from provisioners.kit.rented import NewMachine
 from provisioners.runpod import boot_script
-from provisioners.runpod.pods import VOLUME
 
+# Variables in a pod's environment.
+MARK = "GPUOPS_MARK"
+"""What the names of all parts of a cluster begin with."""
+VOLUME = "GPUOPS_VOLUME"
+"""The name of the network volume; RunPod's answer has its id only."""
 MOUNT = "/workspace"
 """Where a network volume is mounted."""
 

@@ -9,7 +9,7 @@ from gpuops.core.polling import Clock
 from provisioners.kit.json_api import path_segment
 from provisioners.runpod import boot_log
 from provisioners.runpod.api import Api
-from provisioners.runpod.pods import Pod
+from provisioners.runpod.machines import Pod
 
 IMAGE_PULL_LOG_INTERVAL_S = 60.0
 """How long a pod may be no node before its host's log is read, and from then on from one reading to the next: a normal

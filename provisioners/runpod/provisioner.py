@@ -17,7 +17,7 @@ from gpuops.core.models import MACHINE, Intent, Journal, Offer, Problem, Request
 from provisioners.base import Context
 from provisioners.kit.account import AccountFacts
 from provisioners.kit.calls import each
-from provisioners.kit.documents import Document
+from provisioners.kit.documents import Document, inner
 from provisioners.kit.json_api import path_segment
 from provisioners.kit.keys import ensure_login_key, generate_key_pair
 from provisioners.kit.rented import NewMachine, RentedProvisioner, all_but
@@ -26,10 +26,9 @@ from provisioners.runpod import account, catalog, launch, machines, offers, opti
 from provisioners.runpod.api import Api
 from provisioners.runpod.capacity import Stock
 from provisioners.runpod.launch import PodSpec
-from provisioners.runpod.machines import CLUSTER, pod_machine
+from provisioners.runpod.machines import CLUSTER, Cluster, Pod, Status, parse_cluster, parse_pod
 from provisioners.runpod.options import Wishes
 from provisioners.runpod.pod_log import PodLogs
-from provisioners.runpod.pods import MARK, Cluster, Pod, Status, parse_cluster, parse_pod
 from provisioners.runpod.regions import REGION
 from provisioners.runpod.self_destruct import SOURCE
 from provisioners.runpod.service import SERVICE, graphql_base
@@ -116,8 +115,8 @@ class RunpodProvisioner(RentedProvisioner):
     def launch(self, offer: Offer, new: NewMachine) -> Machine:
         spec, env = launch.PodSpec.parse(offer.data), launch.pod_environment(new, self.api.address)
         body, doing = launch.pod_body(new.name, spec, env), f"create a pod with {spec.say}"
-        pod = parse_pod(self.api.create_object("/pods", body, doing)).with_env(env)
-        return pod_machine(pod, new.name, price=offer.per_hour)
+        made = self.api.create_object("/pods", body, doing)
+        return dataclasses.replace(parse_pod(_with_env(made, env), price=offer.per_hour), name=new.name)
 
     def _create_cluster(self, spec: PodSpec, per_hour: float, intent: Intent, journal: Journal) -> Sequence[Resource]:
         """One request for all nodes. A rank is `null until the index is assigned during provisioning`: where ranks are
@@ -125,7 +124,7 @@ class RunpodProvisioner(RentedProvisioner):
         name, token, account_data = intent.mark(CLUSTER), f"{intent.token}-all", self.key_account.data()
         _, login = ensure_login_key(self.context.home)
         new = NewMachine(name, intent.token, generate_key_pair(), login, "", intent.boot_deadline)
-        env = {**launch.pod_environment(new, self.api.address), MARK: intent.mark("")}
+        env = {**launch.pod_environment(new, self.api.address), launch.MARK: intent.mark("")}
         journal.will(CLUSTER, name, token, REGION)
         for index in range(spec.nodes):
             journal.will(MACHINE, intent.mark(index), f"{intent.token}-{index}", REGION)
@@ -136,19 +135,20 @@ class RunpodProvisioner(RentedProvisioner):
         cluster = machines.cluster_resource(created, account_data, token)
         journal.got(cluster)
         made = [cluster]
-        for index, pod in enumerate(self._pods_by_rank(cluster.id, spec.nodes)):
-            member = pod_machine(pod.with_env(env), intent.mark(index), cluster.id, price=per_hour / spec.nodes)
+        for index, document in enumerate(self._pods_by_rank(cluster.id, spec.nodes)):
+            member = parse_pod(_with_env(document, env), cluster.id, price=per_hour / spec.nodes)
+            member = dataclasses.replace(member, name=intent.mark(index))
             made.append(machine_resource(member, self.context.home, account_data))
             journal.got(made[-1])
         return made
 
-    def _pods_by_rank(self, cluster: str, nodes: int) -> list[Pod]:
+    def _pods_by_rank(self, cluster: str, nodes: int) -> list[Document]:
         """A cluster's pods in the order of their ranks; none while RunPod has not numbered all of them."""
         try:
             listed = self.api.pages(f"/clusters/{path_segment(cluster)}/pods", "pods", "list a cluster's pods")
         except ProviderError:
             return []
-        by_rank = {pod.rank: pod for pod in map(parse_pod, listed)}
+        by_rank = {parse_pod(pod).rank: pod for pod in listed}
         return [by_rank[index] for index in range(nodes)] if set(by_rank) == set(range(nodes)) else []
 
     # Finding.
@@ -165,14 +165,14 @@ class RunpodProvisioner(RentedProvisioner):
         ours = [cluster for cluster in clusters if cluster.name.startswith(prefix)]
         return [*(machines.cluster_resource(one, account_data, tokens.get(one.id, "")) for one in ours), *listed]
 
-    def _list_all(self, prefix: str) -> tuple[list[Machine], list[Cluster]]:
+    def _list_all(self, prefix: str) -> tuple[list[Pod], list[Cluster]]:
         """All pods and clusters. A pod's cluster tells its mark where its own name does not. `prefix`: how a mark
         begins that nothing may be left out of."""
         pods = self._list_pods()
-        has_members = any(pod.cluster and machines.resource_name(pod, {}).startswith(prefix) for pod in pods)
+        has_members = any(pod.parent and machines.resource_name(pod, {}).startswith(prefix) for pod in pods)
         clusters = self._list_clusters(may_be_ours=has_members or self._asked_for_cluster)
         names = {cluster.id: cluster.name for cluster in clusters}
-        return [pod_machine(pod, machines.resource_name(pod, names)) for pod in pods], clusters
+        return [dataclasses.replace(pod, name=machines.resource_name(pod, names)) for pod in pods], clusters
 
     def _list_pods(self) -> list[Pod]:
         return [parse_pod(one) for one in self.api.pages("/pods", "pods", "list pods", includeClusterPods=True)]
@@ -204,15 +204,14 @@ class RunpodProvisioner(RentedProvisioner):
         document = self._find_pod(resource)
         if document is None:
             return None
-        pod, was_node = parse_pod(document), bool(resource.data.get("artefact"))
-        machine = pod_machine(pod, resource.name, resource.parent, resource.data)
+        pod, was_node = parse_pod(document, resource.parent, resource.data), bool(resource.data.get("artefact"))
         now: dict[str, Any] = {}
         if pod.is_coming and not was_node and (fault := self._logs.boot_fault(pod)).say:
             now = {"hopeless": fault.say, "stopped": fault.machine}
         if pod.status is Status.EXITED:
             why = "" if was_node else self._logs.why_never_up(pod.id)
             now = {"hopeless": why or machines.EXITED, "stopped": not why}
-        return dataclasses.replace(machine, data={**machine.data, **now})
+        return dataclasses.replace(pod, data={**pod.data, **now})
 
     def _find_pod(self, pod: Resource) -> Document | None:
         return self.api.find_object(f"/pods/{path_segment(pod.id)}", "look at a pod")
@@ -238,7 +237,7 @@ class RunpodProvisioner(RentedProvisioner):
         path = f"/pods/{path_segment(resource.id)}"
         refused = self.api.delete(path, "end a pod", accepted=(404, 409)) == 409
         document = self._find_pod(resource) if refused and not resource.parent else None
-        if document and (cluster := parse_pod(document).cluster):
+        if document and (cluster := parse_pod(document).parent):
             self._end_cluster(cluster)
 
     def self_destruct(self, resource: Resource) -> Sequence[str]:
@@ -260,3 +259,8 @@ class RunpodProvisioner(RentedProvisioner):
     def account(self) -> Mapping[str, Any]:
         """`id`, `email`, `balance`, `spend_per_hr`, `spend_limit`, those that are known."""
         return self.key_account.facts(BALANCE_VALID_S).document()
+
+
+def _with_env(pod: Document, env: Mapping[str, str]) -> Document:
+    """A pod that was just made, whose answer may hold only a part of its environment."""
+    return {**pod, "env": {**env, **inner(pod, "env")}}

@@ -15,7 +15,7 @@ from gpuops.core.provider import Context
 from provisioners.kit import keys
 from provisioners.kit.rented import NewMachine
 from provisioners.kit.ssh_machine import machine_resource
-from provisioners.runpod import RunpodProvisioner, launch, machines, options, pods
+from provisioners.runpod import RunpodProvisioner, launch, machines, options
 from tests.conftest import HANG_S, until
 from tests.fakes.runpod import FakeRunPod, Pod
 from tests.system.lab.available import why_no_lab
@@ -103,15 +103,14 @@ def test_a_node_ends_its_pod(lab: Lab, fake: FakeRunPod, image: str, tmp_path: P
     pod = made(lab, fake, image)
     until(lambda: login(lab, pod, "true", tmp_path / "known").returncode == 0, f"a login: {pod.log}")
     runpod = RunpodProvisioner(Context("0a1b2c3d", tmp_path, fake.env))
-    described = pods.parse_pod({"id": pod.id, "env": pod.env})
-    machine = machine_resource(machines.pod_machine(described, pod.name), tmp_path, {})
+    machine = machine_resource(machines.parse_pod({"id": pod.id, "env": pod.env}), tmp_path, {})
     line = shlex.join(runpod.self_destruct(machine))
     login(lab, pod, line, tmp_path / "known")
     until(lambda: not fake.pods[pod.id].bills, "it ends itself")
 
 
 def test_members_of_a_cluster_are_logged_in_to(lab: Lab, fake: FakeRunPod, tmp_path: Path) -> None:
-    env = {**told(lab, fake, 3600.0), pods.MARK: "gpuops-0a1b2c3d-lab-"}
+    env = {**told(lab, fake, 3600.0), launch.MARK: "gpuops-0a1b2c3d-lab-"}
     spec = launch.PodSpec.parse({**offered(IMAGES[0]), "gpu": "NVIDIA H100 80GB HBM3"})
     body = dict(launch.cluster_body("gpuops-0a1b2c3d-lab-cluster", spec, env))
     members = fake.add_cluster(body.pop("name"), **body).members

@@ -31,7 +31,7 @@ WRITERS: dict[str, list[Callable[..., Any]]] = {
     "aws": [aws_offers._build_offer, aws_launch.LaunchSpec.document, aws_machines.machine_resource],
     "runpod": [
         *(runpod_offers._offer, runpod_launch.PodSpec.document),
-        *(runpod_machines.pod_machine, runpod_machines.cluster_resource),
+        *(runpod_machines.parse_pod, runpod_machines.cluster_resource),
     ],
     "lambda": [instance_types._offer, lambda_machines.parse_machine],
     "vast": [vast_offers._offer, vast_machines.parse_machine],

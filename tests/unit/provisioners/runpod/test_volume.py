@@ -6,7 +6,7 @@ from typing import Any
 
 import pytest
 
-from provisioners.runpod import machines, pods
+from provisioners.runpod import launch, machines
 
 MOUNTS = {"network": [{"volumeId": "vol1", "path": "/workspace"}]}
 
@@ -14,7 +14,7 @@ MOUNTS = {"network": [{"volumeId": "vol1", "path": "/workspace"}]}
 @pytest.mark.parametrize(
     ("pod", "known", "expected"),
     [
-        ({"mounts": MOUNTS, "env": {pods.VOLUME: "data"}}, {}, {"vol1": "/workspace", "data": "/workspace"}),
+        ({"mounts": MOUNTS, "env": {launch.VOLUME: "data"}}, {}, {"vol1": "/workspace", "data": "/workspace"}),
         ({"mounts": MOUNTS, "env": {}}, {}, {"vol1": "/workspace"}),
         ({"mounts": None}, {"mounts": {"data": "/workspace"}}, {"data": "/workspace"}),
         ({}, {}, {}),
@@ -23,6 +23,5 @@ MOUNTS = {"network": [{"volumeId": "vol1", "path": "/workspace"}]}
     ],
 )
 def test_a_volume_is_found_by_name_and_id(pod: dict[str, Any], known: dict[str, Any], expected: dict[str, str]) -> None:
-    described = pods.parse_pod({"id": "p1", "status": "RUNNING", **pod})
-    made = machines.pod_machine(described, "gpuops-me-a-0", kept=known)
+    made = machines.parse_pod({"id": "p1", "status": "RUNNING", **pod}, kept=known)
     assert made.data["mounts"] == expected
