@@ -7,44 +7,42 @@
 
 Where two providers have the same story to tell, its file has the same name in both:
 
-    story                                                  file            local  ssh  runpod  aws  slurm  pbs  lambda
-    the contract, member by member                         provisioner       x     x     x      x     x      x    x
-    the provider's own flags, and a request checked        options                       x      x     x      x
-    where a key comes from                                 credentials                   x      x
-    whose account it is                                    account                       x      x
-    one request, one answer or one of our errors           api                           x      x               x
-    what failed answers mean                               errors                        x      x               x
-    which machines there are, and which a request means    catalog                       x      x               x
-    what of them can be had now, and for how much          capacity                      x      x
-    offers, in the order in which they are tried           offers                        x      x
-    the request that creates                               launch                        x      x
-    what a machine runs first: dead-man, host key, login   boot_script                   x      x
-    machines as described by the provider, as resources    machines              x     x      x                 x
-    finding, looking at and ending what is ours            lifecycle                     x      x
-    data centers, and which a `--region` means             regions                       x
-    what a pod's log tells of a start that fails           boot_log                      x
-    the program by which a pod ends itself                 self_destruct                 x
-    EC2's answers as types                                 ec2                                  x
-    pods and clusters, as RunPod's answers describe them   pods                          x
-    the tags by which things are ours                      tags                                 x
-    prices                                                 pricing                              x
-    machine images                                         images                               x
-    subnets, security groups, this computer's address      network                              x
-    reserved capacity                                      reservations                         x
-    quotas: counted; shown and requested; advice on them   quotas, quota_report, quota_advice   x
-    other machines that a request could have               instance_alternatives                x
-    the least permissions that will do                     policy                               x
-    a node's processes, seen from outside                  processes         x
-    logging in once, and which node is on which host       placement               x
-    the file of hosts that something of ours may be on     hosts                   x
-    the host keys that the user has accepted               accepted_keys           x
-    the agent on a host, called or brought again           host_agent              x
-    containers: what a host has, their words, their life    container_probe, container_spec, container_host (ssh)
-    a batch system's commands, and what they print         commands                                   x      x
-    what a cluster has: queues, accounts, nodes            site                                       x      x
+    story                                              file            local  ssh  runpod  aws  slurm  pbs  lambda  vast
+    the contract, member by member                     provisioner       x     x      x     x     x     x      x      x
+    the provider's own flags, and a request checked    options                        x     x     x     x             x
+    where its key lies, and what its answers mean      service                        x                        x      x
+    where a key comes from                             credentials                          x
+    whose account it is                                account                        x     x
+    one request, one answer or one of our errors       api                            x     x
+    what failed answers mean                           errors                         x     x
+    which machines there are, which a request means    catalog                        x     x                  x
+    what of them can be had now, and for how much      capacity                       x     x
+    offers, in the order in which they are tried       offers                         x     x                         x
+    the request that creates                           launch                         x     x
+    what a machine runs first: dead-man, its keys      boot_script                    x     x                         x
+    machines as the provider tells them, as resources  machines                x      x     x                  x      x
+    finding, looking at and ending what is ours        lifecycle                            x
+    data centers, and which a `--region` means         regions                        x
+    a pod's log, and why a start fails                 pod_log boot_log               x
+    the program by which a pod ends itself             self_destruct                  x
+    EC2's answers as types                             ec2                                  x
+    the tags by which things are ours                  tags                                 x
+    prices                                             pricing                              x
+    machine images                                     images                               x
+    subnets, security groups, this computer's address  network                              x
+    reserved capacity                                  reservations                         x
+    quotas: counted, shown, requested; advice on them  quotas, quota_report, quota_advice (aws)
+    other machines that a request could have           instance_alternatives (aws)
+    the least permissions that will do                 policy                               x
+    a node's processes, seen from outside              processes         x
+    logging in once, and which node is on which host   placement               x
+    the file of hosts that something of ours may be on hosts                   x
+    the host keys that the user has accepted           accepted_keys           x
+    the agent on a host, called or brought again       host_agent              x
+    containers: what a host has, their words and life  container_probe, container_spec, container_host (ssh)
+    a batch system's commands, and what they print     commands                                   x     x
+    what a cluster has: queues, accounts, nodes        site                                       x     x
 
-`vast` has the files provisioner, options, api, errors, offers, boot_script and machines of these.
-Lambda lies in `lambdacloud` (`lambda` is a word of Python), and has its offers in `catalog`, its key in `api`, its
-launch and what is done with machines in `provisioner`. What Slurm and PBS share besides, a job as a cluster,
-lies in `batch`.
+Lambda, Vast.ai and RunPod are written on `kit.rented`, which has what is theirs alike. Lambda lies in `lambdacloud`
+(`lambda` is a word of Python). What Slurm and PBS share besides, a job as a cluster, lies in `batch`.
 """

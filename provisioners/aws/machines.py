@@ -17,7 +17,7 @@ from provisioners.aws.api import split_region
 from provisioners.aws.boot_script import WATCH
 from provisioners.aws.ec2 import Instance, InstanceState, NetworkInterface, SecurityGroup, SpotRequest, Volume
 from provisioners.aws.pricing import DISK_MONTHLY, HOURS_PER_MONTH
-from provisioners.kit.api_key import kept_account
+from provisioners.kit.account import kept_account
 from provisioners.kit.documents import price
 from provisioners.kit.ssh_machine import Login, ssh_data
 

@@ -3,13 +3,13 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Callable, Iterable, Sequence
-from typing import TypeVar
+from collections.abc import Callable, Hashable, Iterable, Sequence
+from typing import Any, TypeVar
 
 from gpuops.core.errors import UsageError
 from gpuops.core.names import close_names, spellings, words
 
-T = TypeVar("T")
+T = TypeVar("T", bound=Hashable)
 
 MAKERS = frozenset({"nvidia", "amd", "tesla", "geforce", "rtx", "instinct"})
 """Words before the name that people use."""
@@ -19,6 +19,17 @@ ONLY_BY_NAME = frozenset({"mig", "v100", "k80", "m60"})
 """A slice of a GPU, and what drivers and newer builds of torch have left behind: only by name."""
 MAX_NAMES = 12
 """How many names an error lists."""
+
+
+def split_wish(wish: str | None) -> list[str]:
+    """What a flag names, separated by commas."""
+    return [part.strip() for part in (wish or "").split(",") if part.strip()]
+
+
+def match_gpus(kinds: Sequence[T], wish: str, who: str, *, name: Callable[[T], str], **options: Any) -> list[T]:
+    """As `match_gpu`, of several names that are separated by commas; each kind once."""
+    found = [kind for one in wish.split(",") for kind in match_gpu(kinds, one, who, name=name, **options)]
+    return list(dict.fromkeys(found))
 
 
 def match_gpu(

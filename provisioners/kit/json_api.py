@@ -8,19 +8,19 @@ API key, which an answer may have repeated.
 from __future__ import annotations
 
 import json
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Sequence
 from contextlib import suppress
-from dataclasses import dataclass
-from typing import Any, Protocol
+from typing import Any
 from urllib.parse import quote, urlencode
 
-from gpuops.core.errors import ProviderError, Unknown
-from gpuops.core.polling import Clock
+from gpuops.core.errors import AuthFailed, ProviderError, Unknown
+from provisioners.base import Context, Credential
 from provisioners.kit import http_client
 from provisioners.kit.documents import Document
 from provisioners.kit.http_api import retry_after_s
 from provisioners.kit.http_client import Answer, HttpClient, NoAnswer, Request
-from provisioners.kit.pacing import Pace
+from provisioners.kit.pacing import Pace, pace_file
+from provisioners.kit.service import Service, fingerprint
 
 CALL_TIMEOUT_S = http_client.CONNECT_TIMEOUT_S + http_client.ANSWER_TIMEOUT_S
 """The contract allows a request a minute."""
@@ -31,33 +31,7 @@ RETRY_AFTER_TOTAL_S = 65.0
 RETRY_DELAYS_S = (0.5, 1.5)
 MIN_RETRY_AFTER_S = 1.0
 """The shortest wait, where a provider says `Retry-After: 0`."""
-
-
-class Failure(Protocol):
-    """A provider's `errors.failure`."""
-
-    def __call__(
-        self, status: int, headers: Mapping[str, str], body: bytes, doing: str, *, creating: bool = False
-    ) -> ProviderError:
-        """The error of an answer that is none of success. `creating`: the request costs money once it is done."""
-
-
-@dataclass(frozen=True)
-class Service:
-    """A provider, as `JsonApi` speaks with it. `key` and `address` are asked when a request is sent: construction
-    raises nothing."""
-
-    name: str
-    """As people call it."""
-    address: Callable[[], str]
-    """What stands before every path, without a slash at its end (`http_api.checked_url`)."""
-    key: Callable[[], str]
-    """The API key, sent as `Authorization: Bearer …`."""
-    failure: Failure
-    pace: Callable[[], Pace | None] = lambda: None
-    """For an API that allows an account so many requests a second."""
-    default_retry_after_s: float | None = None
-    """How long a GET waits after a 429 that says no time; None: it raises RateLimited at once."""
+MAX_PAGES = 400
 
 
 class JsonApi:
@@ -66,10 +40,29 @@ class JsonApi:
     `doing`, in every method: what an error says was tried, such as `list pods`.
     """
 
-    def __init__(self, service: Service, env: Mapping[str, str], clock: Clock) -> None:
+    def __init__(self, service: Service, context: Context) -> None:
         self.service = service
-        self._clock = clock
-        self._http = HttpClient(env, clock)
+        self._context = context
+        self._clock = context.clock
+        self._http = HttpClient(context.env, context.clock)
+
+    def find_key(self) -> Credential:
+        """The key and where it comes from. Raises NotSetUp, AuthFailed."""
+        return self.service.find_key(self._context)
+
+    @property
+    def key(self) -> str:
+        return self.find_key().values[self.service.key_variable]
+
+    @property
+    def address(self) -> str:
+        """What stands before every path. Raises UsageError."""
+        return self.service.find_address(self._context.env)
+
+    def pace(self, what: str, apart_s: float) -> Pace:
+        """Turns of this account that are so far apart; `what`: `launches`."""
+        path = pace_file(self._context.home, self.service.name.lower(), fingerprint(self.key), what)
+        return Pace(path, apart_s, self._clock)
 
     def server_time(self) -> float | None:
         """The provider's time now (UTC seconds), as its last answer told it."""
@@ -82,22 +75,67 @@ class JsonApi:
         return self.parse_json(self._get_with_retries(with_query(path, query), doing), doing)
 
     def get_or_none(self, path: str, doing: str) -> Any:
-        """The same; None for a 404, and for nothing else: success without a word is no end of anything."""
+        """The same; None for a 404, and for nothing else: success without a word is no end of anything. Nor is a 404
+        that is about the key."""
         answer = self._get_with_retries(path, doing, absent_is_answer=True)
         if answer.status == 404:
+            if isinstance(refused := self.refused(answer, doing), AuthFailed):
+                raise refused
             return None
         if (document := self.parse_json(answer, doing)) is None:
             raise self.unreadable(None, doing)
         return document
 
+    def find_object(self, path: str, doing: str) -> Document | None:
+        """GET an object that has an `id`; None for a 404."""
+        document = self.get_or_none(path, doing)
+        return None if document is None else self.require_object(document, doing)
+
+    def list_objects(
+        self,
+        path: str,
+        doing: str,
+        name: str = "",
+        next_page: Callable[[Document], Document] = lambda _: {},
+        **query: Any,
+    ) -> list[Document]:
+        """A list with all its pages; each entry has an `id`. Raises Unknown rather than return some of them.
+
+        name       of the list in the answer; empty: it is the answer
+        next_page  what is added to the query for the page after an answer's; empty after the last one
+        """
+        found: dict[str, Document] = {}
+        turn: Document = {}
+        for _ in range(MAX_PAGES):
+            document = self.get(path, doing, **{**query, **turn})
+            page = document
+            if name:
+                page = document.get(name) if isinstance(document, dict) else None
+            if not isinstance(page, list) or not all(isinstance(item, dict) and item.get("id") for item in page):
+                raise self.unreadable(document, doing)
+            fresh = {str(item["id"]): item for item in page if str(item["id"]) not in found}
+            found |= fresh
+            turn = next_page(document) if name else {}
+            if not turn:
+                return list(found.values())
+            if not fresh:
+                break
+        raise Unknown(f"{self.service.name} lists in pages that gpuops cannot turn, to {doing}", "upgrade gpuops")
+
     # Changing.
 
     def post(self, path: str, body: Document, doing: str, *, creating: bool = True) -> Any:
-        """Sent once, by a connection of its own: a kept one may be cut just then, and what the request did would not
-        be known. Every error but Unknown means that nothing was done."""
+        """Sent once. Every error but Unknown means that nothing was done."""
+        return self.parse_json(self.change("POST", path, body, doing, creating=creating), doing)
+
+    def change(
+        self, method: str, path: str, body: Document, doing: str, *, creating: bool = True, accepted: Sequence[int] = ()
+    ) -> Answer:
+        """A request that is sent once, by a connection of its own: a kept one may be cut just then, and what the
+        request did would not be known. Its answer of success, or with one of the statuses `accepted`."""
         content = json.dumps(body).encode()
-        request = self._request("POST", path, CALL_TIMEOUT_S, body=content, new_connection=True)
-        return self.parse_json(self._send_once(request, doing, creating=creating), doing)
+        request = self._request(method, path, CALL_TIMEOUT_S, body=content, new_connection=True)
+        return self._send_once(request, doing, creating=creating, accepted=accepted)
 
     def delete(
         self,
@@ -115,11 +153,11 @@ class JsonApi:
     # One request.
 
     def _request(self, method: str, path: str, limit_s: float, **options: Any) -> Request:
-        return Request(method, self.service.address() + path, self.service.key(), limit_s, **options)
+        return Request(method, self.address + path, self.key, limit_s, **options)
 
     def _send(self, request: Request) -> Answer:
-        if pace := self.service.pace():
-            pace.wait()
+        if self.service.requests_apart_s:
+            self.pace("requests", self.service.requests_apart_s).wait()
         return self._http.send(request)
 
     def _send_once(
@@ -132,7 +170,7 @@ class JsonApi:
             raise self.unanswered(str(error), doing) from error
         if answer.status < 300 or answer.status in accepted:
             return answer
-        raise self._refused(answer, doing, creating=creating)
+        raise self.refused(answer, doing, creating=creating)
 
     def _get_with_retries(self, path: str, doing: str, *, absent_is_answer: bool = False) -> Answer:
         """A GET with retries: a few for what may pass, and as late as the provider says where it wants fewer requests.
@@ -148,7 +186,7 @@ class JsonApi:
                 answer = self._send(self._request("GET", path, deadline - self._clock.monotonic()))
                 if answer.status < 300 or (absent_is_answer and answer.status == 404):
                     return answer
-                error = self._refused(answer, doing)
+                error = self.refused(answer, doing)
                 retry_after = self._wanted_wait_s(answer)
             except NoAnswer as no_answer:
                 error = self.unanswered(str(no_answer), doing)
@@ -166,18 +204,30 @@ class JsonApi:
         if answer.status not in (429, 503):
             return None
         said = retry_after_s(answer.headers)
-        return self.service.default_retry_after_s if said is None and answer.status == 429 else said
+        return self.service.wait_at_429_s if said is None and answer.status == 429 else said
 
     # Answers and errors.
 
     def parse_json(self, answer: Answer, doing: str) -> Any:
-        """Raises Unknown for what is no JSON; an empty answer of success is None."""
-        if not answer.body.strip():
+        """What is in the envelope, where there is one. Raises Unknown for what is no JSON; an empty answer of success
+        is None."""
+        if not answer.body.strip() and not self.service.envelope:
             return None
         try:
-            return json.loads(answer.body)
+            document = json.loads(answer.body)
         except (ValueError, RecursionError):
             raise self.unreadable(None, doing) from None
+        if not self.service.envelope:
+            return document
+        if not isinstance(document, dict) or document.get(self.service.envelope) is None:
+            raise self.unreadable(document, doing)
+        return document[self.service.envelope]
+
+    def require_object(self, document: Any, doing: str) -> Document:
+        """Raises Unknown where it is none with an `id`."""
+        if not isinstance(document, dict) or not document.get("id"):
+            raise self.unreadable(document, doing)
+        return document
 
     def unreadable(self, document: Any, doing: str) -> ProviderError:
         """The error for an answer of success that is not what was asked for."""
@@ -187,13 +237,13 @@ class JsonApi:
         name = self.service.name
         return self._without_key(Unknown(f"{name} was asked to {doing}: {why}", "check the network, and try again"))
 
-    def _refused(self, answer: Answer, doing: str, *, creating: bool = False) -> ProviderError:
+    def refused(self, answer: Answer, doing: str, *, creating: bool = False) -> ProviderError:
         failure = self.service.failure(answer.status, answer.headers, answer.body, doing, creating=creating)
         return self._without_key(failure)
 
     def _without_key(self, error: ProviderError) -> ProviderError:
         with suppress(ProviderError):  # its file may be gone by now, which changes nothing about what was done
-            error.message = error.message.replace(self.service.key(), "…")
+            error.message = error.message.replace(self.key, "…")
         error.args = (error.message,)
         return error
 

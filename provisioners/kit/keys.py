@@ -3,11 +3,11 @@
 from __future__ import annotations
 
 import base64
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import NamedTuple
 
-from gpuops.core.errors import Rejected, UsageError
+from gpuops.core.errors import Rejected, Unknown, UsageError
 from gpuops.core.files import create_once
 
 
@@ -57,11 +57,30 @@ def ensure_login_key(home: Path) -> tuple[Path, str]:
     return path, public
 
 
-def find_registered(registered: Mapping[str, str], public: str) -> str:
-    """The name under which an account has a public key; empty where it has it under none. `registered`: public keys by
-    their names, with comments or without."""
-    wanted = public.split()[:2]
-    return next((name for name, key in registered.items() if key.split()[:2] == wanted), "")
+def ensure_registered(
+    public: str, name: str, listed: Callable[[], Mapping[str, str]], register: Callable[[str], object]
+) -> str:
+    """The name under which an account has a public key. It stays there, for all clusters of a home; another command may
+    register it at the same time.
+
+    name      under which it is registered where it is not there
+    listed    asks for the account's public keys by their names, with comments or without
+    register  registers it under a name
+    """
+
+    def find() -> str:
+        wanted = public.split()[:2]
+        return next((known for known, key in listed().items() if key.split()[:2] == wanted), "")
+
+    if found := find():
+        return found
+    try:
+        register(name)
+    except (Rejected, Unknown):
+        if found := find():
+            return found
+        raise
+    return name
 
 
 def _public_half(private: bytes) -> str:

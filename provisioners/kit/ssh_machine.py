@@ -1,11 +1,17 @@
-"""What `Resource.data` says of a machine that is reached by SSH (docs/providers.md): every key each time. Pure."""
+"""A machine that is reached by SSH, as our `Resource`, with every key of docs/providers.md each time. Pure."""
 
 from __future__ import annotations
 
+import dataclasses
+import ipaddress
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
+
+from gpuops.core.models import MACHINE, Resource, ResourceState
+
+CARRIER_NAT = ipaddress.ip_network("100.64.0.0/10")
 
 
 @dataclass(frozen=True)
@@ -58,3 +64,56 @@ def ssh_data(
         **more,
         **({"target": target} if login.host and login.host_key else {}),
     }
+
+
+@dataclass(frozen=True)
+class Machine:
+    """A machine as its provider tells it now. What an answer lacks counts as not said: what was known stays."""
+
+    id: str
+    name: str
+    """Our mark, as the provider's list has it; that of another's machine is what it is."""
+    region: str
+    state: ResourceState
+    login: Login
+    token: str = ""
+    per_hour: float = 0.0
+    """$/h; 0 where that is not said."""
+    private_address: str = ""
+    kind: str = MACHINE
+    parent: str = ""
+    data: Mapping[str, Any] = field(default_factory=dict)
+    """Further keys of docs/providers.md, and the provider's own."""
+
+
+def machine_resource(
+    machine: Machine, home: Path, account: Mapping[str, str], previous: Resource | None = None
+) -> Resource:
+    """`previous`: the same machine as the ledger knows it; its name and region stay what they were."""
+    kept: Mapping[str, Any] = previous.data if previous else {}
+    host_key = machine.login.host_key or str(kept.get("host_public") or "")
+    login = dataclasses.replace(machine.login, host_key=host_key)
+    hourly = machine.per_hour or (previous.per_hour if previous else 0.0)
+    more = {"host_public": host_key, **machine.data}
+    return Resource(
+        kind=previous.kind if previous else machine.kind,
+        id=machine.id,
+        region=previous.region if previous else machine.region,
+        name=previous.name if previous else machine.name,
+        bills=True,
+        parent=(previous.parent if previous else "") or machine.parent,
+        state=machine.state,
+        address=login.host,
+        port=login.port if login.host else 0,
+        private_address=machine.private_address,
+        per_hour=0.0 if machine.state is ResourceState.ENDED else hourly,
+        data=ssh_data(home, login, kept, token=machine.token, account=account, **more),
+    )
+
+
+def is_behind_carrier(address: str) -> bool:
+    """Whether an address is behind a carrier's translation (RFC 6598): it cannot be reached from outside."""
+    try:
+        return ipaddress.ip_address(address) in CARRIER_NAT
+    except ValueError:
+        return False

@@ -11,7 +11,7 @@ from dataclasses import dataclass
 
 from gpuops.core.errors import UsageError
 from provisioners.kit.documents import Document, inner, number, objects
-from provisioners.kit.gpu_names import is_only_by_name, match_gpu
+from provisioners.kit.gpu_names import is_only_by_name, match_gpus
 
 LEVELS = ("NONE", "LOW", "MEDIUM", "HIGH")
 MIN_MEMORY_GB = 16
@@ -159,8 +159,8 @@ def level_rank(name: str) -> int:
 
 def select_gpus(gpus: Sequence[Gpu], wish: str | None, memory: int | None) -> list[Gpu]:
     """Those a request speaks of. Raises UsageError for a name that means none, or several, and where none is left."""
-    named = [gpu for item in wish.split(",") for gpu in match_gpus(gpus, item)] if wish else _default_gpus(gpus, memory)
-    here = [gpu for gpu in dict.fromkeys(named) if gpu.price]
+    named = _match(gpus, wish) if wish else _default_gpus(gpus, memory)
+    here = [gpu for gpu in named if gpu.price]
     if wish and not here:
         raise UsageError(
             f"{named[0].name} is not in that cloud of RunPod's", "ask for the other --cloud, or another GPU"
@@ -176,16 +176,9 @@ def select_gpus(gpus: Sequence[Gpu], wish: str | None, memory: int | None) -> li
     return large
 
 
-def _default_gpus(gpus: Iterable[Gpu], memory: int | None) -> list[Gpu]:
-    """The GPUs that a request without a name means: NVIDIA's, whole, not too old, not too small unless asked for."""
-    least = MIN_MEMORY_GB if memory is None else memory
-    fit = [gpu for gpu in gpus if gpu.price and gpu.maker in ("NVIDIA", "") and gpu.memory >= least]
-    return [gpu for gpu in fit if not is_only_by_name(gpu.name, gpu.id)]
-
-
-def match_gpus(gpus: Sequence[Gpu], wish: str) -> list[Gpu]:
-    """The GPU that a name means, by RunPod's name or id, in all forms that fit. Raises UsageError."""
-    return match_gpu(
+def _match(gpus: Sequence[Gpu], wish: str) -> list[Gpu]:
+    """The GPUs that names mean, by RunPod's name or id, in all forms that fit. Raises UsageError."""
+    return match_gpus(
         gpus,
         wish,
         "RunPod",
@@ -193,6 +186,13 @@ def match_gpus(gpus: Sequence[Gpu], wish: str) -> list[Gpu]:
         aliases=lambda gpu: [gpu.id],
         is_there=lambda gpu: gpu.price > 0,
     )
+
+
+def _default_gpus(gpus: Iterable[Gpu], memory: int | None) -> list[Gpu]:
+    """The GPUs that a request without a name means: NVIDIA's, whole, not too old, not too small unless asked for."""
+    least = MIN_MEMORY_GB if memory is None else memory
+    fit = [gpu for gpu in gpus if gpu.price and gpu.maker in ("NVIDIA", "") and gpu.memory >= least]
+    return [gpu for gpu in fit if not is_only_by_name(gpu.name, gpu.id)]
 
 
 def _parse_level(value: object) -> str:

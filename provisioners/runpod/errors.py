@@ -8,17 +8,26 @@ from __future__ import annotations
 
 import json
 import re
-from collections.abc import Mapping
 from typing import Any
 
-from gpuops.core.errors import AuthFailed, NoCapacity, ProviderError, QuotaExceeded, RateLimited, Rejected, Unknown
+from gpuops.core.errors import AuthFailed, NoCapacity, QuotaExceeded, Rejected, Unknown
 from gpuops.core.format import one_line
-from provisioners.kit import error_table
-from provisioners.kit.documents import parse_document
-from provisioners.kit.error_table import ANY, MAX_WORDS_CHARS, Row, because
-from provisioners.kit.http_api import retry_after_s
-from provisioners.runpod.credentials import API, BILLING, CONSOLE
+from provisioners.kit.error_table import (
+    ANY,
+    BAD_KEY,
+    FAILED,
+    MAX_WORDS_CHARS,
+    REDIRECT,
+    REFUSED,
+    TOO_MANY,
+    Row,
+    Words,
+    because,
+)
 
+API = "https://api.runpod.io/v2"
+CONSOLE = "https://console.runpod.io/user/settings"
+BILLING = "https://console.runpod.io/user/billing"
 LATER = "try again later, let it be tried for you (--wait 2h), or allow more kinds of machine"
 NONE_FREE = re.compile(
     r"no (?:longer any )?instances|instances available|does not have the resources|not enough (?:free )?gpus|"
@@ -38,21 +47,19 @@ NO_MONEY = re.compile(r"balance|(?:insufficient|not enough|add|out of) (?:funds|
 MISSING = re.compile(r"missing propert", re.IGNORECASE)
 PROPERTY = re.compile(r"missing propert|additional propert", re.IGNORECASE)
 IMAGE = re.compile("image", re.IGNORECASE)
-UNSET = f"unset RUNPOD_API_URL, or set it to {API}"
 CLOUDFLARE = "403 of Cloudflare"
 FOREIGN = "403 not in JSON"
 NO_MONEY_SAY = "the balance or spend limit of the RunPod account does not let it {doing}{why}"
 NO_MONEY_HINT = f"a pod needs credit for an hour, within the spend limit: {BILLING}"
-REFUSES = "RunPod refuses to {doing}: {detail}"
 CHANGED = "upgrade gpuops: RunPod's API has changed"
 KEY = f"see what this key may do: {CONSOLE}"
-TABLE: tuple[Row, ...] = (
-    Row(("3xx",), Rejected, "RunPod's address answers with a redirect, to {doing}", f"set RUNPOD_API_URL to {API}"),
-    Row(("429",), RateLimited, "RunPod wants fewer requests{why}", "wait, or run fewer commands at a time"),
-    Row(("5xx other API",), Unknown, "{other_api}", UNSET),
-    Row(("5xx",), Unknown, "RunPod failed to {doing} (HTTP {status}){why}", "try again in a minute"),
-    Row(("4xx other API",), Rejected, "{other_api}", UNSET),
-    Row(("401",), AuthFailed, "RunPod does not accept the API key{why}", f"look at your keys: {CONSOLE}"),
+ERRORS = (
+    REDIRECT,
+    TOO_MANY,
+    Row(("5xx other API",), Unknown, "{other_api}", "{unset}"),
+    FAILED,
+    Row(("4xx other API",), Rejected, "{other_api}", "{unset}"),
+    BAD_KEY,
     Row(("402",), QuotaExceeded, NO_MONEY_SAY, NO_MONEY_HINT),
     Row(("400",), QuotaExceeded, NO_MONEY_SAY, NO_MONEY_HINT, NO_MONEY),
     # Access that the account or its key has not; or a proxy before RunPod that lets nothing through.
@@ -71,39 +78,24 @@ TABLE: tuple[Row, ...] = (
         creating=True),
     # What would be refused again.
     Row(("410",), Rejected, "RunPod has switched off the API that this gpuops speaks", "upgrade gpuops"),
-    Row((ANY,), Rejected, REFUSES, "check --image: RunPod must be able to pull it without a login", IMAGE),
-    Row(("404", "405"), Rejected, REFUSES, CHANGED),
-    Row((ANY,), Rejected, REFUSES, CHANGED, PROPERTY),
-    Row((ANY,), Rejected, REFUSES, "change what is asked for: RunPod would say no again"),
+    Row((ANY,), Rejected, REFUSED.say, "check --image: RunPod must be able to pull it without a login", IMAGE),
+    Row(("404", "405"), Rejected, REFUSED.say, CHANGED),
+    Row((ANY,), Rejected, REFUSED.say, CHANGED, PROPERTY),
+    Row((ANY,), Rejected, REFUSED.say, "change what is asked for: RunPod would say no again"),
 )  # fmt: skip
-"""`{why}`: RunPod's words after a colon; `{detail}`: they, else the status; `{first}`: their first sentence."""
+"""`{first}`: the first sentence of RunPod's words."""
 
 
-def failure(
-    status: int, headers: Mapping[str, str], body: bytes, doing: str, *, creating: bool = False
-) -> ProviderError:
-    """The error of an answer that is none of success. `doing`: `create a pod`; `creating`: it costs money once done."""
-    text = body.decode(errors="replace")
-    document = parse_document(text)
+def read_words(status: int, document: Any, text: str) -> Words:
     other_api, detail = _other_api(document), _detail(document, text)
-    kind = f"{status // 100}xx"
-    names = {str(status), kind, *([f"{kind} other API"] if other_api else [])}
+    names = [f"{status // 100}xx other API"] if other_api else []
     if status == 403 and "1010" in text and "error code" in text.lower():
-        names.add(CLOUDFLARE)
+        names.append(CLOUDFLARE)
     if status == 403 and not isinstance(document, dict):
-        names.add(FOREIGN)
-    values = {
-        "doing": doing,
-        "status": str(status),
-        "why": because(detail),
-        "detail": detail or ("access denied" if status == 403 else f"HTTP {status}"),
-        "first": detail.partition(". ")[0],  # the sentence after it says to refresh a page
-        "other_api": other_api,
-    }
-    error = error_table.find(TABLE, names, detail, values, creating=creating)
-    if isinstance(error, RateLimited):
-        error.retry_after = retry_after_s(headers)
-    return error
+        names.append(FOREIGN)
+    told = detail or ("access denied" if status == 403 else f"HTTP {status}")
+    first = detail.partition(". ")[0]  # the sentence after it says to refresh a page
+    return Words(message=detail, names=names, values={"detail": told, "first": first, "other_api": other_api})
 
 
 def other_shape(document: Any) -> str:

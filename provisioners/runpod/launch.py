@@ -6,13 +6,16 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from gpuops.core.models import Intent
 from provisioners.kit import boot_watch
 from provisioners.kit.documents import Document
-from provisioners.kit.keys import KeyPair
+from provisioners.kit.rented import NewMachine
 from provisioners.runpod import boot_script
-from provisioners.runpod.pods import VOLUME
 
+# Variables in a pod's environment.
+MARK = "GPUOPS_MARK"
+"""What the names of all parts of a cluster begin with."""
+VOLUME = "GPUOPS_VOLUME"
+"""The name of the network volume; RunPod's answer has its id only."""
 MOUNT = "/workspace"
 """Where a network volume is mounted."""
 
@@ -86,11 +89,11 @@ class PodSpec:
         )
 
 
-def pod_environment(intent: Intent, token: str, host: KeyPair, public: str, api: str) -> dict[str, str]:
-    """What a pod's environment holds of ours. `public`: the public half of our login key."""
+def pod_environment(new: NewMachine, api: str) -> dict[str, str]:
+    """What a pod's environment holds of ours. `api`: the address by which it ends itself."""
     return {
-        "PUBLIC_KEY": public,
-        **boot_watch.variables(intent.boot_deadline, token, host),
+        "PUBLIC_KEY": new.login,
+        **boot_watch.variables(new.end, new.token, new.host),
         boot_script.VARIABLE: boot_script.build_script(api),
         "RUNPOD_POD_USER": "0",  # root, whatever USER the image has: dstack sends it, too (its commit 76d90638a)
     }

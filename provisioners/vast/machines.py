@@ -1,19 +1,15 @@
-"""Instances as Vast.ai describes them, and as our `Resource`. Pure. What an answer lacks counts as not said."""
+"""Instances as Vast.ai describes them. Pure. What an answer lacks counts as not said."""
 
 from __future__ import annotations
 
-import ipaddress
 import re
-from collections.abc import Mapping
-from dataclasses import dataclass, field
-from pathlib import Path
 from typing import Any
 
 from gpuops.core.format import one_line
-from gpuops.core.models import MACHINE, Resource, ResourceState
+from gpuops.core.models import ResourceState
 from provisioners.kit import boot_watch
 from provisioners.kit.documents import Document, entries, inner, number, objects
-from provisioners.kit.ssh_machine import Login, ssh_data
+from provisioners.kit.ssh_machine import Login, Machine, is_behind_carrier
 from provisioners.vast.offers import REGION
 
 NOT_STARTED = re.compile(r"OCI runtime create failed|failed to create task", re.IGNORECASE)
@@ -26,117 +22,76 @@ NEVER_PULLED = re.compile(
 NEVER_RUN = ("exited", "unknown", "offline")
 """What does not become `running` by itself (Vast.ai's description of its API)."""
 PHASES = {"": "getting a machine", "created": "making its container", "loading": "pulling its image"}
+Endpoint = tuple[str, int]
 
 
-@dataclass(frozen=True)
-class Instance:
-    id: str
-    label: str = ""
-    status: str = ""
-    """`actual_status`; empty while there is no machine yet."""
-    is_stopped: bool = False
-    """Vast.ai has stopped it, and means to."""
-    is_bid: bool = False
-    message: str = ""
-    direct: tuple[str, int] = ("", 0)
-    """Where its own port is; ("", 0) where it has none."""
-    proxy: tuple[str, int] = ("", 0)
-    """Where Vast.ai's proxy passes bytes on to the same sshd."""
-    env: Mapping[str, str] = field(default_factory=dict)
-    gpu_hourly: float = 0.0
-    disk_hourly: float = 0.0
-    place: str = ""
-    machine: str = ""
-    ends: float = 0.0
-    """When its contract is over, and Vast.ai ends it, UTC seconds; 0: not known."""
-
-
-def parse_instance(document: Document) -> Instance:
-    """An instance of an answer that has an `id`."""
-    states = {document.get(name) for name in ("cur_state", "intended_status", "next_state")}
-    mapped = objects(inner(document, "ports"), "22/tcp")
-    host = str(document.get("public_ipaddr") or "").strip()
+def endpoints(instance: Document) -> tuple[Endpoint, Endpoint]:
+    """Where its own SSH port is, and where Vast.ai's proxy passes bytes on to the same sshd; ("", 0): nowhere."""
+    host = str(instance.get("public_ipaddr") or "").strip()
+    mapped = objects(inner(instance, "ports"), "22/tcp")
     port = int(number(mapped[0].get("HostPort"))) if mapped else 0
-    proxy = str(document.get("ssh_host") or ""), int(number(document.get("ssh_port")))
-    pairs = [pair for pair in entries(document, "extra_env") if isinstance(pair, list) and len(pair) == 2]
-    return Instance(
-        id=str(document["id"]),
-        label=str(document.get("label") or ""),
-        status=str(document.get("actual_status") or ""),
-        is_stopped=states == {"stopped"},
-        is_bid=bool(document.get("is_bid")),
-        message=one_line(str(document.get("status_msg") or ""), 200),
-        direct=(host, port) if port and _is_reachable(host) else ("", 0),
-        proxy=proxy if all(proxy) else ("", 0),
-        env={str(name): str(value) for name, value in pairs},
-        gpu_hourly=number(document.get("dph_base")),
-        disk_hourly=max(number(document.get("dph_total")) - number(document.get("dph_base")), 0.0),
-        place=str(document.get("geolocation") or ""),
-        machine=str(document.get("machine_id") or ""),
-        ends=number(document.get("end_date")),
+    proxy = str(instance.get("ssh_host") or ""), int(number(instance.get("ssh_port")))
+    direct = (host, port) if host and port and not is_behind_carrier(host) else ("", 0)
+    return direct, proxy if all(proxy) else ("", 0)
+
+
+def parse_machine(instance: Document, *, by_proxy: bool) -> Machine:
+    """An instance of an answer that has an `id`. `by_proxy`: by which of its two ways it is reached."""
+    direct, proxy = endpoints(instance)
+    state, now = _standing(instance, is_reachable=bool(direct[0] or proxy[0]))
+    host, port = (proxy if by_proxy else direct) if state is ResourceState.RUNNING else ("", 0)
+    pairs = [pair for pair in entries(instance, "extra_env") if isinstance(pair, list) and len(pair) == 2]
+    env = {str(name): str(value) for name, value in pairs}
+    gpus_hourly = number(instance.get("dph_base"))
+    disk_hourly = max(number(instance.get("dph_total")) - gpus_hourly, 0.0)
+    ends = number(instance.get("end_date"))
+    return Machine(
+        id=str(instance["id"]),
+        name=str(instance.get("label") or ""),
+        region=REGION,
+        state=state,
+        login=Login("root", host, port, env.get(boot_watch.HOST_PUBLIC, "")),
+        token=env.get(boot_watch.TOKEN, ""),
+        per_hour=disk_hourly + (0.0 if _is_stopped(instance) else gpus_hourly),
+        data={
+            "boot_watch": boot_watch.FOLDER,
+            "stopped": False,
+            "status": str(instance.get("actual_status") or ""),
+            "center": str(instance.get("geolocation") or ""),
+            "machine": str(instance.get("machine_id") or ""),
+            "proxy": by_proxy,
+            **({"ends": ends} if ends else {}),
+            **now,
+        },
     )
 
 
-def _is_reachable(host: str) -> bool:
-    """Not an address behind a carrier's translation (RFC 6598)."""
-    try:
-        return ipaddress.ip_address(host) not in ipaddress.ip_network("100.64.0.0/10")
-    except ValueError:
-        return bool(host)
+def _is_stopped(instance: Document) -> bool:
+    """Vast.ai has stopped it, and means to."""
+    return {instance.get(name) for name in ("cur_state", "intended_status", "next_state")} == {"stopped"}
 
 
-def _standing(one: Instance) -> tuple[ResourceState, dict[str, Any]]:
+def _standing(instance: Document, *, is_reachable: bool) -> tuple[ResourceState, dict[str, Any]]:
     """What its state means for us."""
-    if one.is_stopped and one.is_bid:
+    status = str(instance.get("actual_status") or "")  # none while there is no machine yet
+    message = one_line(str(instance.get("status_msg") or ""), 200)
+    if _is_stopped(instance) and instance.get("is_bid"):
         why = "Vast.ai has stopped it: somebody pays more for its GPUs"
         return ResourceState.UNKNOWN, {"reclaimed": True, "by": "Vast.ai", "why_ended": why}
-    if one.is_stopped or one.status in NEVER_RUN:
-        word = "stopped" if one.is_stopped else one.status
-        why = f"Vast.ai calls it {word}" + (f": {one.message}" if one.message else "")
+    if _is_stopped(instance) or status in NEVER_RUN:
+        word = "stopped" if _is_stopped(instance) else status
+        why = f"Vast.ai calls it {word}" + (f": {message}" if message else "")
         return ResourceState.UNKNOWN, {"hopeless": why, "stopped": True}
-    if one.status in ("created", "loading") and NOT_STARTED.search(one.message):
-        why = f"its machine cannot start its container: {one.message}"
-        return ResourceState.UNKNOWN, {"hopeless": why, "stopped": True}
-    if one.status in ("created", "loading") and NEVER_PULLED.search(one.message):
-        return ResourceState.UNKNOWN, {"hopeless": f"its image cannot be pulled: {one.message}"}
-    if one.status == "running":
-        if one.direct[0] or one.proxy[0]:
-            return ResourceState.RUNNING, {}
-        return ResourceState.STARTING, {"phase": "waiting for its SSH port"}
-    known = one.status in PHASES
+    if status in ("created", "loading") and NOT_STARTED.search(message):
+        return ResourceState.UNKNOWN, {
+            "hopeless": f"its machine cannot start its container: {message}",
+            "stopped": True,
+        }
+    if status in ("created", "loading") and NEVER_PULLED.search(message):
+        return ResourceState.UNKNOWN, {"hopeless": f"its image cannot be pulled: {message}"}
+    if status == "running":
+        waits = {} if is_reachable else {"phase": "waiting for its SSH port"}
+        return ResourceState.STARTING if waits else ResourceState.RUNNING, waits
+    known = status in PHASES
     state = ResourceState.STARTING if known else ResourceState.UNKNOWN
-    return state, {"phase": PHASES[one.status] if known else f"Vast.ai calls it {one.status}"}
-
-
-def machine(one: Instance, kept: Resource | None, home: Path, account: Mapping[str, str], by_proxy: bool) -> Resource:
-    """An instance as it is now. `kept`: as the ledger knows it; `by_proxy`: by which of its two ways it is reached."""
-    state, now = _standing(one)
-    before = kept.data if kept else {}
-    host_key = one.env.get(boot_watch.HOST_PUBLIC) or str(before.get("host_public") or "")
-    host, port = (one.proxy if by_proxy else one.direct) if state is ResourceState.RUNNING else ("", 0)
-    login, token = Login("root", host, port, host_key), one.env.get(boot_watch.TOKEN, "")
-    more: dict[str, Any] = {"stopped": False, **_own_data(one, host_key, by_proxy), **now}
-    hourly = one.disk_hourly + (0.0 if one.is_stopped else one.gpu_hourly)
-    return Resource(
-        kind=MACHINE,
-        id=one.id,
-        region=REGION,
-        name=one.label or (kept.name if kept else ""),
-        bills=True,
-        state=state,
-        address=host,
-        port=port,
-        per_hour=hourly or (kept.per_hour if kept else 0.0),
-        data=ssh_data(home, login, before, token=token, account=account, boot_watch=boot_watch.FOLDER, **more),
-    )
-
-
-def _own_data(one: Instance, host_key: str, by_proxy: bool) -> dict[str, Any]:
-    return {
-        "host_public": host_key,
-        "status": one.status,
-        "center": one.place,
-        "machine": one.machine,
-        "proxy": by_proxy,
-        **({"ends": one.ends} if one.ends else {}),
-    }
+    return state, {"phase": PHASES[status] if known else f"Vast.ai calls it {status}"}

@@ -9,7 +9,7 @@ from typing import Any
 from gpuops.core.errors import NoCapacity
 from gpuops.core.models import Offer, Price, Request
 from provisioners.kit.documents import Document, number
-from provisioners.kit.gpu_names import is_only_by_name, match_gpu
+from provisioners.kit.gpu_names import is_only_by_name
 from provisioners.vast.options import Wishes
 
 REGION = "vast"
@@ -53,12 +53,6 @@ def search_body(wishes: Wishes, request: Request, names: Sequence[str]) -> dict[
         "limit": MAX_ASKS,
         "allocated_storage": float(wishes.disk),
     }
-
-
-def named_gpus(known: Sequence[str], wish: str | None) -> list[str]:
-    """Vast.ai's names of the GPUs that a `--gpu-type` means. Raises UsageError."""
-    found = [name for one in wish.split(",") for name in match_gpu(known, one, "Vast.ai", name=str)] if wish else []
-    return list(dict.fromkeys(found))
 
 
 def offers(asks: Sequence[Document], wishes: Wishes, request: Request) -> list[Offer]:

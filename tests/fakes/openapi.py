@@ -21,7 +21,7 @@ FOLDER = Path(__file__).resolve().parents[3] / "shared/specs"
 class Request(Protocol):
     method: str
     path: str
-    """Without the API's version."""
+    """Without the prefix."""
     body: Any
 
 
@@ -33,11 +33,19 @@ class Answer(Protocol):
 
 
 class Spec:
-    """prefix   what stands before each path: `/v2`
-    refused  whether an answer says that a body is not well made
+    """prefix         what stands before each path: `/v2`
+    refused        whether an answer says that a body is not well made
+    names_failures whether the description has every status that a failure may have
     """
 
-    def __init__(self, document: dict[str, Any], prefix: str, refused: Callable[[Any], bool]) -> None:
+    def __init__(
+        self,
+        document: dict[str, Any],
+        prefix: str = "",
+        refused: Callable[[Any], bool] = lambda _: False,
+        *,
+        names_failures: bool = True,
+    ) -> None:
         from jsonschema import Draft202012Validator
         from referencing import Registry
         from referencing.jsonschema import DRAFT202012
@@ -51,6 +59,7 @@ class Spec:
         self._validator = Draft202012Validator
         self._prefix = prefix
         self._refused = refused
+        self._names_failures = names_failures
 
     def _operation(self, request: Request) -> dict[str, Any] | None:
         # A path without parameters goes before one with: /pods before /pods/{id}.
@@ -64,7 +73,7 @@ class Spec:
     def _wrong(self, schema: Any, value: Any) -> list[str]:
         pointed = json.loads(json.dumps(schema).replace('"#/components/', '"urn:api#/components/'))
         validator = self._validator(pointed, registry=self._registry)
-        return [f"{error.json_path}: {error.message}" for error in validator.iter_errors(value)]
+        return [f"{error.json_path}: {error.message[:300]}" for error in validator.iter_errors(value)]
 
     def _resolve(self, node: dict[str, Any]) -> dict[str, Any]:
         if "$ref" not in node:
@@ -97,9 +106,10 @@ class Spec:
 
     def _of_answer(self, operation: dict[str, Any], answer: Answer) -> list[str]:
         responses = operation["responses"]
-        if str(answer.status) not in responses and (answer.status < 300 or "default" not in responses):
-            return ["no such status"]
-        response = self._resolve(responses.get(str(answer.status)) or responses["default"])
+        described = responses.get(str(answer.status)) or (responses.get("default") if answer.status >= 300 else None)
+        if described is None:
+            return ["no such status"] if self._names_failures or answer.status < 300 else []
+        response = self._resolve(described)
         content = response.get("content", {})
         if not content:
             return ["a body where there is none"] if answer.body is not None else []
@@ -112,6 +122,14 @@ class Spec:
 
 @cache
 def description(name: str) -> dict[str, Any] | None:
-    """A description, read once; None where there is none."""
+    """A description, JSON or YAML, read once; None where there is none, or YAML cannot be read."""
     file = FOLDER / name
-    return json.loads(file.read_text()) if file.is_file() else None
+    if not file.is_file():
+        return None
+    if file.suffix == ".json":
+        return json.loads(file.read_text())
+    try:
+        import yaml
+    except ImportError:
+        return None
+    return yaml.load(file.read_text(), getattr(yaml, "CSafeLoader", yaml.SafeLoader))

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import errno
+import json
 import socket
 import sys
 import threading
@@ -12,6 +13,7 @@ from collections.abc import Callable
 from dataclasses import dataclass, field
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from typing import Any, Protocol
+from urllib.parse import parse_qsl, urlsplit
 
 GONE_AWAY = (errno.EPIPE, errno.ECONNRESET, errno.ECONNABORTED, errno.ETIMEDOUT, errno.EHOSTUNREACH, errno.ENETUNREACH)
 
@@ -190,3 +192,109 @@ class Handler(BaseHTTPRequestHandler):
         if len(data) < size:
             raise ConnectionResetError(errno.ECONNRESET, "the client went away in the middle of a request")
         return data
+
+
+@dataclass(eq=False)
+class Request(Heard):
+    """What a JSON API is asked for."""
+
+    method: str
+    path: str
+    """Without `JsonFake.prefix`."""
+    query: dict[str, str]
+    headers: dict[str, str]
+    """By their names in lower case."""
+    body: Any
+    """From JSON; None where there is none, or none that can be read."""
+
+    def __str__(self) -> str:
+        return f"{self.method} {self.path} {self.status or '-'}"
+
+
+@dataclass
+class Answer:
+    status: int
+    body: Any = None
+    """For JSON."""
+    raw: bytes | None = None
+    """In place of JSON: text."""
+    headers: dict[str, str] = field(default_factory=dict)
+
+    @property
+    def content_type(self) -> str:
+        return "application/json" if self.raw is None else "text/plain"
+
+
+class JsonHandler(Handler):
+    """One connection to a `JsonFake`."""
+
+    server: Server
+
+    def hear(self, raw: bytes) -> Request:
+        parts = urlsplit(self.path)
+        headers = {name.lower(): value for name, value in self.headers.items()}
+        try:
+            body = json.loads(raw) if raw else None
+        except ValueError:
+            body = None
+        path = parts.path.removeprefix(self._fake.prefix)
+        return Request(self.command, path, dict(parse_qsl(parts.query)), headers, body)
+
+    def answer(self, request: Request, fault: Any) -> Answer:
+        answer = self._fake.serve(request, fault)
+        request.status = answer.status
+        return answer
+
+    def send(self, answer: Answer) -> None:
+        body = json.dumps(answer.body).encode() if answer.raw is None else answer.raw
+        self.send_response(answer.status)
+        for name, value in {**answer.headers, "Content-Type": answer.content_type}.items():
+            self.send_header(name, value)
+        self.send_header("Content-Length", str(len(body)))
+        self.end_headers()
+        self.wfile.write(body)
+
+    @property
+    def _fake(self) -> JsonFake:
+        return self.server.fake  # type: ignore[return-value]
+
+
+class JsonFake:
+    """A fake of a JSON API: a subclass says what `respond` answers, one request at a time.
+
+    listening   the socket that it is reached at; else one on the loopback
+    """
+
+    prefix = ""
+    """What stands before every path: `/v1`."""
+
+    def __init__(self, listening: socket.socket | None = None) -> None:
+        self.requests: list[Request] = []
+        self.callbacks: list[Callable[[Request, str], None]] = []
+        self.problems: list[str] = []
+        """What went wrong in the fake itself; `close` raises them."""
+        self.lock = threading.RLock()
+        self.server = Server(listening or loopback(), JsonHandler, self)
+
+    @property
+    def url(self) -> str:
+        host, port = self.server.socket.getsockname()
+        return f"http://{host}:{port}{self.prefix}"
+
+    def respond(self, request: Request) -> Answer:
+        raise NotImplementedError
+
+    def serve(self, request: Request, fault: Any) -> Answer:  # noqa: ARG002
+        """A request and what `meet` has told of it."""
+        with self.lock:
+            return self.respond(request)
+
+    def meet(self, request: Request) -> Any:  # noqa: ARG002
+        return None
+
+    def pid_of(self, peer: tuple[str, int]) -> int:  # noqa: ARG002
+        return 0
+
+    def close(self) -> None:
+        self.server.end()
+        assert not self.problems, "\n".join(self.problems)

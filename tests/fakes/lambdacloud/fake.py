@@ -2,21 +2,19 @@
 
 from __future__ import annotations
 
-import json
 import re
 import secrets
 import threading
 import time
-from collections.abc import Callable
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from pathlib import Path
 from types import TracebackType
 from typing import TYPE_CHECKING, Any
 
-from tests.fakes import web
 from tests.fakes.lambdacloud.catalog import FAMILIES, REGIONS, STOCK, TYPES, image_views, region_view, type_view
 from tests.fakes.openapi import Spec, description
 from tests.fakes.peers import client_pid
+from tests.fakes.web import Answer, JsonFake, Request
 
 if TYPE_CHECKING:
     from tests.system.lab.hosts import Lab
@@ -34,29 +32,6 @@ MESSAGES = {
     "global/duplicate": "An SSH key with that name exists.",
     "provider/internal-unavailable": "Try again shortly.",
 }
-
-
-@dataclass(eq=False)
-class Request(web.Heard):
-    method: str
-    path: str
-    headers: dict[str, str]
-    body: Any
-
-    def __str__(self) -> str:
-        return f"{self.method} {self.path} {self.status or '-'}"
-
-
-@dataclass
-class Answer:
-    status: int
-    body: Any = None
-    raw: bytes | None = None
-    headers: dict[str, str] = field(default_factory=dict)
-
-    @property
-    def content_type(self) -> str:
-        return "application/json" if self.raw is None else "text/plain"
 
 
 @dataclass
@@ -126,37 +101,12 @@ class Instance:
         return not self.ended
 
 
-class Server(web.Server):
-    fake: FakeLambda
-
-
-class Handler(web.Handler):
-    server: Server
-
-    def hear(self, raw: bytes) -> Request:
-        headers = {name.lower(): value for name, value in self.headers.items()}
-        path = self.path.partition("?")[0].removeprefix(PREFIX)
-        return Request(self.command, path, headers, json.loads(raw) if raw else None)
-
-    def answer(self, request: Request, fault: Fault | None) -> Answer:
-        answer = self.server.fake.serve(request, fault)
-        request.status = answer.status
-        return answer
-
-    def send(self, answer: Answer) -> None:
-        body = json.dumps(answer.body).encode() if answer.raw is None else answer.raw
-        self.send_response(answer.status)
-        for name, value in {**answer.headers, "Content-Type": answer.content_type}.items():
-            self.send_header(name, value)
-        self.send_header("Content-Length", str(len(body)))
-        self.end_headers()
-        self.wfile.write(body)
-
-
-class FakeLambda:
+class FakeLambda(JsonFake):
     """folder   its own: the log of requests lies there.
     lab      where its instances are machines; without one nothing is behind them.
     """
+
+    prefix = PREFIX
 
     def __init__(self, folder: Path, lab: Lab | None = None) -> None:
         self.folder = folder
@@ -180,27 +130,22 @@ class FakeLambda:
         self.instances: dict[str, Instance] = {}
         """All that there ever were."""
         self.ssh_keys: dict[str, dict[str, str]] = {}
-        self.requests: list[Request] = []
-        self.callbacks: list[Callable[[Request, str], None]] = []
-        self.problems: list[str] = []
         self._faults: list[Fault] = []
-        self._lock = threading.RLock()
         self._last = self._last_launch = 0.0
         document = description("lambda-openapi.json")
-        self._spec = Spec(document, PREFIX, lambda _: False) if document else None
+        self._spec = Spec(document, PREFIX) if document else None
         self._lab = lab
         self.machines: Any = None
         if lab:
             from tests.fakes.aws.machines import Machines
 
             self.machines = Machines(lab)  # that one switches itself off ends no bill
-        self._server = Server(self.machines.listen() if lab else web.loopback(), Handler, self)
         self._closed = False
+        super().__init__(self.machines.listen() if lab else None)
 
     @property
     def env(self) -> dict[str, str]:
-        host, port = self._server.socket.getsockname()
-        return {"LAMBDA_API_URL": f"http://{host}:{port}{PREFIX}", "LAMBDA_API_KEY": self.key}
+        return {"LAMBDA_API_URL": self.url, "LAMBDA_API_KEY": self.key}
 
     def play(self, *faults: Fault) -> None:
         self._faults += faults
@@ -214,23 +159,23 @@ class FakeLambda:
     # ---- for the server
 
     def meet(self, request: Request) -> Fault | None:
-        with self._lock:
+        with self.lock:
             return next((fault for fault in self._faults if fault.meets(request)), None)
 
     def pid_of(self, peer: tuple[str, int]) -> int:
         networks = ["self", *([str(self._lab.laptop.pid)] if self._lab else [])]
-        return client_pid(peer, self._server.socket.getsockname(), networks)
+        return client_pid(peer, self.server.socket.getsockname(), networks)
 
     def serve(self, request: Request, fault: Fault | None) -> Answer:
-        with self._lock:
+        with self.lock:
             if fault and (fault.status or fault.cuts) and not fault.done:
                 return fault.answer() if fault.status else Answer(500)
-            answer = self._answer(request)
+            answer = self.respond(request)
             if self._spec and answer.raw is None and answer.status != 301:
                 self.problems += self._spec.mismatches(request, answer)
             return fault.answer() if fault and fault.status else answer
 
-    def _answer(self, request: Request) -> Answer:
+    def respond(self, request: Request) -> Answer:
         if self.has_moved:
             return Answer(301, raw=b"", headers={"Location": f"https://cloud.lambda.ai{PREFIX}{request.path}"})
         given = request.headers.get("authorization", "")
@@ -375,7 +320,7 @@ class FakeLambda:
         if self._closed:
             return
         self._closed = True
-        self._server.end()
+        self.server.end()
         if self.machines:
             self.machines.close()
             self.problems += self.machines.problems

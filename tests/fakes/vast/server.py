@@ -49,6 +49,7 @@ class Request(web.Heard):
 class Answer:
     status: int
     body: Any
+    content_type: str = "application/json"
 
 
 Route = Callable[["Service", Request, list[int]], Any]

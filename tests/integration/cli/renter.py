@@ -20,7 +20,7 @@ from gpuops.core.polling import Clock
 from gpuops.ledger.store import Ledger
 from gpuops.offers import billing_account, price_terms, search
 from provisioners.kit import json_api
-from provisioners.runpod import account, lifecycle
+from provisioners.runpod import account, pod_log
 from provisioners.runpod.provisioner import RunpodProvisioner
 from tests.conftest import HANG_S, until
 from tests.fakes.runpod import FakeRunPod, Fault, Life
@@ -149,8 +149,8 @@ def renter(desk: Desk, fake: FakeRunPod, tmp_path: Path, monkeypatch: pytest.Mon
     monkeypatch.delenv("SSH_AUTH_SOCK", raising=False)
     monkeypatch.setattr(RunpodProvisioner, "settle_s", 0.5)
     monkeypatch.setattr(RunpodProvisioner, "gone_s", 0.6)
-    monkeypatch.setattr(lifecycle, "IMAGE_PULL_LOG_INTERVAL_S", 0.2)
-    monkeypatch.setattr(lifecycle, "LOG_LISTEN_S", HANG_S)
+    monkeypatch.setattr(pod_log, "IMAGE_PULL_LOG_INTERVAL_S", 0.2)
+    monkeypatch.setattr(pod_log, "LOG_LISTEN_S", HANG_S)
     fake.terse = True
     monkeypatch.setattr(json_api, "RETRY_DELAYS_S", (0.05, 0.05))
     monkeypatch.setattr(account, "PROGRAM", "raise SystemExit(1)")

@@ -15,9 +15,9 @@ from typing import Any
 import pytest
 
 from provisioners.aws.errors import NO_KEYS
-from provisioners.lambdacloud.api import NO_KEY as NO_LAMBDA_KEY
-from provisioners.runpod.credentials import NO_KEY
-from provisioners.vast.errors import NO_KEY as NO_VAST_KEY
+from provisioners.lambdacloud.service import SERVICE as LAMBDA
+from provisioners.runpod.service import SERVICE as RUNPOD
+from provisioners.vast.service import SERVICE as VAST
 from tests.conftest import HANG_S, Shell
 from tests.desk import Desk
 from tests.integration.cli.counting import MEETS
@@ -70,9 +70,9 @@ def document(text: str, kind: str, keys: set[str]) -> dict[str, Any]:
 
 NOT_SET_UP = [
     f"aws is not set up here: there are no AWS credentials; {NO_KEYS}",
-    f"lambda is not set up here: there is no Lambda API key: LAMBDA_API_KEY is not set; {NO_LAMBDA_KEY}",
-    f"runpod is not set up here: there is no RunPod API key: RUNPOD_API_KEY is not set; {NO_KEY}",
-    f"vast is not set up here: there is no Vast.ai API key: VAST_API_KEY is not set; {NO_VAST_KEY}",
+    f"lambda is not set up here: there is no Lambda API key: LAMBDA_API_KEY is not set; {LAMBDA.no_key}",
+    f"runpod is not set up here: there is no RunPod API key: RUNPOD_API_KEY is not set; {RUNPOD.no_key}",
+    f"vast is not set up here: there is no Vast.ai API key: VAST_API_KEY is not set; {VAST.no_key}",
 ]
 
 

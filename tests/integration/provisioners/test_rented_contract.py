@@ -9,7 +9,7 @@ import os
 import shutil
 from collections.abc import Callable, Iterator
 from contextlib import AbstractContextManager, contextmanager
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
@@ -24,7 +24,8 @@ from gpuops.core.signals import Signals
 from gpuops.guard.services import WITHOUT_GUARD
 from gpuops.testing import OWNER
 from provisioners.aws import AwsProvisioner
-from provisioners.lambdacloud import LambdaProvisioner, api
+from provisioners.lambdacloud import LambdaProvisioner
+from provisioners.lambdacloud.service import SERVICE
 from provisioners.runpod import RunpodProvisioner
 from provisioners.vast import VastProvisioner
 from tests.fakes.aws import FakeAWS
@@ -87,7 +88,7 @@ def lambda_cloud(folder: Path) -> Iterator[FakeLambda]:
     """As in fast motion: a second is 20 ms, for the service and for whoever keeps to its limits."""
     with FakeLambda(folder) as fake, pytest.MonkeyPatch.context() as patch:
         fake.apart_s, fake.launches_apart_s = 0.02, 0.24
-        patch.setattr(api, "REQUESTS_APART_S", 0.03)
+        patch.setattr(LambdaProvisioner, "service", replace(SERVICE, requests_apart_s=0.03))
         patch.setattr(LambdaProvisioner, "launches_apart_s", 0.3)
         yield fake
 

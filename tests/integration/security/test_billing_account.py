@@ -20,7 +20,8 @@ from gpuops.ledger.store import Ledger
 from gpuops.offers import billing_account as payers
 from provisioners.aws import account as aws_access
 from provisioners.aws import api, credentials
-from provisioners.runpod import credentials as runpod_credentials
+from provisioners.base import Context
+from provisioners.runpod.service import SERVICE as RUNPOD
 from tests.fakes.aws import Fault as AwsFault
 from tests.fakes.runpod import Fault
 from tests.fakes.runpod.faults import deaf_delete
@@ -334,6 +335,10 @@ RUNPOD_PLACES = list(itertools.product((None, "", " ", KEY.format("EXPORTED")), 
                                        (None, "", " ", KEY.format("PROJECTS"))))  # fmt: skip
 
 
+def runpod_key(home: Path, env: Mapping[str, str], dotenv: Mapping[str, str]) -> str:
+    return RUNPOD.find_key(Context("0a1b2c3d", home, env, dotenv)).values["RUNPOD_API_KEY"]
+
+
 @pytest.mark.parametrize(("exported", "stored", "project"), RUNPOD_PLACES)
 def test_the_first_key_counts_at_runpod(
     tmp_path: Path, exported: str | None, stored: str | None, project: str | None
@@ -347,16 +352,16 @@ def test_the_first_key_counts_at_runpod(
     there = [key.strip() for key in (exported, stored, project) if key and key.strip()]
     if not there:
         with pytest.raises(NotSetUp):
-            runpod_credentials.key(surroundings(settings, environ), settings.dotenv)
+            runpod_key(tmp_path, surroundings(settings, environ), settings.dotenv)
         return
-    assert runpod_credentials.key(surroundings(settings, environ), settings.dotenv) == there[0]
+    assert runpod_key(tmp_path, surroundings(settings, environ), settings.dotenv) == there[0]
 
 
 def test_a_file_that_cannot_be_read_does_not_give_way(tmp_path: Path) -> None:
     (tmp_path / ".runpod").mkdir()
     (tmp_path / ".runpod" / "config.toml").write_text("apiKey = oops")
     with pytest.raises(AuthFailed, match=r"config.toml cannot be read"):
-        runpod_credentials.key({"HOME": str(tmp_path)}, {"RUNPOD_API_KEY": "rpa_PROJECTS"})
+        runpod_key(tmp_path, {"HOME": str(tmp_path)}, {"RUNPOD_API_KEY": "rpa_PROJECTS"})
 
 
 ID, SECRET, TOKEN = "AWS_ACCESS_KEY_ID", "AWS_SECRET_ACCESS_KEY", "AWS_SESSION_TOKEN"

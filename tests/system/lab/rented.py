@@ -5,8 +5,8 @@
         (machine,) = cloud.machines(tenant)
 
 `RentedCloud` is a fake provider whose machines are machines of a lab, `RentedMachine` one of them. rented_aws.py,
-rented_runpod.py and rented_vast.py say what is different there; test_deadmen, test_secrets and
-test_crash_{rented,replaced} use them.
+rented_runpod.py and rented_vast.py say what is different there, rented_container.py what is alike in the last two;
+test_deadmen, test_secrets and test_crash_{rented,replaced} use them.
 """
 
 from __future__ import annotations

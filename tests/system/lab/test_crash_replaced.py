@@ -114,7 +114,7 @@ def lose_pod(cloud: RentedCloud, tenant: Tenant, hit: Hit) -> None:
     (machine,) = cloud.machines(tenant)
     assert isinstance(machine, RunpodMachine)
     cloud.fake.life = Life()
-    cloud.fake.end(machine.pod, "EXITED")
+    cloud.fake.end(machine.record, "EXITED")
     expect_end(tenant, hit, process, {})
     assert len(cloud.machines(tenant)) <= 2
 

@@ -11,10 +11,11 @@ from typing import Any
 
 import pytest
 
-from gpuops.core.models import Intent
 from gpuops.core.provider import Context
 from provisioners.kit import keys
-from provisioners.runpod import RunpodProvisioner, launch, machines, options, pods
+from provisioners.kit.rented import NewMachine
+from provisioners.kit.ssh_machine import machine_resource
+from provisioners.runpod import RunpodProvisioner, launch, machines, options
 from tests.conftest import HANG_S, until
 from tests.fakes.runpod import FakeRunPod, Pod
 from tests.system.lab.available import why_no_lab
@@ -37,8 +38,9 @@ def fake(lab: Lab, tmp_path_factory: pytest.TempPathFactory) -> Iterator[FakeRun
 
 
 def told(lab: Lab, fake: FakeRunPod, lives_s: float) -> dict[str, str]:
-    intent = Intent("0a1b2c3d", "lab", "t" * 32, time.time() + lives_s, Path("x.pyz"))
-    return launch.pod_environment(intent, "t" * 32, keys.generate_key_pair(), lab.login, fake.url)
+    name, token = "gpuops-0a1b2c3d-lab-0", "t" * 32
+    new = NewMachine(name, token, keys.generate_key_pair(), lab.login, "", time.time() + lives_s)
+    return launch.pod_environment(new, fake.url)
 
 
 def offered(image: str) -> dict[str, Any]:
@@ -101,15 +103,14 @@ def test_a_node_ends_its_pod(lab: Lab, fake: FakeRunPod, image: str, tmp_path: P
     pod = made(lab, fake, image)
     until(lambda: login(lab, pod, "true", tmp_path / "known").returncode == 0, f"a login: {pod.log}")
     runpod = RunpodProvisioner(Context("0a1b2c3d", tmp_path, fake.env))
-    described = pods.parse_pod({"id": pod.id, "env": pod.env})
-    machine = machines.pod_resource(described, machines.new_pod(described, pod.name), tmp_path, {})
+    machine = machine_resource(machines.parse_pod({"id": pod.id, "env": pod.env}), tmp_path, {})
     line = shlex.join(runpod.self_destruct(machine))
     login(lab, pod, line, tmp_path / "known")
     until(lambda: not fake.pods[pod.id].bills, "it ends itself")
 
 
 def test_members_of_a_cluster_are_logged_in_to(lab: Lab, fake: FakeRunPod, tmp_path: Path) -> None:
-    env = {**told(lab, fake, 3600.0), pods.MARK: "gpuops-0a1b2c3d-lab-"}
+    env = {**told(lab, fake, 3600.0), launch.MARK: "gpuops-0a1b2c3d-lab-"}
     spec = launch.PodSpec.parse({**offered(IMAGES[0]), "gpu": "NVIDIA H100 80GB HBM3"})
     body = dict(launch.cluster_body("gpuops-0a1b2c3d-lab-cluster", spec, env))
     members = fake.add_cluster(body.pop("name"), **body).members

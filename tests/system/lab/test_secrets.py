@@ -213,7 +213,7 @@ class KeysOfRunPod(Keys):
 
     def check_running(self, machine: RentedMachine, snapshot: Snapshot) -> None:
         assert isinstance(machine, RunpodMachine)
-        pod = machine.pod
+        pod = machine.record
         # The pod's own key: no argument, no file of ours; the first process has it, and the watchdog that came with it.
         assert not snapshot.command_lines_with(pod.key)
         assert snapshot.files_with(pod.key) == ["etc/rp_environment"]  # the image's
@@ -262,11 +262,11 @@ class KeysOfVast(Keys):
     def check_running(self, machine: RentedMachine, snapshot: Snapshot) -> None:
         """The machine's own key and its first host key: in no file, no command line, and not in the run."""
         assert isinstance(machine, VastMachine)
-        host_key = machine.instance.env["GPUOPS_HOST_KEY"]
+        host_key = machine.record.env["GPUOPS_HOST_KEY"]
         secret_part = b"".join(base64.b64decode(host_key).splitlines()[1:-1])[80:]
         assert not [name for name, data in snapshot.files.items() if secret_part in data.replace(b"\n", b"")]
         (run,) = [process for process in snapshot.processes if process.is_run]
-        for secret in (machine.instance.key, host_key):
+        for secret in (machine.record.key, host_key):
             assert not snapshot.files_with(secret)
             assert not snapshot.command_lines_with(secret)
             assert secret not in machine.console

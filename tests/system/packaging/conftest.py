@@ -13,8 +13,8 @@ import pytest
 from filelock import FileLock
 
 ROOT = Path(__file__).parents[3]
-collect_ignore = ["plugin"]
-"""Its tests are run where its wheel is installed."""
+collect_ignore = ["plugin", "heron"]
+"""Their tests are run where their wheels are installed."""
 
 
 def run(*argv: str | Path, cwd: Path) -> str:

@@ -15,6 +15,8 @@ import pytest
 from provisioners.aws import launch as aws_launch
 from provisioners.aws import machines as aws_machines
 from provisioners.aws import offers as aws_offers
+from provisioners.kit import instance_types
+from provisioners.lambdacloud import machines as lambda_machines
 from provisioners.local import LocalProvisioner
 from provisioners.runpod import launch as runpod_launch
 from provisioners.runpod import machines as runpod_machines
@@ -29,9 +31,10 @@ WRITERS: dict[str, list[Callable[..., Any]]] = {
     "aws": [aws_offers._build_offer, aws_launch.LaunchSpec.document, aws_machines.machine_resource],
     "runpod": [
         *(runpod_offers._offer, runpod_launch.PodSpec.document),
-        *(runpod_machines.pod_resource, runpod_machines.cluster_resource),
+        *(runpod_machines.parse_pod, runpod_machines.cluster_resource),
     ],
-    "vast": [vast_offers._offer, vast_machines._own_data],
+    "lambda": [instance_types._offer, lambda_machines.parse_machine],
+    "vast": [vast_offers._offer, vast_machines.parse_machine],
     "ssh": [SshProvisioner.offers, ssh_machines.node_resource, ssh_machines.contained_resource],
     "local": [LocalProvisioner.offers, LocalProvisioner._resource],
 }

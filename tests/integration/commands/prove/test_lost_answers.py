@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Mapping
+from dataclasses import replace
 from typing import Any
 
 import pytest
@@ -13,7 +14,8 @@ from gpuops.core.errors import ProviderError, Rejected
 from gpuops.core.models import Request
 from gpuops.testing import LostAnswersContract, open_sandbox
 from provisioners.aws import AwsProvisioner
-from provisioners.lambdacloud import LambdaProvisioner, api
+from provisioners.lambdacloud import LambdaProvisioner
+from provisioners.lambdacloud.service import SERVICE
 from provisioners.runpod import RunpodProvisioner
 from provisioners.vast import VastProvisioner
 from tests.fakes.aws import FakeAWS
@@ -28,7 +30,7 @@ def quick(monkeypatch: pytest.MonkeyPatch) -> None:
     """The fakes know at once what they were asked for."""
     for provisioner in (AwsProvisioner, LambdaProvisioner, RunpodProvisioner, VastProvisioner):
         monkeypatch.setattr(provisioner, "settle_s", 1.0)
-    monkeypatch.setattr(api, "REQUESTS_APART_S", 0.0)
+    monkeypatch.setattr(LambdaProvisioner, "service", replace(SERVICE, requests_apart_s=0.0))
 
 
 @pytest.fixture(scope="module")

@@ -25,7 +25,8 @@ from gpuops.core.errors import (
 from gpuops.core.models import Intent, Request, Resource
 from gpuops.core.provider import Context
 from provisioners.kit import json_api
-from provisioners.lambdacloud import LambdaProvisioner, api
+from provisioners.lambdacloud import LambdaProvisioner
+from provisioners.lambdacloud.service import SERVICE
 from tests.fakes.lambdacloud import FakeLambda, Fault
 from tests.fakes.lambdacloud.fake import FULL
 
@@ -48,8 +49,8 @@ class Notes:
 
 @pytest.fixture
 def fake(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[FakeLambda]:
-    monkeypatch.setattr(api, "REQUESTS_APART_S", 0.0)
-    monkeypatch.setattr(api, "WAIT_AT_429_S", 1e6)  # nobody waits
+    hasty = dataclasses.replace(SERVICE, requests_apart_s=0.0, wait_at_429_s=1e6)  # nobody waits
+    monkeypatch.setattr(LambdaProvisioner, "service", hasty)
     monkeypatch.setattr(LambdaProvisioner, "launches_apart_s", 0.0)
     monkeypatch.setattr(json_api, "RETRY_DELAYS_S", (0.01, 0.01))
     with FakeLambda(tmp_path / "lambda") as one:

@@ -7,6 +7,7 @@ import subprocess
 import sys
 import threading
 from collections.abc import Callable
+from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
 
@@ -23,9 +24,11 @@ from gpuops.core.errors import (
     UsageError,
 )
 from gpuops.core.polling import Clock
+from provisioners.base import Context
 from provisioners.kit import json_api as module
 from provisioners.kit.http_client import HttpClient, Request, proxy_for
 from provisioners.runpod.api import Api
+from provisioners.runpod.service import SERVICE
 from tests.conftest import HANG_S
 from tests.fakes.provider import FakeClock
 from tests.integration.provisioners.runpod.canned import CUT, Asked, Canned, Says, problem
@@ -34,7 +37,11 @@ KEY = "rpa_MYSECRETKEY"
 
 
 def client(server: Canned, clock: Clock | None = None, **env: str) -> Api:
-    return Api({"RUNPOD_API_KEY": KEY, "RUNPOD_API_URL": server.url, **env}, clock=clock)
+    return api({"RUNPOD_API_KEY": KEY, "RUNPOD_API_URL": server.url, **env}, clock)
+
+
+def api(env: dict[str, str], clock: Clock | None = None) -> Api:
+    return Api(SERVICE, Context("0a1b2c3d", Path("/nowhere"), {"HOME": "/nowhere", **env}, clock=clock or Clock()))
 
 
 def in_turn(*says: Says) -> Callable[[Asked], Says]:
@@ -284,13 +291,13 @@ def test_it_goes_through_the_proxy_with_its_login() -> None:
     with Canned(lambda _: Says(200, {"id": "p1"})) as proxy:
         host = proxy.url.removesuffix("/v2").removeprefix("http://")
         env = {"RUNPOD_API_KEY": KEY, "RUNPOD_API_URL": HTTP, "http_proxy": f"http://me:w%40rd@{host}"}
-        assert Api(env).find_object("/pods/p1", "look") == {"id": "p1"}
+        assert api(env).find_object("/pods/p1", "look") == {"id": "p1"}
     assert proxy.asked[0].path == "http://10.0.0.1/v2/pods/p1"
     assert proxy.asked[0].headers["proxy-authorization"] == "Basic bWU6d0ByZA=="
 
 
 def test_to_make_one_touches_nothing_and_imports_nothing() -> None:
-    Api({})
+    api({})
     code = (
         "import sys\nfrom pathlib import Path\nfrom gpuops.core.provider import Context\n"
         "from provisioners.runpod import RunpodProvisioner\nRunpodProvisioner(Context('', Path('x'), {}))\n"
@@ -299,6 +306,6 @@ def test_to_make_one_touches_nothing_and_imports_nothing() -> None:
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, timeout=600, check=False)
     assert done.stdout == "[]\n", done.stderr
     with pytest.raises(AuthFailed):
-        Api({}).get("/pods", "list pods")
+        api({}).get("/pods", "list pods")
     with pytest.raises(UsageError):
-        Api({"RUNPOD_API_KEY": KEY, "RUNPOD_API_URL": "https://rest.runpod.io/v1"}).get("/pods", "list pods")
+        api({"RUNPOD_API_KEY": KEY, "RUNPOD_API_URL": "https://rest.runpod.io/v1"}).get("/pods", "list pods")

@@ -13,7 +13,7 @@ import pytest
 from gpuops.core.errors import NoCapacity, Rejected, Unknown, UsageError
 from gpuops.core.models import Intent, Request, Resource
 from gpuops.core.provider import Context
-from provisioners.runpod import RunpodProvisioner, machines, options, pods
+from provisioners.runpod import RunpodProvisioner, machines, options
 from tests.fakes.runpod import FakeRunPod, Fault, Life
 from tests.fakes.runpod.faults import capacity, leaving_members, lost_create
 from tests.fakes.runpod.service import NETWORK
@@ -256,4 +256,4 @@ def member(rank: int | None, name: str = "x", **more: Any) -> dict[str, Any]:
     (member(0), "gpuops-o-cluster-cluster", "gpuops-o-cluster-0"),
 ])  # fmt: skip
 def test_whose_a_pod_is(pod: dict[str, Any], cluster: str, mark: str) -> None:
-    assert machines.resource_name(pods.parse_pod(pod), {"c": cluster}) == mark
+    assert machines.resource_name(machines.parse_pod(pod), {"c": cluster}) == mark

@@ -31,10 +31,10 @@ from gpuops.core.provider import Context
 from gpuops.transport.ssh import Target
 from gpuops.transport.ssh.host_keys import canonical
 from provisioners.kit import keys
-from provisioners.runpod import RunpodProvisioner, boot_log, boot_script, lifecycle
+from provisioners.kit.account import AccountFacts
+from provisioners.runpod import RunpodProvisioner, boot_log, boot_script, pod_log
 from provisioners.runpod import account as accounts
 from provisioners.runpod import provisioner as module
-from provisioners.runpod.account import AccountFacts
 from tests.conftest import HANG_S, until
 from tests.fakes.runpod import FakeRunPod, Fault, Life, Pod
 from tests.fakes.runpod.faults import (
@@ -389,7 +389,7 @@ def test_a_pod_that_ends_by_itself(
 
 def whole_logs(fake: FakeRunPod, monkeypatch: pytest.MonkeyPatch, until_it_says: str = "") -> None:
     """A log ends where there is no more of it: however busy this machine is, all of it is heard."""
-    monkeypatch.setattr(lifecycle, "LOG_LISTEN_S", HANG_S)
+    monkeypatch.setattr(pod_log, "LOG_LISTEN_S", HANG_S)
     fake.terse = True
     if until_it_says:
         until(lambda: fake.settle() or until_it_says in str(only(fake).log), f"{until_it_says}: {only(fake).log}")
@@ -430,7 +430,7 @@ def test_an_address_that_nobody_reaches_is_hopeless_once_it_stays(
     machine = made(runpod)
     now = runpod.describe(machine)
     assert (now.address, now.data["phase"], now.data["hopeless"]) == ("", "waiting for a public address", "")
-    monkeypatch.setattr(lifecycle, "IMAGE_PULL_LOG_INTERVAL_S", 0.0)
+    monkeypatch.setattr(pod_log, "IMAGE_PULL_LOG_INTERVAL_S", 0.0)
     whole_logs(fake, monkeypatch)
     now = runpod.describe(machine)
     assert "no public address" in now.data["hopeless"]
@@ -467,10 +467,10 @@ def test_an_image_that_never_starts_is_looked_into_after_a_while(
     machine = made(runpod, **wish)
     assert runpod.describe(machine).data["hopeless"] == ""
     assert not fake.asked("GET", "/pods/*/logs"), "not at once"
-    monkeypatch.setattr(lifecycle, "IMAGE_PULL_LOG_INTERVAL_S", 0.0)
+    monkeypatch.setattr(pod_log, "IMAGE_PULL_LOG_INTERVAL_S", 0.0)
     whole_logs(fake, monkeypatch, logged)
     assert say in runpod.describe(machine).data["hopeless"]
-    monkeypatch.setattr(lifecycle, "IMAGE_PULL_LOG_INTERVAL_S", 60.0)
+    monkeypatch.setattr(pod_log, "IMAGE_PULL_LOG_INTERVAL_S", 60.0)
     now = runpod.describe(machine)
     assert say in now.data["hopeless"], "and it stays so"
     assert now.data["stopped"] == (life in (LAYER_ERROR, NOT_MADE)), "another machine may do"

@@ -324,7 +324,7 @@ def test_an_answer_about_a_machine_that_says_nothing_is_not_its_end(
 ) -> None:
     machine = make(vast)
     body = b"" if answer is None else json.dumps(answer).encode()
-    monkeypatch.setattr(vast._api, "_send", lambda _: Answer(200, {}, body))
+    monkeypatch.setattr(vast.api, "_send", lambda _: Answer(200, {}, body))
     with pytest.raises(Unknown, match="cannot be read"):
         vast.describe(machine)
 

@@ -2,29 +2,28 @@
 
 from __future__ import annotations
 
+from pathlib import Path
+
 import pytest
 
-from gpuops.core.errors import NotSetUp, Unknown
+from gpuops.core.errors import Unknown
+from provisioners.base import Context
 from provisioners.kit.http_client import NoAnswer, Request
-from provisioners.kit.json_api import JsonApi, Service
-from provisioners.lambdacloud.errors import failure
+from provisioners.kit.json_api import JsonApi
+from provisioners.kit.service import Service
 from tests.fakes.provider import FakeClock
 
 
-def test_a_lost_answer_is_unknown_also_where_the_key_has_gone(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_lost_answer_is_unknown_also_where_the_key_has_gone(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     """Its file is being written anew. A refusal would mean that nothing was made."""
-    keys = ["a-key"]
-
-    def key() -> str:
-        if not keys:
-            raise NotSetUp("there is no key", "make one")
-        return keys[0]
+    env = {"A_KEY": "a-key", "HOME": str(tmp_path)}
+    service = Service("Somebody", "http://127.0.0.1", "A_URL", "A_KEY", "somewhere")
+    api = JsonApi(service, Context("0a1b2c3d", tmp_path, env, clock=FakeClock()))
 
     def lose(_: Request) -> None:
-        keys.clear()
+        env.clear()
         raise NoAnswer("the connection was cut")
 
-    api = JsonApi(Service("Somebody", lambda: "http://127.0.0.1", key, failure), {}, FakeClock())
     monkeypatch.setattr(api, "_send", lose)
     with pytest.raises(Unknown, match="the connection was cut"):
         api.post("/machines", {}, "start a machine")

@@ -7,7 +7,12 @@ from pathlib import Path
 import pytest
 
 from gpuops.core.errors import AuthFailed, UsageError
-from provisioners.runpod import credentials
+from provisioners.base import Context
+from provisioners.runpod.service import SERVICE, graphql_base
+
+
+def key(env: dict[str, str]) -> str:
+    return SERVICE.find_key(Context("0a1b2c3d", Path("/nowhere"), env)).values["RUNPOD_API_KEY"]
 
 
 def stored(home: Path, text: str) -> dict[str, str]:
@@ -18,30 +23,30 @@ def stored(home: Path, text: str) -> dict[str, str]:
 
 def test_the_environment_comes_before_what_runpods_tools_have_stored(tmp_path: Path) -> None:
     env = stored(tmp_path, 'apiKey = "stored"\n')
-    assert credentials.key({**env, "RUNPOD_API_KEY": " given\n"}) == "given"
-    assert credentials.key({**env, "RUNPOD_API_KEY": ""}) == "stored"
+    assert key({**env, "RUNPOD_API_KEY": " given\n"}) == "given"
+    assert key({**env, "RUNPOD_API_KEY": ""}) == "stored"
 
 
 @pytest.mark.parametrize(
     "text", ['apiKey = "k1"\n', '[default]\napi_key = "k1"\n', 'apiKey = ""\n[default]\napi_key = "k1"\n']
 )
 def test_both_of_runpods_tools_are_understood(tmp_path: Path, text: str) -> None:
-    assert credentials.key(stored(tmp_path, text)) == "k1"
+    assert key(stored(tmp_path, text)) == "k1"
 
 
 @pytest.mark.parametrize("text", ["", "default = 3\n", "apiKey = 3\n", "not toml"])
 def test_no_key_is_said_with_the_way_to_one(tmp_path: Path, text: str) -> None:
     with pytest.raises(AuthFailed) as caught:
-        credentials.key(stored(tmp_path, text))
+        key(stored(tmp_path, text))
     assert "RUNPOD_API_KEY is not set" in caught.value.message
     assert "console.runpod.io" in caught.value.hint
 
 
-@pytest.mark.parametrize("key", ["two words", "line\nbreak", "schlüssel"])
-def test_what_cannot_be_a_key_is_not_repeated(key: str) -> None:
+@pytest.mark.parametrize("secret", ["two words", "line\nbreak", "schlüssel"])
+def test_what_cannot_be_a_key_is_not_repeated(secret: str) -> None:
     with pytest.raises(AuthFailed) as caught:
-        credentials.key({"RUNPOD_API_KEY": key})
-    assert key not in caught.value.message + caught.value.hint
+        key({"RUNPOD_API_KEY": secret})
+    assert secret not in caught.value.message + caught.value.hint
 
 
 @pytest.mark.parametrize("url", [
@@ -49,7 +54,7 @@ def test_what_cannot_be_a_key_is_not_repeated(key: str) -> None:
     "http://[::1]:8/v2", "http://10.1.2.3/v2", "http://192.168.1.1/v2",
 ])  # fmt: skip
 def test_addresses_that_a_key_may_be_sent_to(url: str) -> None:
-    assert credentials.address({"RUNPOD_API_URL": url}) == url.rstrip("/")
+    assert SERVICE.find_address({"RUNPOD_API_URL": url}) == url.rstrip("/")
 
 
 @pytest.mark.parametrize(("url", "say"), [
@@ -66,12 +71,12 @@ def test_addresses_that_a_key_may_be_sent_to(url: str) -> None:
 ])  # fmt: skip
 def test_addresses_that_it_may_not(url: str, say: str) -> None:
     with pytest.raises(UsageError, match=say):
-        credentials.address({"RUNPOD_API_URL": url})
+        SERVICE.find_address({"RUNPOD_API_URL": url})
 
 
 def test_the_balance_is_asked_for_where_the_api_is() -> None:
-    assert credentials.graphql_base({}) == "https://api.runpod.io"
-    assert credentials.graphql_base({"RUNPOD_API_URL": "http://127.0.0.1:7/v2"}) == "http://127.0.0.1:7"
-    assert credentials.graphql_base({"RUNPOD_API_BASE_URL": "https://x.org/"}) == "https://x.org"
+    assert graphql_base({}) == "https://api.runpod.io"
+    assert graphql_base({"RUNPOD_API_URL": "http://127.0.0.1:7/v2"}) == "http://127.0.0.1:7"
+    assert graphql_base({"RUNPOD_API_BASE_URL": "https://x.org/"}) == "https://x.org"
     with pytest.raises(UsageError):
-        credentials.graphql_base({"RUNPOD_API_BASE_URL": "http://x.org"})
+        graphql_base({"RUNPOD_API_BASE_URL": "http://x.org"})

@@ -56,7 +56,7 @@ def test_a_name_means_every_form_of_its_gpu(typed: str, names: set[str]) -> None
 ])  # fmt: skip
 def test_a_name_that_means_none_gets_near_ones(typed: str, near: str) -> None:
     with pytest.raises(UsageError) as caught:
-        catalog.match_gpus(SECURE, typed)
+        catalog._match(SECURE, typed)
     assert near in caught.value.hint
 
 

@@ -7,7 +7,7 @@ import json
 import pytest
 
 from gpuops.core.errors import AuthFailed, NoCapacity, ProviderError, QuotaExceeded, RateLimited, Rejected, Unknown
-from provisioners.runpod.errors import failure
+from provisioners.runpod.service import SERVICE
 
 GONE = "There are no longer any instances available with the requested specifications. Please refresh and try again."
 
@@ -18,7 +18,7 @@ def of(status: int, detail: object = "", *, creating: bool = True, **more: objec
         if isinstance(detail, bytes)
         else json.dumps({"title": "T", "status": status, "detail": detail, **more}).encode()
     )
-    return failure(status, {}, body, "create a pod", creating=creating)
+    return SERVICE.failure(status, {}, body, "create a pod", creating=creating)
 
 
 @pytest.mark.parametrize("detail", [
@@ -90,25 +90,25 @@ def test_of_what_a_validator_says_the_missing_property_counts() -> None:
 
 @pytest.mark.parametrize(("header", "seconds"), [("12", 12.0), ("soon", None), ("-3", None), (None, None)])
 def test_how_long_to_wait(header: str | None, seconds: float | None) -> None:
-    error = failure(429, {"Retry-After": header} if header else {}, b"", "list pods")
+    error = SERVICE.failure(429, {"Retry-After": header} if header else {}, b"", "list pods")
     assert isinstance(error, RateLimited)
     assert error.retry_after == seconds
 
 
 def test_an_older_api_is_recognised() -> None:
-    old = failure(
+    old = SERVICE.failure(
         500, {}, b'{"error": "create pod: no longer any instances", "status": 500}', "create a pod", creating=True
     )
     assert type(old) is Unknown, "it may have been made"
     assert "REST API v1" in old.message
-    assert "v1" in failure(400, {}, b'{"error": "x"}', "list pods").message
-    assert "GraphQL" in failure(400, {}, b'{"errors": [{"message": "x"}]}', "list pods").message
+    assert "v1" in SERVICE.failure(400, {}, b'{"error": "x"}', "list pods").message
+    assert "GraphQL" in SERVICE.failure(400, {}, b'{"errors": [{"message": "x"}]}', "list pods").message
 
 
 @pytest.mark.parametrize("body", [b"", b"null", b"[]", b"3", b"\xff\xfe", b'{"detail": {"a": 1}}', b'{"errors": "x"}',
                                   b"[" * 100_000, b"x" * 10_000])  # fmt: skip
 @pytest.mark.parametrize("status", [400, 401, 402, 403, 404, 422, 429, 500])
 def test_nonsense_is_one_sentence_all_the_same(status: int, body: bytes) -> None:
-    error = failure(status, {}, body, "create a pod", creating=True)
+    error = SERVICE.failure(status, {}, body, "create a pod", creating=True)
     assert 0 < len(error.message) < 500
     assert "\n" not in error.message

@@ -2,13 +2,11 @@
 
 from __future__ import annotations
 
-import dataclasses
-from pathlib import Path
 from typing import Any
 
 import pytest
 
-from provisioners.runpod import machines, pods
+from provisioners.runpod import launch, machines
 
 MOUNTS = {"network": [{"volumeId": "vol1", "path": "/workspace"}]}
 
@@ -16,7 +14,7 @@ MOUNTS = {"network": [{"volumeId": "vol1", "path": "/workspace"}]}
 @pytest.mark.parametrize(
     ("pod", "known", "expected"),
     [
-        ({"mounts": MOUNTS, "env": {pods.VOLUME: "data"}}, {}, {"vol1": "/workspace", "data": "/workspace"}),
+        ({"mounts": MOUNTS, "env": {launch.VOLUME: "data"}}, {}, {"vol1": "/workspace", "data": "/workspace"}),
         ({"mounts": MOUNTS, "env": {}}, {}, {"vol1": "/workspace"}),
         ({"mounts": None}, {"mounts": {"data": "/workspace"}}, {"data": "/workspace"}),
         ({}, {}, {}),
@@ -25,7 +23,5 @@ MOUNTS = {"network": [{"volumeId": "vol1", "path": "/workspace"}]}
     ],
 )
 def test_a_volume_is_found_by_name_and_id(pod: dict[str, Any], known: dict[str, Any], expected: dict[str, str]) -> None:
-    described = pods.parse_pod({"id": "p1", "status": "RUNNING", **pod})
-    previous = dataclasses.replace(machines.new_pod(described, "gpuops-me-a-0"), data=known)
-    made = machines.pod_resource(described, previous, Path("/h"), {})
+    made = machines.parse_pod({"id": "p1", "status": "RUNNING", **pod}, kept=known)
     assert made.data["mounts"] == expected

@@ -15,12 +15,12 @@ from gpuops.core.errors import (
     Rejected,
     Unknown,
 )
-from provisioners.vast.errors import failure
+from provisioners.vast.service import SERVICE
 
 
 def answered(status: int, body: object, *, creating: bool = False) -> ProviderError:
     text = body if isinstance(body, str) else json.dumps(body)
-    return failure(status, {}, text.encode(), "rent a machine", creating=creating)
+    return SERVICE.failure(status, {}, text.encode(), "rent a machine", creating=creating)
 
 
 GONE_404 = {

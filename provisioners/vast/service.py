@@ -1,0 +1,46 @@
+"""Vast.ai's REST API: where its key lies, and what its answers mean."""
+
+from __future__ import annotations
+
+import re
+
+from gpuops.core.errors import AuthFailed, NoCapacity, QuotaExceeded
+from provisioners.kit.error_table import BAD_KEY, STANDARD, Row
+from provisioners.kit.service import Service, StoredKey
+
+BILLING = "https://cloud.vast.ai/billing/"
+LATER = "try again later, or let it be tried for you (--wait 2h)"
+TAKEN = "it was rented by somebody else meanwhile"
+GONE = re.compile(r"no_such_ask|no longer available|is not available", re.IGNORECASE)
+NO_MONEY = re.compile(r"credit|balance|funds|billing", re.IGNORECASE)
+UNKNOWN_KEY = re.compile(r"invalid user key|auth_error", re.IGNORECASE)
+THRESHOLD = re.compile(r"threshold=(\d+(?:\.\d+)?)")
+"""Least seconds from one request of a kind to the next: said in the words of a 429, without `Retry-After`."""
+THRESHOLD_S = 5.0
+ERRORS = (
+    Row(("404",), AuthFailed, BAD_KEY.say, BAD_KEY.hint, UNKNOWN_KEY),
+    Row(("404", "410"), NoCapacity, TAKEN, LATER, GONE, creating=True),
+    Row(("no_such_ask",), NoCapacity, TAKEN, LATER, creating=True),
+    Row(("invalid_price",), NoCapacity, "the bid is too low by now{why}", "bid more: --bid", creating=True),
+    Row(("402", "400", "403"), QuotaExceeded, "the credit at Vast.ai does not let it {doing}{why}",
+        f"add credit: {BILLING}", NO_MONEY),
+    *STANDARD,
+)  # fmt: skip
+
+
+def _said_wait_s(words: str) -> float:
+    found = THRESHOLD.search(words)
+    return float(found[1]) if found else THRESHOLD_S
+
+
+SERVICE = Service(
+    name="Vast.ai",
+    address="https://console.vast.ai",
+    address_variable="VAST_URL",
+    key_variable="VAST_API_KEY",
+    keys_page="https://cloud.vast.ai/manage-keys/",
+    errors=ERRORS,
+    said_wait_s=_said_wait_s,
+    stored_keys=(StoredKey("~/.config/vastai/vast_api_key"), StoredKey("~/.vast_api_key")),  # the newer one first
+    wait_at_429_s=1.0,  # it lists once a second
+)
