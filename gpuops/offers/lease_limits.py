@@ -73,6 +73,18 @@ def within_offer(limits: LeaseLimits, offer: Offer) -> LeaseLimits:
     return dataclasses.replace(limits, until=until, idle_min=idle_min if limits.idle_min is None else limits.idle_min)
 
 
+def limits_after(limits: LeaseLimits, spent: float, per_hour: float) -> tuple[LeaseLimits, str]:
+    """The limits once `spent` $ of them are used up, and, where that leaves too little for machines at `per_hour`,
+    why."""
+    if limits.max_cost is None or spent <= 0:
+        return limits, ""
+    rest, why = max(0.0, limits.max_cost - spent), ""
+    if rest * 3600 < MIN_LEASE_S * per_hour:
+        least = span(MIN_LEASE_S)
+        why = f"{money(spent)} of --max-cost {money(limits.max_cost)} are spent: less than {least} are left"
+    return dataclasses.replace(limits, max_cost=rest), why
+
+
 def machines_end(machines: Sequence[Resource]) -> float | None:
     """When the first of these machines ends by itself, UTC seconds; None where none does."""
     return min((float(machine.data["ends"]) for machine in machines if machine.data.get("ends")), default=None)

@@ -40,6 +40,8 @@ class PriceApproval:
     """Places (`Offer.data["place"]`) where machines were preempted, the latest last."""
     settled: bool = False
     """These machines replace preempted ones: no further question is asked."""
+    spent_before: float = 0.0
+    """$ for machines that were given back, since the last cluster that came up: none is whole without all of them."""
     replaces: bool = False
     """Preempted machines will be replaced (`--retries`): the approval covers the replacements."""
 

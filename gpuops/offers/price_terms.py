@@ -10,7 +10,7 @@ from gpuops.core.format import money
 from gpuops.core.models import Lease, Offer, Payer, Request
 from gpuops.ledger.store import ClusterRow
 from gpuops.offers import lease_limits
-from gpuops.offers.lease_limits import BOOT_MARGIN_S, LeaseLimits, within_offer
+from gpuops.offers.lease_limits import BOOT_MARGIN_S, LeaseLimits, limits_after, within_offer
 from gpuops.offers.price_approval import PRICE_ROUNDING, PriceApproval, max_price_flag
 from gpuops.offers.search import ACCOUNT_WAIT_S, OfferSearch
 
@@ -49,7 +49,7 @@ class Terms:
         funds = self._search.account.answer(0.0)
         if funds is not None and funds.balance is not None:
             now = self._ctx.clock.now()
-            requested = self._requested_lease(first, now)
+            requested = self._requested_lease(first, now, self._approval.spent_before)
             _, note = lease_limits.cut_to_balance(requested, funds, first.per_hour, now)
             self._note(lease_limits.balance_warning(funds, first.per_hour) or note)
 
@@ -79,17 +79,25 @@ class Terms:
         for note in offer.notes:
             self._note(note)
 
-    def boot_end(self, offer: Offer, now: float) -> float:
-        """The end of the boot lease: machines that are not ready yet cost money, too."""
-        requested, until = self._requested_lease(offer, now), within_offer(self._limits, offer).until
+    def check_spent(self, offer: Offer, spent: float) -> None:
+        """Raises Rejected where `spent` $ leave too little of `--max-cost` for such an offer."""
+        if why := limits_after(self._limits, spent, offer.per_hour)[1]:
+            raise Rejected(f"{why}, with what was given back since a part of it could not be had", "raise --max-cost")
+
+    def boot_end(self, offer: Offer, now: float, spent: float) -> float:
+        """The end of the boot lease: machines that are not ready yet cost money, too. `spent`: as for `lease`."""
+        requested, until = self._requested_lease(offer, now, spent), within_offer(self._limits, offer).until
         longest = now + offer.queue_s + self._request.timeout_min * 60 + BOOT_MARGIN_S
         return min(end for end in (longest, requested.money_end, until) if end is not None)
 
-    def lease(self, offer: Offer, now: float, since: float | None = None, per_hour: float | None = None) -> Lease:
-        """The cluster's lease on such an offer, no longer than the balance lasts. `since`: when the machines began to
-        cost money; `per_hour`: what they cost, where that is not the offer's price."""
+    def lease(
+        self, offer: Offer, now: float, spent: float, since: float | None = None, per_hour: float | None = None
+    ) -> Lease:
+        """The cluster's lease on such an offer, no longer than the balance lasts. `spent`: $ of the limit that are used
+        up already; `since`: when the machines began to cost money; `per_hour`: what they cost, where that is not the
+        offer's price."""
         per_hour = offer.per_hour if per_hour is None else per_hour
-        lease = self._requested_lease(offer, now, since, per_hour)
+        lease = self._requested_lease(offer, now, spent, since, per_hour)
         funds = self._search.account.answer(0.0 if since is None else ACCOUNT_WAIT_S)
         if funds is None:
             return lease
@@ -99,11 +107,11 @@ class Terms:
         return lease
 
     def _requested_lease(
-        self, offer: Offer, now: float, since: float | None = None, per_hour: float | None = None
+        self, offer: Offer, now: float, spent: float, since: float | None = None, per_hour: float | None = None
     ) -> Lease:
         """The lease that the flags and the offer name, however long the balance lasts."""
         per_hour = offer.per_hour if per_hour is None else per_hour
-        limits = within_offer(self._limits, offer)
+        limits = limits_after(within_offer(self._limits, offer), spent, per_hour)[0]
         return lease_limits.new_lease(limits, rented=self._rented, per_hour=per_hour, now=now, since=since)
 
     def _note(self, note: str) -> None:
