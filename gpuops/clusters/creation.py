@@ -130,7 +130,7 @@ def _attempt_price(ctx: Context, row: ClusterRow) -> float:
     if ctx.ledger.has_open_intents(row.id):
         return row.offered_per_hour
     made = [resource for resource in ctx.ledger.resources(row.id) if resource.bills]
-    part = sum(resource.is_machine for resource in made) / row.offer.get("nodes", 1)
+    part = sum(resource.is_machine for resource in made) / int(row.offer.get("nodes") or 1)
     return max(row.offered_per_hour * part, sum(resource.per_hour for resource in made))
 
 

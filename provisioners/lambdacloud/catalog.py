@@ -87,10 +87,11 @@ def select(kinds: Sequence[Kind], request: Request) -> list[Kind]:
     count = request.gpus or (None if wanted else 1)
     fitting = [kind for kind in named if count in (None, kind.gpus)]
     if not fitting:
-        counts = ", ".join(map(str, sorted({kind.gpus for kind in named})))
+        counts = sorted({kind.gpus for kind in named})
+        sold = ", ".join(map(str, counts))
         raise UsageError(
-            f"Lambda has no machine with {count} x {wanted or request.gpu_type or 'GPU'}: they have {counts}",
-            "ask for as many --gpus, or for another --gpu-type",
+            f"Lambda sells no machine with {count} x {wanted or request.gpu_type or 'GPU'}: it sells them with {sold}",
+            f"take the nearest: {_nearest_flags(counts, count or 0)}",
         )
     large = [kind for kind in fitting if kind.memory >= (request.gpu_mem or 0)]
     if not large:
@@ -100,6 +101,15 @@ def select(kinds: Sequence[Kind], request: Request) -> list[Kind]:
             "ask for less with --gpu-mem, or for another --gpu-type",
         )
     return sorted(dict.fromkeys(large), key=lambda kind: (kind.per_hour, kind.type))
+
+
+def _nearest_flags(counts: Sequence[int], count: int) -> str:
+    """`--gpus 4 or --gpus 2`: the next that has enough, then the next below it."""
+    more, fewer = (
+        min((one for one in counts if one > count), default=None),
+        max((one for one in counts if one < count), default=None),
+    )
+    return " or ".join(f"--gpus {one}" for one in (more, fewer) if one is not None)
 
 
 def find_offers(kinds: Sequence[Kind], request: Request, image: str) -> list[Offer]:

@@ -45,6 +45,12 @@ class LambdaProvisioner:
     options: Sequence[Option] = (
         Option(catalog.INSTANCE_TYPE, "One of Lambda's types by its name (gpu_8x_h100_sxm5, cpu_4x_general)."),
     )
+    examples: Sequence[str] = (
+        "--gpus 1 --dry-run",
+        "--gpus 1 --gpu-type a10 --max-hours 2",
+        "--gpus 8 --gpu-type h100 --nodes 2 --region us-west-3 --max-cost 100",
+        "--instance-type gpu_1x_gh200 --wait 2h",
+    )
     credentials: Sequence[str] = OURS["lambda"].credentials
     surroundings: Sequence[str] = OURS["lambda"].surroundings
     settle_s = 30.0

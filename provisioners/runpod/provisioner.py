@@ -39,6 +39,12 @@ class RunpodProvisioner:
         "shares_disk": "a pod has its own disk",
     }
     options: Sequence[Option] = options.OPTIONS
+    examples: Sequence[str] = (
+        "--gpus 1 --dry-run",
+        "--gpus 4 --gpu-type 'rtx 4090' --max-hours 3",
+        "--gpus 8 --gpu-type h100 --nodes 2 --max-cost 200",
+        "--gpus 1 --spot --max-price 0.3 --wait 2h",
+    )
     credentials: Sequence[str] = OURS["runpod"].credentials
     surroundings: Sequence[str] = OURS["runpod"].surroundings
     settle_s = 45.0

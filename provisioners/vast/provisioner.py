@@ -47,6 +47,12 @@ class VastProvisioner:
         "shares_disk": "a machine has its own disk",
     }
     options: Sequence[Option] = options.OPTIONS
+    examples: Sequence[str] = (
+        "--gpus 1 --dry-run",
+        "--gpus 2 --gpu-type 4090 --max-price 1 --max-hours 3",
+        "--gpus 4 --gpu-mem 40 --datacenter --region SE,NO",
+        "--spot --bid 0.25 --max-cost 2",
+    )
     credentials: Sequence[str] = OURS["vast"].credentials
     surroundings: Sequence[str] = OURS["vast"].surroundings
     settle_s = 30.0
