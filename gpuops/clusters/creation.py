@@ -308,10 +308,9 @@ def _create_first_available(
         if why := terms.explain_refusal(offer):
             refusals.add_too_expensive(offer, why)
             continue
-        spent = ctx.ledger.cluster(row.id).spent_before
-        terms.check_spent(offer, spent)
+        now, spent = ctx.clock.now(), ctx.ledger.cluster(row.id).spent_before
+        terms.check_limits(offer, now, spent)
         terms.announce(row, offer)
-        now = ctx.clock.now()
         boot_end = terms.boot_end(offer, now, spent)
         bounded = dataclasses.replace(intent, boot_deadline=boot_end + clock_error_s(ctx, provisioner))
         # Time counts from this attempt on, and what the attempts before have cost is in `spent`.

@@ -22,7 +22,7 @@ from gpuops.core.timings import Whose
 from gpuops.nodes.session import ClusterSession
 from gpuops.offers import market, offer_table
 from gpuops.offers.billing_account import find_payer
-from gpuops.offers.lease_limits import MIN_LEASE_S, LeaseLimits, within_offer
+from gpuops.offers.lease_limits import MIN_LEASE_S, LeaseLimits
 from gpuops.offers.market import Market
 from gpuops.offers.price_approval import PriceApproval, max_price_flag, price_ceiling, require_person
 from gpuops.offers.search import REPLACEMENT_SEARCH_S, SEARCH_PAUSES_S
@@ -186,8 +186,7 @@ def _approve(ctx: Context, wanted: Wanted, offers: Sequence[Offer]) -> None:
     for provider, payer in payers.items():
         if payer and len(payers) > 1:
             ctx.out.say(f"{provider}: {payer}")
-    limits = within_offer(wanted.wish, offers[0])
-    wanted.approval.confirm_offers(ctx, wanted.request, offers, lambda offer: payers[offer.provider], limits)
+    wanted.approval.confirm_offers(ctx, wanted.request, offers, lambda offer: payers[offer.provider], wanted.wish)
 
 
 def find_payers(ctx: Context, request: Request, offers: Sequence[Offer]) -> dict[str, Payer | None]:

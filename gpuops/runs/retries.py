@@ -163,7 +163,7 @@ class RetryState:
             self.approval.avoided = [*(place for place in self.approval.avoided if place != loss.place), loss.place]
         if loss.resumable:
             self.resume = loss.run
-        self.approval.settled = True
+        self.approval.settled, self.approval.until = True, None  # the job's own end counts, which a person may extend
 
     def announce(self, loss: Preemption) -> str:
         place = f"elsewhere than {loss.place}" if loss.place else "anew"

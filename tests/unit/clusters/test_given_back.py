@@ -10,11 +10,14 @@ import pytest
 from gpuops.clusters import creation
 from gpuops.core.context import Context
 from gpuops.core.errors import AuthFailed, GpuopsError, NoCapacity, NodeError, Rejected
-from gpuops.core.models import Intent, Journal, Offer, Request, Resource
+from gpuops.core.format import money
+from gpuops.core.models import Intent, Journal, Offer, Price, Request, Resource
 from gpuops.ledger.store import ClusterRow
 from gpuops.offers.lease_limits import LeaseLimits
 from gpuops.offers.price_approval import PriceApproval
+from gpuops.runs.retries import Preemption, RetryState
 from tests.fakes.provider import NAME, PRICE, Cloud, Fault, Scripted, surroundings
+from tests.unit.clusters.test_creation import Yes
 
 TWO = Request(NAME, nodes=2, timeout_min=1.0)
 OFFERED = 2 * PRICE
@@ -95,3 +98,38 @@ def test_another_provider_is_told_of_it(
     monkeypatch.setattr(creation, "_create_and_wait", lambda *_: None)
     creation.bring_up(world, TWO, name=None, ephemeral=True, wish=limits, approval=approval)
     assert approval.spent_before == 0.0
+
+
+def test_attempts_that_take_long_do_not_move_the_end_that_was_agreed_to(there: tuple[Cloud, Context]) -> None:
+    """One hour from when the first may be ready. Before the third attempt a minute of that is left."""
+    cloud, world = there
+    cloud.play(offers_at=[OFFERED, OFFERED], create=[Fault("NoCapacity", made=0)])
+    latest = world.clock.now() + TWO.timeout_min * 60 + 3600.0
+    approval = PriceApproval()
+    row = try_to_create(world, LeaseLimits(max_hours=1.0), approval, NodeError)
+    assert (approval.until, row.lease.hard_end) == (latest, latest)
+    assert row.boot_deadline <= latest
+    cloud.play(offers_at=[OFFERED] * 3, create_always=[Fault("NoCapacity", made=0)])
+    try_to_create(world, LeaseLimits(max_hours=1.0), PriceApproval(), Rejected)
+    assert cloud.calls().count("create") == 4
+
+
+def test_what_replaces_machines_has_the_jobs_end() -> None:
+    """A person may have extended it since the question."""
+    state = RetryState(1, PriceApproval(until=1.0))
+    state.add(Preemption("r", "c", "", 0, "gone"), 1.0)
+    assert (state.approval.settled, state.approval.until) == (True, None)
+
+
+def test_the_question_tells_of_the_offer_that_lasts_longest(there: tuple[Cloud, Context]) -> None:
+    """The first one ends by itself within the hour; the next, which may come in its place, does not."""
+    _, world = there
+    now = world.clock.now()
+    offers = [
+        Offer(NAME, "x", "x", 1, 0, prices=(Price("m", 1.0),), data=data) for data in ({"ends": now + 3600.0}, {})
+    ]
+    asked: list[str] = []
+    world.yes, world.out, approval = False, Yes(asked), PriceApproval()
+    assert approval.confirm_offers(world, TWO, offers, lambda _: None, LeaseLimits(max_hours=3.0))
+    assert approval.until == now + TWO.timeout_min * 60 + 3 * 3600.0
+    assert f"{money(3 + TWO.timeout_min / 60)} at most" in asked[0]

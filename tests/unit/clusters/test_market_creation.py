@@ -26,7 +26,7 @@ from gpuops.core.errors import (
     UsageError,
 )
 from gpuops.core.models import Offer, Payer, Request
-from gpuops.offers.lease_limits import MIN_LEASE_S, LeaseLimits, describe_most
+from gpuops.offers.lease_limits import MIN_LEASE_S, LeaseLimits, find_most
 from gpuops.offers.market import Market
 from gpuops.offers.price_approval import PriceApproval
 from gpuops.offers.search import SEARCH_PAUSES_S
@@ -200,7 +200,8 @@ def test_one_question_covers_all(street: Context, makers: Makers, monkeypatch: p
     makers.refusals = [NoCapacity("none left")]
     approval, wish = PriceApproval(), LeaseLimits(max_hours=1.0)
     request = Request("", gpus=4, gpu_mem=24, wait_s=7200.0)
-    until = describe_most(wish, request, 1.20, 1.36, street.clock.now())
+    now = street.clock.now()
+    until = find_most(wish, request, 1.20, 1.36, now).describe(now)
     bring_up_at_market(street, CHEAPEST, wanted(request, approval=approval, wish=wish))
     (question,) = asked
     assert f"; {until}" in question, "it may be found as late as it is waited for"
