@@ -17,10 +17,14 @@ def clock() -> FakeClock:
 def seconds_believed(clock: FakeClock, watch: StallWatch, line: FetchLine) -> float:
     """How long the same line is taken."""
     began = clock.monotonic()
-    with pytest.raises(Stalled, match="node0 fetches, and nothing has come for"):
+
+    def tell_for_ever() -> None:
         while True:
             clock.sleep(10.0)
             watch.note(line)
+
+    with pytest.raises(Stalled, match="node0 fetches, and nothing has come for"):
+        tell_for_ever()
     return clock.monotonic() - began
 
 
