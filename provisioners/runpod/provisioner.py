@@ -43,7 +43,7 @@ class RunpodProvisioner:
         "--gpus 1 --dry-run",
         "--gpus 4 --gpu-type 'rtx 4090' --max-hours 3",
         "--gpus 8 --gpu-type h100 --nodes 2 --max-cost 200",
-        "--gpus 1 --spot --max-price 0.3 --wait 2h",
+        "--gpus 1 --cloud community --max-price 0.3 --wait 2h",
     )
     credentials: Sequence[str] = OURS["runpod"].credentials
     surroundings: Sequence[str] = OURS["runpod"].surroundings
