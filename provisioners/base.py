@@ -1,11 +1,11 @@
 """The contract of a provisioner, as a provider's module imports it, ours or a third party's.
 
 `Provisioner` is what every provider has; the `Tells…`, `AdmitsCaller`, `KnowsMachines`, `LaunchesOneByOne`,
-`GrantsMachines`, `ForgetsRegions` and `ListsEveryOwner` Protocols are what it may have besides: a provisioner has the
-members of those that it can serve. `Context` is what its factory is called with, `CONTRACT` the version to state as
-`contract`. The nouns (`Offer`, `Resource`, …) are in `gpuops.core.models`, `Quota` in `gpuops.core.quota`, the errors
-in `gpuops.core.errors`. The definitions themselves stand in `gpuops.core.provider`, since the core calls provisioners
-and imports none.
+`GrantsMachines`, `ShowsExamples`, `ForgetsRegions` and `ListsEveryOwner` Protocols are what it may have besides: a
+provisioner has the members of those that it can serve. `Context` is what its factory is called with, `CONTRACT` the
+version to state as `contract`. The nouns (`Offer`, `Resource`, …) are in `gpuops.core.models`, `Quota` in
+`gpuops.core.quota`, the errors in `gpuops.core.errors`. The definitions themselves stand in `gpuops.core.provider`,
+since the core calls provisioners and imports none.
 """
 
 from gpuops.core.provider import (
@@ -20,6 +20,7 @@ from gpuops.core.provider import (
     LaunchesOneByOne,
     ListsEveryOwner,
     Provisioner,
+    ShowsExamples,
     TellsBalance,
     TellsLogs,
     TellsPayer,
@@ -42,6 +43,7 @@ __all__ = [
     "LaunchesOneByOne",
     "ListsEveryOwner",
     "Provisioner",
+    "ShowsExamples",
     "TellsBalance",
     "TellsLogs",
     "TellsPayer",

@@ -15,6 +15,7 @@ from gpuops.core.names import CHEAPEST
 
 if TYPE_CHECKING:
     from gpuops.core.models import Option
+    from gpuops.core.provider import LoadedProvisioner
 
 
 _PASSED: list[str] | None = None
@@ -39,6 +40,7 @@ def passed_words() -> list[str] | None:
     return _PASSED
 
 
+EXAMPLES = "\n\n\b\nExamples:\n"
 WORDS = "gpuops.words"
 """In a context's `meta`: the options of the provider behind `--on`, as they were typed."""
 TYPED = "gpuops.typed"
@@ -74,20 +76,29 @@ class MayTakeCommand(TakesArguments):
 
 
 class NamesProvider(TyperCommand):
-    """A command whose help ends with the options of the provider that was named."""
+    """A command whose help has the examples, and ends with the options, of the provider that was named."""
 
     def parse_args(self, ctx: Any, args: list[str]) -> list[str]:
         ctx.meta[TYPED] = list(args)
         return super().parse_args(ctx, args)
 
-    def format_epilog(self, ctx: Any, formatter: Any) -> None:
-        from provisioners import registry
+    def format_help_text(self, ctx: Any, formatter: Any) -> None:
+        general, named = self.help or "", _named_provider(ctx)
+        if named:
+            self.help = _with_own_examples(general, ctx.info_name, named)
+        try:
+            super().format_help_text(ctx, formatter)
+        finally:
+            self.help = general
 
-        providers = registry.provider_names()
-        named = next((word for word in ctx.meta.get(TYPED, ()) if word in providers), None)
+    def format_epilog(self, ctx: Any, formatter: Any) -> None:
+        named = _named_provider(ctx)
         if named is None:
+            from provisioners import registry
+
             formatter.write_paragraph()
-            formatter.write_text(f"Providers: {', '.join(providers)}. Their own options: gpuops up PROVIDER --help")
+            providers = ", ".join(registry.provider_names())
+            formatter.write_text(f"Providers: {providers}. Their own options: gpuops up PROVIDER --help")
             return
         rows = [(_flag(option), option.help) for option in _options(named)]
         with formatter.section(f"Options of {named}"):
@@ -95,6 +106,23 @@ class NamesProvider(TyperCommand):
                 formatter.write_dl(rows)
             else:
                 formatter.write_text("none of its own")
+
+
+def _named_provider(ctx: Any) -> str | None:
+    """The first provider among the words that were typed."""
+    from provisioners import registry
+
+    providers = registry.provider_names()
+    return next((word for word in ctx.meta.get(TYPED, ()) if word in providers), None)
+
+
+def _with_own_examples(general: str, command: str, provider: str) -> str:
+    """The help text with the provider's own examples in place of everybody's; of another command than `up`, with those
+    of its examples that name the provider, if any does."""
+    what, _, examples = general.partition(EXAMPLES)
+    lines = [line.strip() for line in examples.splitlines()]
+    own = [f"gpuops up {provider} {words}" for words in _load(provider).examples] if command == "up" else []
+    return example_help(what, *(own or [line for line in lines if provider in line.split()] or lines))
 
 
 def split_provider_options(words: Sequence[str], common: Collection[str]) -> tuple[list[str], list[str]]:
@@ -142,11 +170,16 @@ def _options_if_known(typed: str) -> Sequence[Option]:
 
 
 def _options(provider: str) -> Sequence[Option]:
-    """The options that a provider declares; loading it needs no credentials."""
+    """The options that a provider declares."""
+    return _load(provider).options
+
+
+def _load(provider: str) -> LoadedProvisioner:
+    """A provider for what it declares: that needs no credentials."""
     from gpuops.core.provider import Context
     from provisioners import registry
 
-    return registry.load_provisioner(provider, Context(owner="", home=Path(), env={})).options
+    return registry.load_provisioner(provider, Context(owner="", home=Path(), env={}))
 
 
 def _flag(option: Option) -> str:
@@ -156,4 +189,4 @@ def _flag(option: Option) -> str:
 
 def example_help(what: str, *examples: str) -> str:
     """Help text: what a command does, and example lines, which typer must not join."""
-    return f"{what}\n\n\b\nExamples:\n" + "\n".join(f"  {line}" for line in examples)
+    return f"{what}{EXAMPLES}" + "\n".join(f"  {line}" for line in examples)

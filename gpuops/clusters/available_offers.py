@@ -12,7 +12,7 @@ from gpuops.core.provider import Provisioner, is_rented
 from gpuops.core.timings import Whose
 from gpuops.offers import offer_table
 from gpuops.offers.lease_limits import LeaseLimits
-from gpuops.offers.offer_check import check_capabilities, has_price, select_fitting
+from gpuops.offers.offer_check import check_capabilities, drop_false, select_fitting
 from gpuops.offers.price_approval import PriceApproval
 from gpuops.offers.price_terms import Terms
 from gpuops.offers.search import OfferSearch, OfferSource
@@ -39,12 +39,21 @@ def find_offers(ctx: Context, request: Request, known_notes: set[str] | None = N
         raise ProviderError("; ".join(dict.fromkeys(problem.say for problem in fatal)), fatal[0].hint)
     with ctx.progress.during(f"asking {request.provider} what it has", whose=Whose.PROVIDER):
         all_offers = provisioner.offers(request)
-    offers = select_fitting(request, all_offers)
     if is_rented(provisioner):
-        for offer in offers:
-            if not has_price(offer):
-                raise ProviderError(f"{request.provider} says no price for {offer.say}", "nothing was created")
-    return provisioner, offers
+        all_offers = _drop_false(ctx, request, all_offers, known_notes)
+    return provisioner, select_fitting(request, all_offers)
+
+
+def _drop_false(ctx: Context, request: Request, offers: Sequence[Offer], known_notes: set[str]) -> list[Offer]:
+    """The offers that can be true; the others are named. Raises ProviderError where none can be."""
+    told, dropped = drop_false(request, offers, as_asked=False)
+    if dropped and not told:
+        raise ProviderError(dropped[0], "nothing was created; another provider may be honest")
+    for note in [f"note: {sentence}" for sentence in dropped]:
+        if note not in known_notes:
+            known_notes.add(note)
+            ctx.out.say(note)
+    return told
 
 
 def _describe_problem(problem: Problem) -> str:

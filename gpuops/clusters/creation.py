@@ -37,7 +37,7 @@ from gpuops.nodes import bootstrap
 from gpuops.nodes.session import ClusterSession, machines_of, send_lease
 from gpuops.offers import offer_table
 from gpuops.offers.billing_account import payer_record
-from gpuops.offers.lease_limits import LeaseLimits, within_life
+from gpuops.offers.lease_limits import LeaseLimits, money_spent, within_life
 from gpuops.offers.price_approval import PRICE_ROUNDING, PriceApproval
 from gpuops.offers.price_terms import Terms
 from gpuops.offers.refusals import Refusals
@@ -112,10 +112,26 @@ def is_reusable(ctx: Context, row: ClusterRow) -> bool:
 
 
 def undo(ctx: Context, provisioner: Provisioner, row: ClusterRow, why: str) -> None:
-    """Remove all resources of a failed attempt, at the provider and from the ledger. Raises StillBilling."""
+    """Remove all resources of a failed attempt, at the provider and from the ledger, which keeps what they have cost.
+    Raises StillBilling."""
+    row = ctx.ledger.cluster(row.id)
+    per_hour = _attempt_price(ctx, row)
     with explain_undo(ctx, row, why):
-        destroy_cluster(ctx, provisioner, ctx.ledger.cluster(row.id))
+        destroy_cluster(ctx, provisioner, row)
     ctx.ledger.mark_cleared(row.id)
+    now = ctx.clock.now()
+    spent = row.spent_before + money_spent(per_hour, row.created, now)
+    ctx.ledger.set_cluster(row.id, offer={**row.offer, "spent_before": spent}, created=now)
+
+
+def _attempt_price(ctx: Context, row: ClusterRow) -> float:
+    """$/h of what an attempt has made, at the dearer of two prices: the machines' own and the offer's, whose price is
+    taken whole where an answer was lost."""
+    if ctx.ledger.has_open_intents(row.id):
+        return row.offered_per_hour
+    made = [resource for resource in ctx.ledger.resources(row.id) if resource.bills]
+    part = sum(resource.is_machine for resource in made) / int(row.offer.get("nodes") or 1)
+    return max(row.offered_per_hour * part, sum(resource.per_hour for resource in made))
 
 
 @contextmanager
@@ -207,13 +223,17 @@ def bring_up(
         ephemeral=ephemeral,
         token=uuid.uuid4().hex,
         request=dataclasses.asdict(request),
-        boot_deadline=terms.boot_end(offers[0], now),
-        lease=terms.lease(offers[0], now),
+        boot_deadline=terms.boot_end(offers[0], now, approval.spent_before),
+        lease=terms.lease(offers[0], now, approval.spent_before),
         owner_process=ctx.me,
         now=now,
     )
+    if approval.spent_before:
+        ctx.ledger.set_cluster(row.id, offer={"spent_before": approval.spent_before})
     try:
-        return _create_and_wait(ctx, provisioner, request, row, agent, search, offers, terms)
+        session = _create_and_wait(ctx, provisioner, request, row, agent, search, offers, terms)
+        approval.spent_before = 0.0  # it is a part of this cluster's cost
+        return session
     except StillBilling:
         with suppress(LedgerUnwritable):  # this command's death says the same
             ctx.ledger.begin_end(row.id)  # the guard, or `down`, goes on with it
@@ -222,8 +242,12 @@ def bring_up(
         ctx.signals.backward()
         why = error.message if isinstance(error, (GpuopsError, Interrupted)) else f"an error in gpuops: {error!r}"
         ctx.out.say(f"undoing {row.name}")
+        attempt = ctx.ledger.cluster(row.id)
+        per_hour = _attempt_price(ctx, attempt)
         with explain_undo(ctx, row, why):
             tear_down(ctx, row.id, why)
+        if isinstance(error, ProviderError):  # other machines may follow, on the same account of the user's
+            approval.spent_before = attempt.spent_before + money_spent(per_hour, attempt.created, ctx.clock.now())
         ctx.out.say(
             f"{row.name} is undone, {describe_shutdown(ctx.ledger.list_leftovers(row.id)) or 'nothing of it is left'}"
         )
@@ -284,16 +308,17 @@ def _create_first_available(
         if why := terms.explain_refusal(offer):
             refusals.add_too_expensive(offer, why)
             continue
+        now, spent = ctx.clock.now(), ctx.ledger.cluster(row.id).spent_before
+        terms.check_limits(offer, now, spent)
         terms.announce(row, offer)
-        now = ctx.clock.now()
-        boot_end = terms.boot_end(offer, now)
+        boot_end = terms.boot_end(offer, now, spent)
         bounded = dataclasses.replace(intent, boot_deadline=boot_end + clock_error_s(ctx, provisioner))
-        # What came to nothing has cost nothing: time and money count from this attempt on.
+        # Time counts from this attempt on, and what the attempts before have cost is in `spent`.
         ctx.ledger.set_cluster(
             row.id,
-            offer=dataclasses.asdict(offer) | payer_record(terms.payer(offer)),
+            offer=dataclasses.asdict(offer) | payer_record(terms.payer(offer)) | {"spent_before": spent},
             boot_deadline=boot_end,
-            lease=terms.lease(offer, now),
+            lease=terms.lease(offer, now, spent),
             created=now,
         )
         try:
@@ -327,7 +352,8 @@ def _start_lease(ctx: Context, session: ClusterSession, terms: Terms, provisione
             f"note: these machines cannot end themselves ({self_destruct}): the guard on this computer does it, "
             "while it is on"
         )
-    lease = terms.lease(offer, now, since=session.row.created, per_hour=max(offer.per_hour, actual_price))
+    spent, since = session.row.spent_before, session.row.created
+    lease = terms.lease(offer, now, spent, since=since, per_hour=max(offer.per_hour, actual_price))
     lease = within_life(lease, session.machines)
     send_lease(session, lease, now)
     if not ctx.ledger.mark_up(session.row.id, lease, now):

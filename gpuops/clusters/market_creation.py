@@ -13,7 +13,7 @@ from operator import attrgetter
 from gpuops.clusters.available_offers import preview_offers
 from gpuops.clusters.creation import bring_up
 from gpuops.core.context import Context
-from gpuops.core.errors import GpuopsError, NoCapacity, QuotaExceeded, RateLimited
+from gpuops.core.errors import AuthFailed, GpuopsError, NoCapacity, ProviderError, QuotaExceeded
 from gpuops.core.format import listed, money, span
 from gpuops.core.models import Offer, Payer, Request
 from gpuops.core.parallel import on_each
@@ -22,7 +22,7 @@ from gpuops.core.timings import Whose
 from gpuops.nodes.session import ClusterSession
 from gpuops.offers import market, offer_table
 from gpuops.offers.billing_account import find_payer
-from gpuops.offers.lease_limits import MIN_LEASE_S, LeaseLimits, within_offer
+from gpuops.offers.lease_limits import MIN_LEASE_S, LeaseLimits
 from gpuops.offers.market import Market
 from gpuops.offers.price_approval import PriceApproval, max_price_flag, price_ceiling, require_person
 from gpuops.offers.search import REPLACEMENT_SEARCH_S, SEARCH_PAUSES_S
@@ -115,14 +115,18 @@ def find_market_offers(
 
 
 def _try_all(ctx: Context, place: Market, wanted: Wanted, last: Sequence[str], said: set[str]) -> ClusterSession:
-    """One round: every offer within the approved price. Raises NoCapacity where none could be had."""
+    """One round: every offer within the approved price. Raises NoCapacity where none could be had, and another
+    ProviderError where waiting changes none of the reasons."""
     if last:
         ctx.out.say(f"{listed(last)} lost machines of this run: asked last")
     found = find_market_offers(ctx, place, wanted.request, said, wanted.approval.avoided, last)
     offers = _within_price(ctx, wanted, found)
     _approve(ctx, wanted, offers)
-    refusals: list[GpuopsError] = []
+    refusals: list[ProviderError] = []
+    locked: set[str] = set()
     for provider, group in groupby(offers, key=attrgetter("provider")):
+        if provider in locked:
+            continue
         try:
             return bring_up(
                 ctx,
@@ -133,12 +137,22 @@ def _try_all(ctx: Context, place: Market, wanted: Wanted, last: Sequence[str], s
                 approval=wanted.approval,
                 known=[*group],
             )
-        except (NoCapacity, QuotaExceeded, RateLimited) as error:
+        except ProviderError as error:
             ctx.signals.forward()  # undoing it is over: nothing is rented after a Ctrl-C, and the next one is heard
-            ctx.out.say(f"{market.name_provider(provider, error.message)}: on to the next offer")
             refusals.append(error)
+            locked |= {provider} if isinstance(error, AuthFailed) else set()
+            ctx.out.say(f"{market.name_provider(provider, error.message)}: on to the next offer")
+    raise _nobody_had_them(refusals)
+
+
+def _nobody_had_them(refusals: Sequence[ProviderError]) -> ProviderError:
+    """Each provider's reason as one error, which says what helps with the first that waiting may change."""
+    passing = [error for error in refusals if isinstance(error, market.PASSING)]
+    if not passing and len(refusals) == 1:
+        return refusals[0]
     reasons = "; ".join(dict.fromkeys(error.message for error in refusals))
-    raise NoCapacity(f"nobody had the machines: {reasons}", refusals[0].hint)
+    kind = NoCapacity if passing else ProviderError
+    return kind(f"nobody had the machines: {reasons}", (passing or refusals)[0].hint)
 
 
 def _within_price(ctx: Context, wanted: Wanted, offers: Sequence[Offer]) -> list[Offer]:
@@ -172,8 +186,7 @@ def _approve(ctx: Context, wanted: Wanted, offers: Sequence[Offer]) -> None:
     for provider, payer in payers.items():
         if payer and len(payers) > 1:
             ctx.out.say(f"{provider}: {payer}")
-    limits = within_offer(wanted.wish, offers[0])
-    wanted.approval.confirm_offers(ctx, wanted.request, offers, lambda offer: payers[offer.provider], limits)
+    wanted.approval.confirm_offers(ctx, wanted.request, offers, lambda offer: payers[offer.provider], wanted.wish)
 
 
 def find_payers(ctx: Context, request: Request, offers: Sequence[Offer]) -> dict[str, Payer | None]:

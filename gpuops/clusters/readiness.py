@@ -256,7 +256,7 @@ def describe_local_disks(hellos: Sequence[NodeHello | None]) -> str:
 def _cost_so_far(ctx: Context, row: ClusterRow, machines: Sequence[Resource]) -> str:
     """The cost of waiting so far, as a suffix; empty where it is free."""
     per_hour = sum(machine.per_hour for machine in machines if machine.bills)
-    spent = lease_limits.money_spent(per_hour, row.created, ctx.clock.now())
+    spent = row.spent_before + lease_limits.money_spent(per_hour, row.created, ctx.clock.now())
     return f", {money(spent)} so far" if spent >= 0.005 else ""
 
 

@@ -140,7 +140,7 @@ def _describe_cluster(ctx: Context, row: ClusterRow) -> ClusterReport:
         age_s=now - row.created,
         ephemeral=row.ephemeral,
         per_hour=per_hour,
-        spent=money_spent(per_hour, row.created, now),
+        spent=row.spent_before + money_spent(per_hour, row.created, now),
         hard_end=row.lease.end,
         idle_s=row.lease.idle_s,
         lease=describe_lease(row.lease, now, ephemeral=row.ephemeral),

@@ -156,7 +156,7 @@ def describe(ctx: Context, watch: Watch) -> TopReport:
         provider=row.provider,
         now=now,
         per_hour=per_hour,
-        spent=money_spent(per_hour, row.created, row.ended or now),
+        spent=row.spent_before + money_spent(per_hour, row.created, row.ended or now),
         hard_end=row.lease.end,
         run=runs[-1].name if runs else None,
         run_since=(runs[-1].started or runs[-1].created) if runs else None,

@@ -305,6 +305,13 @@ class GrantsMachines(Protocol):
     were, that failed, or whose time was over."""
 
 
+class ShowsExamples(Protocol):
+    """What a provisioner may have besides, for whoever types `gpuops up NAME --help`."""
+
+    examples: Sequence[str]
+    """What may stand behind `gpuops up NAME`, each a line: `--gpus 4 --max-hours 3`."""
+
+
 class ForgetsRegions(Protocol):
     """What a provisioner may have besides where regions are machines of the user's own: `gpuops reap --forget`."""
 
@@ -322,6 +329,8 @@ class LoadedProvisioner(Provisioner, Protocol):
     """`LaunchesOneByOne.launches_apart_s`; else 0."""
     grants_machines: bool
     """`GrantsMachines.grants_machines`; else False."""
+    examples: Sequence[str]
+    """`ShowsExamples.examples`; else none."""
 
     def list_every_owner(self) -> Sequence[Resource]:
         """`ListsEveryOwner.list_every_owner`; else none."""

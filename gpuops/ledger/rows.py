@@ -85,6 +85,11 @@ class ClusterRow(Owned):
         return sum(float(price["per_hour"]) for price in self.offer.get("prices") or ())
 
     @property
+    def spent_before(self) -> float:
+        """$ that its command spent before, on machines that were given back before there was a whole cluster."""
+        return float(self.offer.get("spent_before") or 0.0)
+
+    @property
     def place(self) -> str:
         """Where its machines are; empty where its provider does not say."""
         return str((self.offer.get("data") or {}).get("place") or "")

@@ -73,6 +73,18 @@ def within_offer(limits: LeaseLimits, offer: Offer) -> LeaseLimits:
     return dataclasses.replace(limits, until=until, idle_min=idle_min if limits.idle_min is None else limits.idle_min)
 
 
+def limits_after(limits: LeaseLimits, spent: float, per_hour: float) -> tuple[LeaseLimits, str]:
+    """The limits once `spent` $ of them are used up, and, where that leaves too little for machines at `per_hour`,
+    why."""
+    if limits.max_cost is None or spent <= 0:
+        return limits, ""
+    rest, why = max(0.0, limits.max_cost - spent), ""
+    if rest * 3600 < MIN_LEASE_S * per_hour:
+        least = span(MIN_LEASE_S)
+        why = f"{money(spent)} of --max-cost {money(limits.max_cost)} are spent: less than {least} are left"
+    return dataclasses.replace(limits, max_cost=rest), why
+
+
 def machines_end(machines: Sequence[Resource]) -> float | None:
     """When the first of these machines ends by itself, UTC seconds; None where none does."""
     return min((float(machine.data["ends"]) for machine in machines if machine.data.get("ends")), default=None)
@@ -96,17 +108,29 @@ def new_lease(limits: LeaseLimits, *, rented: bool, per_hour: float, now: float,
     return Lease(min(ends, default=None), None if idle_min is None else idle_min * 60, money_end)
 
 
-def describe_most(limits: LeaseLimits, request: Request, cheapest: float, dearest: float, now: float) -> str:
-    """`until 14:50 at the latest, $8.64 at most`, where rented machines are found and become ready as late as the
-    request allows. Prices in $/h; `cheapest` is 0 where it is not known."""
+@dataclass(frozen=True)
+class Most:
+    """The most that a request can come to, as it is told before it is agreed to."""
+
+    until: float
+    """UTC seconds."""
+    cost: float
+    """In $."""
+
+    def describe(self, now: float) -> str:
+        """`until 14:50 at the latest, $8.64 at most`."""
+        return f"until {clock_time(self.until, now)} at the latest, {money(self.cost)} at most"
+
+
+def find_most(limits: LeaseLimits, request: Request, cheapest: float, dearest: float, now: float) -> Most:
+    """The end and the cost where rented machines are found and become ready as late as the request allows. Prices in
+    $/h; `cheapest` is 0 where it is not known."""
     created = now + (request.wait_s or 0.0)
     ready = created + request.timeout_min * 60
     end = new_lease(limits, rented=True, per_hour=cheapest, now=ready, since=created).end
     latest = max(ready + BOOT_MARGIN_S, end or 0.0)
     most = money_spent(dearest, created, latest)
-    if limits.max_cost is not None:
-        most = min(most, limits.max_cost)
-    return f"until {clock_time(latest, now)} at the latest, {money(most)} at most"
+    return Most(latest, most if limits.max_cost is None else min(most, limits.max_cost))
 
 
 def cut_to_balance(lease: Lease, funds: Funds, per_hour: float, now: float) -> tuple[Lease, str]:

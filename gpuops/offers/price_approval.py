@@ -16,7 +16,7 @@ from gpuops.core.format import money, span
 from gpuops.core.models import Offer, Payer, Request
 from gpuops.core.provider import is_rented
 from gpuops.offers.billing_account import find_payer
-from gpuops.offers.lease_limits import LeaseLimits, describe_most
+from gpuops.offers.lease_limits import LeaseLimits, find_most, within_offer
 from gpuops.offers.offer_table import format_payer
 
 PRICE_ROUNDING = 0.01
@@ -36,10 +36,14 @@ class PriceApproval:
     """Price of the first offer, from which the ceiling is computed."""
     agreed: float = 0.0
     """The highest price that a question named and a person confirmed; 0: not asked yet."""
+    until: float | None = None
+    """Until when machines may live at the latest, as the question told (UTC seconds), however late they are had."""
     avoided: list[str] = field(default_factory=list)
     """Places (`Offer.data["place"]`) where machines were preempted, the latest last."""
     settled: bool = False
     """These machines replace preempted ones: no further question is asked."""
+    spent_before: float = 0.0
+    """$ for machines that were given back, since the last cluster that came up: none is whole without all of them."""
     replaces: bool = False
     """Preempted machines will be replaced (`--retries`): the approval covers the replacements."""
 
@@ -53,18 +57,20 @@ class PriceApproval:
         first = offers[0].per_hour
         self.first = self.first or first  # prices that rise from round to round do not raise the ceiling
         ceiling = price_ceiling(self.first, request.max_price)
-        prices = [offer.per_hour for offer in offers if offer.per_hour <= ceiling]
-        cheapest, dearest = min(prices), max(prices)
+        covered = [offer for offer in offers if offer.per_hour <= ceiling]
+        cheapest, dearest = (end(offer.per_hour for offer in covered) for end in (min, max))
         price = f"{money(first)}/h{self._alternatives(first, ceiling, dearest)}"
         highest = ceiling if self.replaces and not math.isinf(ceiling) else dearest
-        most = describe_most(limits, request, cheapest, highest, ctx.clock.now())
+        now = ctx.clock.now()
+        longest = max((within_offer(limits, offer) for offer in covered), key=lambda one: one.until or math.inf)
+        most = find_most(longest, request, cheapest, highest, now)
         at = f"{offers[0].provider}: " if len({offer.provider for offer in offers}) > 1 else ""
-        what = f"{at}{offers[0].say}, {price}{format_payer(payer_of(offers[0]))}; {most}"
+        what = f"{at}{offers[0].say}, {price}{format_payer(payer_of(offers[0]))}; {most.describe(now)}"
         if ctx.yes:
             ctx.out.say(what)
         else:
             confirm_price(ctx, what)
-        self.agreed = dearest
+        self.agreed, self.until = dearest, most.until
         return True
 
     def _alternatives(self, first: float, ceiling: float, dearest: float) -> str:
@@ -82,9 +88,10 @@ class PriceApproval:
             ctx.out.say("note: stay near: you are asked when there is an offer; with --max-price you are asked now")
             return
         price = f"{money(request.max_price)}/h{format_payer(find_payer(ctx, request))}"
-        most = describe_most(limits, request, 0.0, request.max_price, ctx.clock.now())
-        confirm_price(ctx, f"wait for {span(left_s)} at most, then rent for up to {price}; {most}")
-        self.agreed = request.max_price
+        now = ctx.clock.now()
+        most = find_most(limits, request, 0.0, request.max_price, now)
+        confirm_price(ctx, f"wait for {span(left_s)} at most, then rent for up to {price}; {most.describe(now)}")
+        self.agreed, self.until = request.max_price, most.until
 
     def limit(self, request: Request, *, yes: bool) -> float:
         """The highest price in $/h at which an offer is accepted."""

@@ -277,7 +277,7 @@ def _make_record(ctx: Context, row: RunRow, cluster: ClusterRow, ended_at: float
     """
     started = row.started or ended_at
     until = cluster.ended or ctx.clock.now()
-    since = cluster.created if cluster.ephemeral else row.created
+    since, before = (cluster.created, cluster.spent_before) if cluster.ephemeral else (row.created, 0.0)
     return RunRecord(
         run=row.name,
         request=row.request,
@@ -287,7 +287,7 @@ def _make_record(ctx: Context, row: RunRow, cluster: ClusterRow, ended_at: float
         ended=ended_at,
         duration_s=ended_at - started,
         before_s=started - since,
-        cost=row.facts.per_hour * (until - since) / 3600,
+        cost=before + row.facts.per_hour * (until - since) / 3600,
         payer=cluster.payer,
         is_rented=cluster.provider != "local" and bool(row.facts.per_hour),
         home=str(row.home),

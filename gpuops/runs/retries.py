@@ -14,7 +14,7 @@ from typing import Any
 
 from gpuops.core.context import Context
 from gpuops.core.errors import ConnectionLost, GpuopsError, Interrupted, MachineGone, NodeError
-from gpuops.core.format import money, span
+from gpuops.core.format import span
 from gpuops.core.polling import Poller
 from gpuops.core.run_models import Verdict, VerdictOutcome
 from gpuops.ledger.rows import ClusterState
@@ -128,6 +128,8 @@ class RetryState:
     """The last run that left something to resume from."""
     restarts: int = 0
     """How often a run that failed by itself was started again."""
+    until: float | None = None
+    """Until when the job may go on, once machines of it were lost (UTC seconds)."""
 
     @property
     def spent(self) -> float:
@@ -161,7 +163,7 @@ class RetryState:
             self.approval.avoided = [*(place for place in self.approval.avoided if place != loss.place), loss.place]
         if loss.resumable:
             self.resume = loss.run
-        self.approval.settled = True
+        self.approval.settled, self.approval.until = True, None  # the job's own end counts, which a person may extend
 
     def announce(self, loss: Preemption) -> str:
         place = f"elsewhere than {loss.place}" if loss.place else "anew"
@@ -258,8 +260,10 @@ def preemption_before_run(cluster: ClusterRow, error: MachineGone, now: float) -
 
 
 def final_cost(row: ClusterRow, per_hour: float) -> float:
-    """What a cluster that is gone has cost, in $, at the higher of the offered price and its machines' own."""
-    return lease_limits.money_spent(max(per_hour, row.offered_per_hour), row.created, row.ended or row.created)
+    """What a cluster that is gone has cost, in $, at the higher of the offered price and its machines' own, with what
+    its command had spent before on machines that were given back."""
+    rate = max(per_hour, row.offered_per_hour)
+    return row.spent_before + lease_limits.money_spent(rate, row.created, row.ended or row.created)
 
 
 def remaining_limits(
@@ -270,23 +274,18 @@ def remaining_limits(
     if granted:
         return wish, ""
     until = _job_end(wish, row)
-    least = span(MIN_LEASE_S)
     if until is not None and until - now < MIN_LEASE_S:
+        least = span(MIN_LEASE_S)
         return wish, f"the job may go on for less than {least}: --max-hours counts from its first machines"
-    if wish.max_cost is None:
-        return dataclasses.replace(wish, until=until), ""
-    rest = wish.max_cost - spent
-    if rest * 3600 < MIN_LEASE_S * row.offered_per_hour:
-        return wish, f"{money(spent)} of --max-cost {money(wish.max_cost)} are spent: less than {least} are left"
-    return dataclasses.replace(wish, until=until, max_cost=rest), ""
+    limits, why = lease_limits.limits_after(wish, spent, row.offered_per_hour)
+    return (wish, why) if why else (dataclasses.replace(limits, until=until), "")
 
 
 def _job_end(wish: LeaseLimits, row: ClusterRow) -> float | None:
-    """Until when the job may go on. The end that the offer of its machines had by itself is theirs alone."""
-    ends, hard_end = (row.offer.get("data") or {}).get("ends"), row.lease.hard_end
-    if ends is None or hard_end is None or hard_end < ends:
-        return hard_end
-    return lease_limits.new_lease(wish, rented=True, per_hour=0.0, now=row.ready or row.created).hard_end
+    """Until when the job may go on: as was wished, or as a person has extended it since. An earlier end is that of
+    these machines alone: their offer ended by itself, or the balance at their provider."""
+    wished = lease_limits.new_lease(wish, rented=True, per_hour=0.0, now=row.ready or row.created).hard_end
+    return max((end for end in (wished, row.lease.hard_end) if end is not None), default=None)
 
 
 @dataclass
@@ -345,7 +344,9 @@ def _retry(
     """The next attempt of a job whose machines were preempted. Where there may be none, `before` stands."""
     assert before.gone is not None
     spent, granted = chain.spent + before.cost, ctx.provisioner_of(before.gone).grants_machines
+    wish = dataclasses.replace(wish, until=chain.until)
     rest, why = remaining_limits(wish, before.gone, spent, ctx.clock.now(), granted=granted)
+    chain.until = rest.until
     if chain.left <= 0:
         why = f"--retries {chain.retries} is used up"
     if why or ctx.signals.count:
@@ -358,7 +359,7 @@ def _retry(
     try:
         return _attempt_once(ctx, chain, rest, attempt, before)
     except GpuopsError as error:
-        return _failed_outcome(ctx, before, chain, error, chain.spent)
+        return _failed_outcome(ctx, before, chain, error, chain.spent + chain.approval.spent_before)
     except Interrupted:
         if chain.resume:
             ctx.out.say(f"what {chain.resume} saved is home: --resume {chain.resume} goes on from it")

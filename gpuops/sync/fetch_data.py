@@ -24,6 +24,7 @@ from gpuops.core.reporting import Progress
 from gpuops.core.timings import Whose
 from gpuops.nodes.session import ClusterSession
 from gpuops.sync.data_sources import Source
+from gpuops.sync.fetch_stall import MAX_STALLS, Stalled, StallWatch
 from gpuops.sync.fetched_once import Fetched, is_fetched_once, send_copies
 from gpuops.sync.project_files import printable_path
 from gpuops.transport import validation
@@ -178,7 +179,7 @@ class Fetch:
 
     def _fetch_to_node(self, index: int) -> None:
         """Go on where the conversation with the node was cut. Raises as `_converse` does."""
-        cuts, furthest, unnoticed_until = 0, 0, 0.0
+        cuts, stalls, furthest, unnoticed_until = 0, 0, 0, 0.0
         while True:
             client = self._session.clients[index]
             try:
@@ -190,14 +191,16 @@ class Fetch:
                 self._progress.waits("it has not noticed yet that its connection was cut", client.label)
                 self._ctx.clock.sleep(RECONNECT_PAUSE_S)
                 continue
-            except ConnectionLost:
+            except ConnectionLost as error:
                 done = self._progress.done(client.label)
                 cuts = 1 if done > furthest else cuts + 1
+                stalls = isinstance(error, Stalled) + (stalls if done <= furthest else 0)
                 furthest = max(furthest, done)
-                if self._failure or cuts > MAX_RECONNECTS:
+                if self._failure or cuts > MAX_RECONNECTS or stalls > MAX_STALLS:
                     raise
+                why = error.message if isinstance(error, Stalled) else "its connection was cut"
             unnoticed_until = self._ctx.clock.monotonic() + UNNOTICED_S
-            self._progress.waits("its connection was cut; trying again", client.label)
+            self._progress.waits(f"{why}; trying again", client.label)
             self._ctx.clock.sleep(RECONNECT_PAUSE_S)
             with suppress(ConnectionLost):
                 self._session.reconnect(index)
@@ -212,6 +215,7 @@ class Fetch:
             self._channels.append(channel)
             self._inputs.pop(index, None)
         lacking: list[int] = []
+        watch = StallWatch(self._ctx.clock, client.label)
         with transfer(channel, client.label, LIFE_S, least_bytes_per_s=0) as timed:
             terms = self._terms if index in self._others else {}
             Whole(timed.stdin).write(json.dumps({**self._document, **terms}).encode() + b"\n")
@@ -221,6 +225,8 @@ class Fetch:
                     self._progress.waits("", client.label)
                     self._wait_for_others(index, line.done)
                     return
+                if self._holds_up(index):
+                    watch.restart()
                 if line.need is not None:
                     Whole(timed.stdin).write(self._addresses(client.label, line.need))
                 elif line.asks:
@@ -234,8 +240,13 @@ class Fetch:
                 else:
                     if line.total:
                         self._progress.advance(client.label, line.at, line.total)
-                    self._progress.waits(line.waits, client.label)
+                    self._progress.waits(watch.note(line), client.label)
             raise ChannelFailed("it ended early")
+
+    def _holds_up(self, index: int) -> bool:
+        """Whether a node waits for what the others are told: until the first one has fetched, and while that sends."""
+        words = len(self._words.get(index, ()))
+        return index in self._others and (words == 0 or (words == 1 and index in self._lacking))
 
     def _begin_to_tell(self, index: int, channel: Channel) -> None:
         """A node waits for what the others are told: what it was told before a cut is said first."""

@@ -58,6 +58,12 @@ class AwsProvisioner:
         "shares_disk": "a machine has its own disk",
     }
     options: Sequence[Option] = options.OPTIONS
+    examples: Sequence[str] = (
+        "--gpus 1 --dry-run",
+        "--gpus 4 --nodes 2 --spot --max-hours 3",
+        "--gpus 1 --gpu-type a10g --region us-west-2 --max-cost 5",
+        "--gpus 8 --gpu-mem 40 --wait 2h",
+    )
     credentials: Sequence[str] = OURS["aws"].credentials
     surroundings: Sequence[str] = OURS["aws"].surroundings
     settle_s = 60.0

@@ -62,10 +62,11 @@ def select_types(types: Sequence[InstanceType], request: Request, who: str) -> l
     count = request.gpus or (None if wanted else 1)
     fitting = [one for one in named if count in (None, one.gpus)]
     if not fitting:
-        counts = ", ".join(map(str, sorted({one.gpus for one in named})))
+        counts = sorted({one.gpus for one in named})
+        sold = ", ".join(map(str, counts))
         raise UsageError(
-            f"{who} has no machine with {count} x {wanted or request.gpu_type or 'GPU'}: they have {counts}",
-            "ask for as many --gpus, or for another --gpu-type",
+            f"{who} sells no machine with {count} x {wanted or request.gpu_type or 'GPU'}: it sells them with {sold}",
+            f"take the nearest: {_nearest_flags(counts, count or 0)}",
         )
     large = [one for one in fitting if one.memory >= (request.gpu_mem or 0)]
     if not large:
@@ -75,6 +76,13 @@ def select_types(types: Sequence[InstanceType], request: Request, who: str) -> l
             "ask for less with --gpu-mem, or for another --gpu-type",
         )
     return sorted(large, key=lambda one: (one.per_hour, one.type))
+
+
+def _nearest_flags(counts: Sequence[int], count: int) -> str:
+    """`--gpus 4 or --gpus 2`: the next that has enough, then the next below it."""
+    more = min((one for one in counts if one > count), default=None)
+    fewer = max((one for one in counts if one < count), default=None)
+    return " or ".join(f"--gpus {one}" for one in (more, fewer) if one is not None)
 
 
 def find_offers(

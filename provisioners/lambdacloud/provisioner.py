@@ -37,6 +37,12 @@ class LambdaProvisioner(RentedProvisioner):
         self_destruct="Lambda bills one that is shut down as well, and only the account's own key ends it",
     )
     options = (type_option("gpu_8x_h100_sxm5, cpu_4x_general", "Lambda"),)
+    examples = (
+        "--gpus 1 --dry-run",
+        "--gpus 1 --gpu-type a10 --max-hours 2",
+        "--gpus 8 --gpu-type h100 --nodes 2 --region us-west-3 --max-cost 100",
+        "--instance-type gpu_1x_gh200 --wait 2h",
+    )
     launches_apart_s = LAUNCHES_APART_S
 
     def problems(self, request: Request) -> Sequence[Problem]:

@@ -38,6 +38,7 @@ class LocalProvisioner:
         "shares_disk": True,
     }
     options: Sequence[Option] = ()
+    examples: Sequence[str] = ("--nodes 2", "--name lab --max-hours 3")
     credentials: Sequence[str] = OURS["local"].credentials
     surroundings: Sequence[str] = OURS["local"].surroundings
     settle_s = 0.0

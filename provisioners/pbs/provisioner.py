@@ -34,6 +34,10 @@ class PbsProvisioner(BatchProvisioner[Site]):
         "shares_disk": "the cluster's home is not this computer's",
     }
     options: Sequence[Option] = options.OPTIONS
+    examples: Sequence[str] = (
+        "--host login.hpc.example --gpus 1 --max-hours 1",
+        "--host login.hpc.example --nodes 2 --gpus 4 --max-hours 4",
+    )
     credentials: Sequence[str] = OURS["pbs"].credentials
     surroundings: Sequence[str] = OURS["pbs"].surroundings
 

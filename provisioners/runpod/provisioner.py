@@ -45,6 +45,12 @@ class RunpodProvisioner(RentedProvisioner):
         shares_disk="a pod has its own disk",
     )
     options = options.OPTIONS
+    examples = (
+        "--gpus 1 --dry-run",
+        "--gpus 4 --gpu-type 'rtx 4090' --max-hours 3",
+        "--gpus 8 --gpu-type h100 --nodes 2 --max-cost 200",
+        "--gpus 1 --cloud community --max-price 0.3 --wait 2h",
+    )
     surroundings = OURS["runpod"].surroundings
     settle_s = 45.0
     gone_s = 120.0

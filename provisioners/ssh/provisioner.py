@@ -89,6 +89,11 @@ class SshProvisioner:
         Option("accept-new", "Trust the key of a host that was never met before.", "bool", default=False),
         Option("container", "What runs --image there: docker, podman or apptainer. Without: docker, else podman."),
     )
+    examples: Sequence[str] = (
+        "--host alice@10.0.0.5",
+        "--name lab --host alice@10.0.0.5 --host alice@10.0.0.6",
+        "--hosts hostfile --image nvcr.io/nvidia/pytorch:25.01-py3",
+    )
     credentials: Sequence[str] = OURS["ssh"].credentials
     surroundings: Sequence[str] = OURS["ssh"].surroundings
     settle_s = 0.0

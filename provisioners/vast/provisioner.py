@@ -38,6 +38,12 @@ class VastProvisioner(RentedProvisioner):
     service = SERVICE
     capabilities = all_but(multinode=ONE_MACHINE)
     options = options.OPTIONS
+    examples = (
+        "--gpus 1 --dry-run",
+        "--gpus 2 --gpu-type 4090 --max-price 1 --max-hours 3",
+        "--gpus 4 --gpu-mem 40 --datacenter --region SE,NO",
+        "--spot --bid 0.25 --max-cost 2",
+    )
     gone_s = 120.0
 
     def __init__(self, context: Context) -> None:

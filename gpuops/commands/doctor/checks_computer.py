@@ -23,13 +23,20 @@ Which = Callable[[str], str | None]
 
 
 def computer_findings(
-    home: Path, env: Mapping[str, str], user_home: Path, system: System = HERE, which: Which = shutil.which
+    home: Path,
+    env: Mapping[str, str],
+    user_home: Path,
+    system: System = HERE,
+    which: Which = shutil.which,
+    *,
+    needs_key: bool = True,
 ) -> Iterator[Finding]:
-    """Findings about this computer. `home`: gpuops' own folder; `user_home`: the user's home folder."""
+    """Findings about this computer. `home`: gpuops' own folder; `user_home`: the user's home folder; `needs_key`:
+    whether a key of the user's own is needed, as at hosts."""
     yield from _check_programs(system, which)
     held = _list_agent_keys(env, which)
     yield from _check_key_agent(held)
-    yield from _check_keys(user_home / ".ssh", held or (), system)
+    yield from _check_keys(user_home / ".ssh", held or (), system, needs_key=needs_key)
     yield from _check_own_folder(home)
     if not system.local_nodes:
         yield note(
@@ -101,7 +108,7 @@ def _check_key_agent(held: list[bytes] | None) -> Iterator[Finding]:
         )
 
 
-def _check_keys(folder: Path, held: Sequence[bytes], system: System) -> Iterator[Finding]:
+def _check_keys(folder: Path, held: Sequence[bytes], system: System, *, needs_key: bool) -> Iterator[Finding]:
     try:
         names = os.listdir(folder)
     except FileNotFoundError:
@@ -111,7 +118,7 @@ def _check_keys(folder: Path, held: Sequence[bytes], system: System) -> Iterator
         yield warning("ssh-folder", say, f"sudo chown -R $USER {folder} && chmod 700 {folder}")
         return
     keys = sorted(folder / name for name in names if name.startswith("id_") and not name.endswith(".pub"))
-    if not keys and not held:
+    if needs_key and not keys and not held:
         yield note("key-none", "there is no SSH key here; hosts need one", "ssh-keygen -t ed25519")
     for path in keys:
         yield from _check_key(path, held, system)

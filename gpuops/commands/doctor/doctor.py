@@ -64,7 +64,8 @@ def check_provider(ctx: Context, request: Request, python: str) -> Report:
     else:
         places = [_host_place(machine, python) for machine in _list_hosts(ctx, request)]
     found = [*problems, *_survey_findings(ctx, request)]
-    return Report([*_check_user_setup(ctx), *locate(request.provider, found), *examine_places(ctx, places)])
+    here = _check_user_setup(ctx, needs_key=not is_rented(provisioner))  # of rented machines gpuops has its own
+    return Report([*here, *locate(request.provider, found), *examine_places(ctx, places)])
 
 
 def _preflight_finding(problem: Problem) -> Finding:
@@ -213,5 +214,5 @@ def _options(python: str, first: Sequence[str] = ()) -> list[str]:
     return [*(["--python", python] if python else []), *(word for path in first for word in ("--first", path))]
 
 
-def _check_user_setup(ctx: Context) -> list[Finding]:
-    return locate(COMPUTER, computer_findings(ctx.home, ctx.env, Path.home()))
+def _check_user_setup(ctx: Context, *, needs_key: bool = True) -> list[Finding]:
+    return locate(COMPUTER, computer_findings(ctx.home, ctx.env, Path.home(), needs_key=needs_key))

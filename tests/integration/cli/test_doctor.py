@@ -78,6 +78,7 @@ def test_whose_account_it_is_is_a_note(desk: Desk, tmp_path: Path, monkeypatch: 
             monkeypatch.setenv(name, value)
         said = desk.type("doctor", "aws")
     assert said.code == 0
+    assert "SSH key" not in said.out, "gpuops makes one for what is rented"
     assert f"aws\n  note: AWS account {fake.account}, as gpuops-tester\n    hint: it looks in us-east-1 (" in said.out
     assert "warning" not in said.out.partition("\naws\n")[2]
 

@@ -23,7 +23,7 @@ from gpuops.core.signals import Signals
 from gpuops.guard.services import SERVICES
 from gpuops.nodes import bootstrap
 from gpuops.nodes.session import ClusterSession
-from gpuops.sync import fetch_data
+from gpuops.sync import fetch_data, fetch_stall
 from gpuops.sync.data_sources import Source, SourceFile, find_source
 from gpuops.transport.connection import ProcessConnection
 from gpuops.transport.program_schemas import FetchEnd
@@ -526,3 +526,21 @@ def test_a_node_that_is_done_is_in_use_until_all_are(place: Place, server: DataS
     held.set()
     thread.join()
     assert {(one.tree / "big.bin").read_bytes() for one in (place, other)} == {BIG}
+
+
+def test_a_node_that_only_says_that_it_lives_is_begun_again_and_then_given_up(
+    place: Place, server: DataServer, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(fetch_data, "RECONNECT_PAUSE_S", 0.0)
+    monkeypatch.setattr(fetch_stall, "STALL_S", 0.2)
+    connection, opened = place.programs.connection, list[str]()
+    beats = 'read line; while echo \'{"at": 7, "total": 9}\'; do sleep 0.05; done'
+
+    def bulk(mode: str) -> Any:
+        opened.append(mode)
+        return connection.open(["sh", "-c", beats])
+
+    monkeypatch.setattr(place.programs, "bulk", bulk)
+    with pytest.raises(ConnectionLost, match="node0 fetches, and nothing has come for"):
+        place.fetch(web(server))
+    assert len(opened) == 1 + fetch_stall.MAX_STALLS

@@ -10,6 +10,7 @@ import pytest
 
 from gpuops.cli.other_tools import LINE_OF, LINES
 from gpuops.cli.registry import COMMANDS
+from gpuops.core.account_variables import OURS
 from gpuops.core.models import Lease
 from gpuops.core.processes import Identity
 from gpuops.core.run_models import Verdict, VerdictOutcome
@@ -95,6 +96,25 @@ def test_up_names_the_providers_and_their_own_options(moon: Desk) -> None:
         "--crater", "--dust", "--far-side", "--flag",
     ]  # fmt: skip
     assert "Which crater to land in." in said
+
+
+@pytest.mark.parametrize("name", [*OURS])
+def test_a_providers_help_has_its_own_examples(desk: Desk, name: str) -> None:
+    """Each with flags that there are."""
+    said = desk.type("up", name, "--help").out
+    examples = re.findall(r"^    (gpuops .*)$", said[: said.index("Arguments:")], re.M)
+    assert len(examples) > 1
+    assert {tuple(line.split()[:3]) for line in examples} == {("gpuops", "up", name)}
+    for flag in set(re.findall(r"--[a-z-]+", " ".join(examples))):
+        assert re.search(rf"^  (?:-\w, )?{flag}\b", said[said.index("\nOptions:") :], re.M), flag
+
+
+def test_the_examples_of_a_provider_for_another_command(desk: Desk) -> None:
+    assert re.findall(r"gpuops doctor .*", desk.type("doctor", "slurm", "--help").out) == [
+        "gpuops doctor [OPTIONS] [PROVIDER|NAME]", "gpuops doctor slurm --host alice@login.hpc.example",
+    ]  # fmt: skip
+    assert "gpuops doctor lab --json" in desk.type("doctor", "lambda", "--help").out, "it has none of its own"
+    assert "gpuops up ssh" in desk.type("up", "--help").out, "the next help is not changed by that"
 
 
 def test_a_providers_own_options_reach_it(moon: Desk) -> None:

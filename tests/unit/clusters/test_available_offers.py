@@ -70,10 +70,16 @@ def test_an_offer_of_fewer_nodes_is_none(there: tuple[Cloud, Context], monkeypat
         available_offers.find_offers(world, Request(NAME, nodes=3))
 
 
-@pytest.mark.parametrize("price", [0.0, -1.0, float("inf"), float("nan")])
-def test_who_rents_says_a_price(there: tuple[Cloud, Context], monkeypatch: pytest.MonkeyPatch, price: float) -> None:
+@pytest.mark.parametrize("price", [0.0, -1.0, float("inf"), float("nan"), "1.00"])
+def test_who_rents_says_a_price(there: tuple[Cloud, Context], price: float | str) -> None:
     cloud, world = there
-    monkeypatch.setattr("tests.fakes.provider.PRICE", price)
-    with pytest.raises(ProviderError, match="says no price"):
+    cloud.play(offers_at=[price])
+    with pytest.raises(ProviderError, match="offer 0 is left out: it has no price"):
         up(world)
     assert cloud.machines() == []
+
+
+def test_a_price_that_is_none_keeps_no_other_offer_from_being_tried(there: tuple[Cloud, Context]) -> None:
+    cloud, world = there
+    cloud.play(offers_at=[-1.0, 2.5])
+    assert [offer.id for offer in available_offers.find_offers(world, TWO)[1]] == ["offer-1"]

@@ -21,10 +21,12 @@ from gpuops.core.errors import (
     ProviderError,
     QuotaExceeded,
     RateLimited,
+    Rejected,
+    Unknown,
     UsageError,
 )
 from gpuops.core.models import Offer, Payer, Request
-from gpuops.offers.lease_limits import MIN_LEASE_S, LeaseLimits, describe_most
+from gpuops.offers.lease_limits import MIN_LEASE_S, LeaseLimits, find_most
 from gpuops.offers.market import Market
 from gpuops.offers.price_approval import PriceApproval
 from gpuops.offers.search import SEARCH_PAUSES_S
@@ -125,11 +127,51 @@ def test_what_nobody_has(street: Context, makers: Makers) -> None:
     assert "note: dearer offers are not tried (stall, from $3.96/h): --max-price 3.96 allows them" in listener.said
 
 
-def test_what_is_no_lack_of_machines_is_raised(street: Context, makers: Makers) -> None:
-    makers.refusals = [AuthFailed("the key was refused")]
-    with pytest.raises(AuthFailed):
+@pytest.mark.parametrize(
+    "refusal", [AuthFailed("the key was refused"), Rejected("no credit card"), Unknown("no answer")]
+)
+def test_what_one_provider_refuses_another_may_have(street: Context, makers: Makers, refusal: ProviderError) -> None:
+    street.out = listener = Listener()
+    makers.refusals = [refusal]
+    assert bring_up_at_market(street, CHEAPEST, wanted()) == "stall"  # type: ignore[comparison-overlap]
+    assert f"booth: {refusal.message}: on to the next offer" in listener.said
+
+
+@pytest.mark.parametrize(
+    ("refusals", "kind", "reasons"),
+    [
+        (
+            [AuthFailed("one key was refused", "h"), AuthFailed("the other, too")],
+            ProviderError,
+            "one key was refused; the other, too",
+        ),
+        (
+            [AuthFailed("the key was refused"), NoCapacity("none left", "h")],
+            NoCapacity,
+            "the key was refused; none left",
+        ),
+    ],
+)
+def test_where_all_refuse_each_reason_is_told(
+    street: Context, makers: Makers, refusals: list[GpuopsError | None], kind: type[ProviderError], reasons: str
+) -> None:
+    makers.refusals = refusals
+    with pytest.raises(kind, match=f"nobody had the machines: {reasons}") as raised:
         bring_up_at_market(street, CHEAPEST, wanted())
-    assert len(makers.asked) == 1
+    assert isinstance(raised.value, NoCapacity) == (kind is NoCapacity), "only what may change is waited for"
+    assert raised.value.hint == "h"
+
+
+def test_a_refused_key_is_not_tried_with_dearer_offers(
+    street: Context, makers: Makers, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    kind = stalls.Booth.kinds[0]
+    monkeypatch.setattr(stalls.Booth, "kinds", (kind, {**kind, "gpu": "A40", "price": 0.5}))
+    makers.refusals = [AuthFailed("the key was refused"), NoCapacity("none left"), NoCapacity("none left")]
+    request = Request("", gpus=4, gpu_mem=24, max_price=9.0)
+    with pytest.raises(NoCapacity):
+        bring_up_at_market(street, CHEAPEST, wanted(request))
+    assert makers.asked == [["booth A10G"], ["stall RTX-4090"], ["stall A100-SXM"]]
 
 
 @pytest.mark.parametrize("when", ["during", "undoing"])
@@ -158,7 +200,8 @@ def test_one_question_covers_all(street: Context, makers: Makers, monkeypatch: p
     makers.refusals = [NoCapacity("none left")]
     approval, wish = PriceApproval(), LeaseLimits(max_hours=1.0)
     request = Request("", gpus=4, gpu_mem=24, wait_s=7200.0)
-    until = describe_most(wish, request, 1.20, 1.36, street.clock.now())
+    now = street.clock.now()
+    until = find_most(wish, request, 1.20, 1.36, now).describe(now)
     bring_up_at_market(street, CHEAPEST, wanted(request, approval=approval, wish=wish))
     (question,) = asked
     assert f"; {until}" in question, "it may be found as late as it is waited for"

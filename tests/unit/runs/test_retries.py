@@ -23,7 +23,7 @@ from gpuops.offers.price_terms import Terms
 from gpuops.runs import retries
 from gpuops.runs.logs import events
 from gpuops.runs.receipt import format_receipt
-from gpuops.runs.retries import Preemption, RetryState
+from gpuops.runs.retries import JobOutcome, Preemption, RetryState
 from gpuops.sync.run_folder import RunHome
 from gpuops.sync.run_record import RunRecord
 
@@ -41,6 +41,8 @@ def cluster(**changes: Any) -> ClusterRow:
 def test_what_a_cluster_has_cost_is_the_dearer_of_two_prices() -> None:
     assert retries.final_cost(cluster(), 1.0) == pytest.approx(2.0)
     assert retries.final_cost(cluster(), 3.0) == pytest.approx(3.0)
+    after_others = cluster(offer={**OFFER, "spent_before": 0.5})
+    assert retries.final_cost(after_others, 3.0) == pytest.approx(3.5), "with what was given back before it"
 
 
 def test_hours_and_money_are_the_jobs() -> None:
@@ -67,16 +69,37 @@ def test_what_is_not_worth_a_machine(lease: Lease, wish: LeaseLimits, spent: flo
     assert bool(said) is bool(why)
 
 
-@pytest.mark.parametrize(("hard_end", "until"), [(NOW + 60, NOW + 23 * H), (NOW + 50, NOW + 50)])
+@pytest.mark.parametrize(
+    ("hard_end", "until"), [(NOW + 60, NOW + 23 * H), (NOW + 50, NOW + 23 * H), (NOW + 30 * H, NOW + 30 * H)]
+)
 def test_the_end_of_the_first_machines_is_not_the_jobs(hard_end: float, until: float) -> None:
-    """Others may live on when an offer ended by itself; a lease that was shorter than it was meant to be."""
+    """Others may live on when an offer ended by itself, or the balance at its provider; a person may extend a lease."""
     offer = {**OFFER, "data": {"ends": NOW + 60}}
     row = cluster(offer=offer, lease=Lease(hard_end), ready=NOW - H, provider="vast")
     wish, why = retries.remaining_limits(LeaseLimits(), row, 0.0, NOW)
-    assert bool(why) is (until < NOW + 600)
-    assert why or wish.until == until
+    assert (wish.until, why) == (until, "")
     wish, why = retries.remaining_limits(LeaseLimits(until=NOW + 2 * H), row, 0.0, NOW)
-    assert why or wish.until == NOW + 2 * H
+    assert (wish.until, why) == (max(NOW + 2 * H, hard_end if hard_end > NOW + 24 * H else 0.0), "")
+
+
+def test_a_second_retry_does_not_begin_the_hours_anew() -> None:
+    """Six hours from when the first machines were ready, whatever became ready since."""
+    gone = [cluster(id=at, ready=NOW + at * H, lease=Lease(NOW + 6 * H)) for at in (0, 1)]
+    world: Any = SimpleNamespace(
+        clock=SimpleNamespace(now=lambda: NOW + 2 * H),
+        signals=SimpleNamespace(count=0, forward=lambda: None),
+        out=SimpleNamespace(say=lambda _: None),
+        provisioner_of=lambda _: SimpleNamespace(grants_machines=False),
+    )
+    wishes: list[LeaseLimits] = []
+
+    def attempt(wish: LeaseLimits, _resume: str | None) -> JobOutcome:
+        wishes.append(wish)
+        at = len(wishes) - 1
+        return JobOutcome(0, {}, loss=LOSS if at < 2 else None, gone=gone[at] if at < 2 else None, cost=1.0)
+
+    retries.run_with_retries(world, RetryState(3), LeaseLimits(6.0, 10.0), attempt)
+    assert [(wish.until, wish.max_cost) for wish in wishes] == [(None, 10.0), (NOW + 6 * H, 9.0), (NOW + 6 * H, 8.0)]
 
 
 def offers(*places: str) -> list[Offer]:

@@ -40,8 +40,10 @@ class Computer:
         self.programs["ssh-add"] = str(path)
         self.env["SSH_AUTH_SOCK"] = "/none/agent"
 
-    def examine(self, system: System = LINUX, own: Path | None = None) -> list[Finding]:
-        return list(computer_findings(own or self.home / ".gpuops", self.env, self.home, system, self.programs.get))
+    def examine(self, system: System = LINUX, own: Path | None = None, *, needs_key: bool = True) -> list[Finding]:
+        gpuops = own or self.home / ".gpuops"
+        find = self.programs.get
+        return list(computer_findings(gpuops, self.env, self.home, system, find, needs_key=needs_key))
 
 
 @pytest.fixture
@@ -89,6 +91,7 @@ def test_an_rsync_that_had_better_be_another(
 
 def test_without_any_key(computer: Computer) -> None:
     assert only(computer.examine()).what == "key-none"
+    assert computer.examine(needs_key=False) == [], "of what is rented gpuops has a key of its own"
     computer.agent("echo ssh-ed25519 QUFBQQ== a@b")
     assert computer.examine() == []
 

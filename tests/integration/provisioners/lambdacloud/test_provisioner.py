@@ -25,6 +25,7 @@ from gpuops.core.errors import (
 from gpuops.core.models import Intent, Request, Resource
 from gpuops.core.provider import Context
 from provisioners.kit import json_api
+from provisioners.kit.instance_types import InstanceType, select_types
 from provisioners.lambdacloud import LambdaProvisioner
 from provisioners.lambdacloud.service import SERVICE
 from tests.fakes.lambdacloud import FakeLambda, Fault
@@ -100,7 +101,8 @@ def test_what_is_free_is_offered_with_its_price_and_its_conditions(fake: FakeLam
 
 @pytest.mark.parametrize(("wish", "kind", "say"), [
     ({"gpu_type": "h10"}, UsageError, "Lambda has no GPU called 'h10'"),
-    ({"gpu_type": "a10", "gpus": 4}, UsageError, "Lambda has no machine with 4 x a10: they have 1"),
+    ({"gpu_type": "a10", "gpus": 4}, UsageError, "Lambda sells no machine with 4 x a10: it sells them with 1"),
+    ({"gpus": 3}, UsageError, "Lambda sells no machine with 3 x GPU: it sells them with 1, 2"),
     ({"gpu_mem": 200}, UsageError, "no such GPU at Lambda has 200 GB of memory: the most is 80 GB"),
     ({"options": {"instance-type": "gpu_9x"}}, UsageError, "Lambda has no instance type 'gpu_9x'"),
     ({"gpu_type": "h100 sxm5"}, NoCapacity, "Lambda lists no gpu_1x_h100_sxm5 as free"),
@@ -112,6 +114,17 @@ def test_a_wish_that_cannot_be_met(
     with pytest.raises(kind) as told:
         provisioner(fake, home).offers(Request("lambda", **wish))
     assert say in str(told.value)
+
+
+@pytest.mark.parametrize(
+    ("count", "flags"), [(3, "--gpus 4 or --gpus 2"), (16, "--gpus 8"), (5, "--gpus 8 or --gpus 4")]
+)
+def test_the_nearest_count_that_is_sold(count: int, flags: str) -> None:
+    types = [InstanceType(f"gpu_{one}x_a100", one, "A100", 40, 1.99 * one, ()) for one in (1, 2, 4, 8)]
+    with pytest.raises(UsageError) as told:
+        select_types(types, Request("lambda", gpus=count), "Lambda")
+    assert told.value.message == f"Lambda sells no machine with {count} x GPU: it sells them with 1, 2, 4, 8"
+    assert told.value.hint == f"take the nearest: {flags}"
 
 
 def test_preflight_says_in_seconds_what_is_wrong(fake: FakeLambda, home: Path) -> None:
