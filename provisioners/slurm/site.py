@@ -8,6 +8,7 @@ from dataclasses import dataclass
 
 from gpuops.core.errors import NoCapacity, ProviderError, QuotaExceeded, Rejected, Unknown
 from gpuops.core.format import plural
+from provisioners.batch.numbers import parse_count
 from provisioners.batch.request import JobShape, choose_walltime, format_span
 from provisioners.slurm.commands import NodeKind, Partition, parse_node, parse_partition
 from provisioners.slurm.options import Wishes
@@ -38,12 +39,12 @@ class Site:
 
 
 def parse_site(text: str) -> Site:
-    """What commands.SITE printed."""
+    """What commands.SITE printed. Raises Unknown."""
     lines = text.splitlines()
     nodes = [node for line in lines if line.startswith("node|") and (node := parse_node(line))]
     partitions = [one for line in lines if line.startswith("partition|") and (one := parse_partition(line))]
     wait = next((line.partition("|")[2] for line in lines if line.startswith("killwait|")), "")
-    return Site(nodes, partitions, float(wait) if wait.isdecimal() else None)
+    return Site(nodes, partitions, float(seconds) if (seconds := parse_count(wait)) else None)
 
 
 def shape_job(wishes: Wishes, site: Site) -> JobShape:

@@ -73,6 +73,10 @@ def test_up_train_down(user: Laptop, pbs: Pbs) -> None:
     assert there.stdout == f"{odd}|a  b|"
     from_where = user.run("ssh", "lab", "--node", "1", "--", "printenv", "SSH_CONNECTION").stdout
     assert from_where.startswith(f"{pbs.login.address} "), "by one step from the login node"
+    looked = user.run("doctor", "pbs", *place(user, pbs)).stdout
+    assert "ok: queue workq (the default): 2 nodes with 4 GPUs (gpu_model=v100), 4 cores, 7 GB (2 free); " in looked
+    assert "4 of 8 GPUs free now; a job may take 2 h 00 min" in looked
+    assert "ok: queue workq: you 8 GPUs at once" in looked
     expect_forwarded(user, pbs)
     done = user.run("down", "lab")
     assert done.returncode == 0, done.stderr
@@ -147,6 +151,8 @@ def test_what_waits_in_the_queue(user: Laptop, pbs: Pbs, how: str) -> None:
     up = user.start("up", "pbs", *place(user, pbs), *NODES)
     assert up.stderr
     assert any("queued: Insufficient amount of resource: ngpus" in line for line in iter(up.stderr.readline, ""))
+    listed = user.run("status", "--cloud").stdout
+    assert [line.split()[2:4] for line in listed.splitlines()[1:4]] == [["job", "queued"], *2 * [["machine", "queued"]]]
     if how == "Ctrl-C":
         up.send_signal(signal.SIGINT)
     else:
