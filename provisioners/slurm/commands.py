@@ -124,6 +124,15 @@ def shell_words(job: str, node: str) -> list[str]:
     return ["srun", f"--jobid={job}", "--overlap", "--quiet", "-N1", "-n1", "-w", node, "--mpi=none"]
 
 
+def forward_words(job: str, node: str, python: str, agent: str) -> list[str]:
+    """Holds a port of a node of a job open here; behind it: the socket's path or the port here, and the port there.
+
+    `--unbuffered`: else bytes that are no whole line would wait for its end.
+    """
+    step = [*shell_words(job, node), "--gres=none", "--unbuffered", python, "-IS", agent, "port"]
+    return [python, "-IS", agent, "forward", *step]
+
+
 def parse_jobs(text: str, prefix: str, now: float) -> list[Job]:
     """The jobs of JOBS whose name begins so; other people's names may hold anything. Raises Unknown."""
     jobs = []

@@ -105,9 +105,10 @@ class SlurmProvisioner(BatchProvisioner[Site]):
 
     def inside(self, login: LoginNode, job: Job, node: NodeRecord) -> Mapping[str, Sequence[str]]:
         host = str(node.held)
-        shell = commands.shell_words(job.id, host)
+        shell, agent = commands.shell_words(job.id, host), f"{login.root}/agent/{node.artefact}.pyz"
         return {
             "inside": self.logins.words(commands.step_words(job.id, host)),
             "inside_shell": self.logins.words(shell),
             "inside_terminal": self.logins.words([*shell, "--pty"]),
+            "inside_forward": self.logins.words(commands.forward_words(job.id, host, login.python, agent)),
         }

@@ -15,6 +15,7 @@ import pytest
 from provisioners.slurm import commands
 from tests.conftest import HANG_S, until
 from tests.system.chaos.hits import guards, kill
+from tests.system.lab.hosts import Host
 from tests.system.lab.laptop import Laptop
 from tests.system.lab.slurm import Slurm
 from tests.system.lab.test_containers import APPTAINER
@@ -97,6 +98,7 @@ def test_up_train_again_down(user: Laptop, slurm: Slurm) -> None:
         assert "rank 3 on c2 sees 0,1 []" in done.stdout
     assert results(user).keys() == {f"{rank}.txt" for rank in range(4)}
     assert user.run("ssh", "lab", "--node", "1", "--", "hostname").stdout == "c2\n"
+    expect_forwarded(user, slurm.login, slurm.nodes[1])
     looked = user.run("doctor", "lab").stdout
     assert [name for name in ("c1", "c2") if f"ok: {name}: " in looked] == ["c1", "c2"], "the machines, not the login"
     looked = user.run("doctor", "slurm", *place(user, slurm)).stdout
@@ -110,6 +112,29 @@ def test_up_train_again_down(user: Laptop, slurm: Slurm) -> None:
     done = user.run("down", "lab")
     assert done.returncode == 0, done.stderr
     expect_nothing_left(user, slurm)
+
+
+def expect_forwarded(user: Laptop, login: Host, machine: Host) -> None:
+    """What listens on node1's own loopback alone is open on the laptop, byte by byte, as soon as something does; and no
+    part of the way stays afterwards."""
+    forward = user.start("forward", "lab", "6006", "--node", "1")
+    assert forward.stderr
+    assert "nothing listens on port 6006 of node1 yet" in forward.stderr.readline()
+    made = "import sys; sys.stdout.buffer.write(bytes(range(256)) * 4096)"
+    machine.run(
+        ["sh", "-c", f"cd /srv && python3 -c '{made}' >page && exec python3 -m http.server 6006 -b 127.0.0.1 &"]
+    )
+    assert "http://127.0.0.1:6006 is port 6006 of node1 of lab" in forward.stderr.readline()
+    ask = "import sys, urllib.request as web; sys.stdout.write(web.urlopen(sys.argv[1]).read().hex())"
+    argv = [*user.prefix, sys.executable, "-c", ask, "http://127.0.0.1:6006/page"]
+    page = subprocess.run(argv, capture_output=True, text=True, check=True).stdout
+    assert bytes.fromhex(page) == bytes(range(256)) * 4096
+    way = login.run(["sh", "-c", "stat -c '%a %F' /tmp/gpuops-*"]).stdout
+    assert way == "700 directory\n", "others of the login node listen nowhere in it"
+    forward.terminate()
+    forward.communicate(timeout=HANG_S)
+    until(lambda: not any("6006" in line for line in login.processes()), f"no way on, but {login.processes()}")
+    assert [path for path in login.files("/tmp") if "gpuops" in path] == []
 
 
 @pytest.mark.real_torch
