@@ -121,9 +121,8 @@ def expect_forwarded(user: Laptop, login: Host, machine: Host) -> None:
     assert forward.stderr
     assert "nothing listens on port 6006 of node1 yet" in forward.stderr.readline()
     made = "import sys; sys.stdout.buffer.write(bytes(range(256)) * 4096)"
-    machine.run(
-        ["sh", "-c", f"cd /srv && python3 -c '{made}' >page && exec python3 -m http.server 6006 -b 127.0.0.1 &"]
-    )
+    serve = "exec python3 -m http.server 6006 -b 127.0.0.1 >/dev/null 2>&1 &"
+    machine.run(["sh", "-c", f"cd /srv && python3 -c '{made}' >page; {serve}"], check=True)
     assert "http://127.0.0.1:6006 is port 6006 of node1 of lab" in forward.stderr.readline()
     ask = "import sys, urllib.request as web; sys.stdout.write(web.urlopen(sys.argv[1]).read().hex())"
     argv = [*user.prefix, sys.executable, "-c", ask, "http://127.0.0.1:6006/page"]
