@@ -231,6 +231,7 @@ class BatchProvisioner(ABC, Generic[SiteT]):
             "ends_in": offer.data["walltime_s"],
             "kill_wait_s": offer.data.get("kill_wait_s"),
             "gpus": offer.data.get("untold_gpus"),
+            "apart": bool(offer.data.get("apart")),
         }
         nodes = [
             {

@@ -26,7 +26,8 @@ done
 SITE = r"""
 sinfo -h -N -o 'node|%N|%P|%G|%t|%c|%m|%f' || exit 1
 scontrol show partition -o | sed 's/^/partition|/'
-scontrol show config | sed -n 's/^KillWait *= *\([0-9]*\).*/killwait|\1/p'
+scontrol show config | sed -n -e 's/^KillWait *= *\([0-9]*\).*/killwait|\1/p' \
+    -e 's/^ProctrackType *= *proctrack.\([a-z]*\).*/proctrack|\1/p'
 """
 ASSOCIATIONS = "sacctmgr -nP show assoc user=$(id -un) format=account,partition,qos 2>/dev/null"
 SURVEY = r"""

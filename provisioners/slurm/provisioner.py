@@ -56,7 +56,8 @@ class SlurmProvisioner(BatchProvisioner[Site]):
         return shape_job(options.parse_wishes(request), site)
 
     def more_data(self, login: LoginNode, shape: JobShape) -> Mapping[str, Any]:
-        return {"cpus": shape.cpus, "kill_wait_s": self.site(login).kill_wait_s}
+        site = self.site(login)
+        return {"cpus": shape.cpus, "kill_wait_s": site.kill_wait_s, "apart": site.signals_descendants}
 
     def try_out(self, login: LoginNode, request: Request, shape: JobShape) -> None:
         answer = self.logins.ask(login, ["sbatch", "--test-only", *shape.words, "--wrap=true"])

@@ -22,6 +22,8 @@ class Site:
     nodes: Sequence[NodeKind]
     partitions: Sequence[Partition]
     kill_wait_s: float | None = None
+    signals_descendants: bool = False
+    """Whether the end of a job is told to all processes that its own have started, and not to its own alone."""
 
     def has_gpus(self, partition: str) -> bool:
         return any(node.gpus for node in self.nodes if node.partition == partition)
@@ -44,7 +46,8 @@ def parse_site(text: str) -> Site:
     nodes = [node for line in lines if line.startswith("node|") and (node := parse_node(line))]
     partitions = [one for line in lines if line.startswith("partition|") and (one := parse_partition(line))]
     wait = next((line.partition("|")[2] for line in lines if line.startswith("killwait|")), "")
-    return Site(nodes, partitions, float(seconds) if (seconds := parse_count(wait)) else None)
+    kill_wait_s = float(seconds) if (seconds := parse_count(wait)) else None
+    return Site(nodes, partitions, kill_wait_s, "proctrack|linuxproc" in lines)
 
 
 def shape_job(wishes: Wishes, site: Site) -> JobShape:
