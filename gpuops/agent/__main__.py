@@ -24,6 +24,8 @@ MODES = {
     "nodes": "daemon.end_command",
     "rank": "run.rank",
     "checkup": "checkup.checkup",
+    "forward": "network.port_forward",
+    "port": "network.port_forward",
 }
 """Mode -> module; its `main(mode, arguments)` gives the exit code."""
 

@@ -32,7 +32,7 @@ PORT_TIMEOUT_S = 2.0
 FORWARDING_POLL_INTERVAL_S = 0.1
 """Seconds between two looks while `ssh` logs in and opens the port here."""
 INNER_LOGIN_S = 5.0
-"""Seconds in which a login node should have logged in to a machine of a job."""
+"""Seconds in which a login node should have a way into a machine of a job."""
 PORT_POLL_INTERVAL_S = 2.0
 """Seconds between two looks at a port where nothing listens yet."""
 
@@ -59,8 +59,8 @@ def report_port(
 ) -> None:
     """Report once that nothing listens behind a forwarded port, and then when something does.
 
-    `open_`, `closed`: the sentences; `alive`: whether the process that forwards it still runs; `opening_s`: how long a
-    closed port may be one to which the way is not open yet.
+    `open_`, `closed`: the sentences; `alive`: whether the process that forwards it still runs; `opening_s`: how long
+    the way to the port may take to open, where it opens only once something listens.
     """
     is_reported, opened_at = False, clock.monotonic() + opening_s
     poller = Poller.every(clock, FORWARDING_POLL_INTERVAL_S)
@@ -71,7 +71,8 @@ def report_port(
         if state is PortState.SERVED:
             say(open_)
             return
-        if state is PortState.CLOSED and not is_reported and attempt.started >= opened_at:
+        is_closed = state is PortState.CLOSED or opening_s > 0
+        if is_closed and not is_reported and attempt.started >= opened_at:
             say(closed)
             is_reported = True
         if is_reported:
@@ -202,9 +203,7 @@ def forward(ctx: Context, row: ClusterRow, machine: Resource, node: int, port: i
     """Hold a port of the node open on this computer until Ctrl-C; the exit code of `ssh`."""
     argv = _forwarding_argv(ctx, row, machine, node, port, local_port)
     check_free(local_port)
-    url, way = f"http://127.0.0.1:{local_port}", ""
-    if machine.data.get("inside_modes") and not machine.data.get("inside_forward"):
-        way = ", as seen from the login node (is it on all addresses there, as by tensorboard --bind_all?)"
+    url = f"http://127.0.0.1:{local_port}"
 
     def report(process: subprocess.Popen[bytes]) -> None:
         report_port(
@@ -212,7 +211,7 @@ def forward(ctx: Context, row: ClusterRow, machine: Resource, node: int, port: i
             ctx.out.say,
             ctx.clock,
             open_=f"{url} is port {port} of node{node} of {row.name}; Ctrl-C ends it",
-            closed=f"nothing listens on port {port} of node{node} yet{way}; {url} is it as soon as something does",
+            closed=f"nothing listens on port {port} of node{node} yet; {url} is it as soon as something does",
             alive=lambda: process.poll() is None,
             opening_s=INNER_LOGIN_S if machine.data.get("inside_forward") else 0.0,
         )
@@ -225,16 +224,13 @@ def _forwarding_argv(
 ) -> list[str]:
     """The program that holds the port open here, as long as its input is. Raises UsageError."""
     inside = machine.data.get("inside_forward")
-    beside = machine.data.get("inside_modes")
     if machine.data.get("connection") == "process":
         if inside:
             return [*inside, f"127.0.0.1:{local_port}", str(port)]
-        where = f"http://{machine.address if beside else '127.0.0.1'}:{port}"
-        whose = "are reached from this machine" if beside else "are this machine"
-        raise UsageError(f"the nodes of {row.name} {whose}", f"open {where} as it is")
+        raise UsageError(f"the nodes of {row.name} are this machine", f"open http://127.0.0.1:{port} as it is")
     from gpuops.transport import ssh
 
-    there = f"{machine.address if beside else '127.0.0.1'}:{port}"
+    there = f"127.0.0.1:{port}"
     if inside:  # one more step, from the login node on
         there = f"/tmp/gpuops-{secrets.token_hex(8)}/port"
     words = [*inside, there, str(port)] if inside else ()

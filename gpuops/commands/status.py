@@ -32,6 +32,8 @@ NARROW_DROPS = ("$/H", "PROVIDER", "AGE")
 """Columns that a narrow terminal leaves out, in this order; names are typed again, so they are never cut."""
 NARROW_DROPS_CLOUD = ("$/H", "KIND", "PROVIDER", "STATE")
 """The same for `--cloud`."""
+QUEUED = "queued"
+"""What `--cloud` says of a resource that waits at its provider for its turn."""
 NODE_STATE_NOTES = {
     ResourceState.UNKNOWN: "does not answer",
     ResourceState.ENDED: "has ended",
@@ -106,6 +108,8 @@ class ClusterReport:
     doing: LiveRun | None
     report: str | None = None
     """The page about its latest run that has ended."""
+    phase: str = ""
+    """What its machines are at until they are ready: `queued: Priority, starts about 14:20`."""
 
 
 def describe_clusters(ctx: Context) -> list[ClusterReport]:
@@ -146,6 +150,7 @@ def _describe_cluster(ctx: Context, row: ClusterRow) -> ClusterReport:
         lease=describe_lease(row.lease, now, ephemeral=row.ephemeral),
         doing=_describe_run(runs[-1], now) if runs else None,
         report=None if runs else _latest_report(ctx, row),
+        phase=next((phase for machine in described if machine and (phase := _phase(machine))), ""),
     )
 
 
@@ -168,6 +173,10 @@ def _describe_run(run: RunRow, now: float) -> LiveRun:
 
 def _why_ended(machine: Resource) -> str:
     return machine.why_ended if machine.status.has_ended else ""
+
+
+def _phase(machine: Resource) -> str:
+    return str(machine.data.get("phase") or "") if machine.state == ResourceState.STARTING else ""
 
 
 def _describe_machines(ctx: Context, row: ClusterRow, machines: Sequence[Resource]) -> list[Resource | None]:
@@ -253,6 +262,8 @@ def _format_end(cluster: ClusterReport) -> str:
 
 def _format_notes(cluster: ClusterReport) -> Iterator[str]:
     """`digits-3 runs for 12 min on 4 ranks, last line 3 s ago`; `node1 does not answer`."""
+    if cluster.phase:
+        yield cluster.phase
     if cluster.doing:
         yield _format_run(cluster.doing)
     if cluster.report:
@@ -293,6 +304,7 @@ class CloudResource:
     id: str
     kind: str
     state: str
+    """A ResourceState, or QUEUED."""
     per_hour: float
     bills: bool
     known: bool
@@ -334,7 +346,7 @@ def list_cloud(ctx: Context) -> CloudReport:
             mark=entry.resource.name,
             id=entry.resource.id,
             kind=entry.resource.kind,
-            state=entry.resource.state,
+            state=QUEUED if entry.resource.data.get("queued") else entry.resource.state,
             per_hour=entry.resource.per_hour,
             bills=entry.resource.bills,
             known=entry not in orphans,

@@ -74,9 +74,15 @@ def job_resource(job: Job, login: LoginNode, ssh_folder: Path) -> Resource:
         login.name,
         job.mark,
         bills=False,
-        state=ResourceState.RUNNING,
-        data={**login.way(ssh_folder), "token": job.token, "machines": job.nodes},
+        state=ResourceState.STARTING if job.state is JobState.QUEUED else ResourceState.RUNNING,
+        data={**login.way(ssh_folder), "token": job.token, "machines": job.nodes, **_queued(job)},
     )
+
+
+def _queued(job: Job) -> dict[str, Any]:
+    """What `Resource.data` says of what waits for its turn."""
+    waits = job.state is JobState.QUEUED
+    return {"queued": True, "phase": job.phase, "hopeless": job.hopeless} if waits else {}
 
 
 def node_resource(
@@ -114,7 +120,7 @@ def _present(node: NodeRecord, job: Job | None, inside: Inside, now: float) -> t
         ended |= {"reclaimed": True} if job and job.preempted else {}
         return ResourceState.ENDED, ended | ({"stopped": True} if job and job.failed else {})
     if job.state is JobState.QUEUED:
-        return ResourceState.STARTING, {"queued": True, "phase": job.phase, "hopeless": job.hopeless}
+        return ResourceState.STARTING, _queued(job)
     if node.state is ResourceState.ENDED:
         return ResourceState.ENDED, {"left": True}
     if node.held is None:

@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING, Any
 from gpuops.core.errors import GpuopsError, NotSetUp, Unknown
 from gpuops.core.models import Problem, Request, Resource
 from provisioners.base import Context
+from provisioners.batch.numbers import parse_count
 from provisioners.ssh.accepted_keys import AcceptedKeys
 from provisioners.ssh.host_agent import HostAgent
 from provisioners.ssh.hosts import HostBook, KnownHost
@@ -155,7 +156,7 @@ class LoginNodes:
         words = ["sh", "-c", self._prelude + ANSWER, "sh", *argv]
         said = bootstrap.run_step(self.connection(login), words, question.encode()).decode(errors="replace")
         text, _, code = said.rpartition("\nexit code ")
-        return Answer(int(code) if code.strip().isdecimal() else 1, text)
+        return Answer(parse_count(code, 1), text)
 
     def ask_site(self, login: LoginNode, script: str, title: str) -> str:
         """What a script prints that asks a batch system, `title`, about itself. Raises NotSetUp, Unknown, NodeError."""

@@ -41,8 +41,8 @@ from provisioners.batch.jobs import (
     output_file,
 )
 from provisioners.batch.login_node import LoginNode, LoginNodes, parse_login
-from provisioners.batch.modules import MODULES, modules_with_torch
 from provisioners.batch.request import JobShape
+from provisioners.batch.survey import MODULES, modules_with_torch
 from provisioners.ssh.container_spec import APPTAINER, check_image, within_words
 from provisioners.ssh.host_agent import NodeRecord, join_lists
 from provisioners.ssh.provisioner import ABANDONED_S, MIN_BOOT_LEASE_S, as_provider_errors
@@ -231,6 +231,7 @@ class BatchProvisioner(ABC, Generic[SiteT]):
             "ends_in": offer.data["walltime_s"],
             "kill_wait_s": offer.data.get("kill_wait_s"),
             "gpus": offer.data.get("untold_gpus"),
+            "apart": bool(offer.data.get("apart")),
         }
         nodes = [
             {

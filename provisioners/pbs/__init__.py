@@ -3,6 +3,7 @@
 options      the provider's own flags, and a request checked
 commands     every command of PBS's that is run, and what it prints
 site         what the cluster has, and what a request may have of it
+survey       what doctor tells of it
 provisioner  the contract
 """
 

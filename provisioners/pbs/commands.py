@@ -11,6 +11,7 @@ from collections.abc import Mapping, Sequence
 from typing import Any
 
 from provisioners.batch.jobs import NAME, Job, JobState
+from provisioners.batch.numbers import parse_count
 from provisioners.batch.provisioner import Submission
 
 PRELUDE = """
@@ -21,9 +22,11 @@ qstat -Q -f -F json || exit 1
 echo; echo ===
 qstat -B -f -F json 2>/dev/null
 echo; echo ===
-pbsnodes -av -F json 2>/dev/null || true
+pbsnodes -a -F json 2>/dev/null || true
 """
-"""Queues, the server, nodes."""
+"""Queues, the server, machines: what the parts of one (its vnodes) have is summed up."""
+WHO = "id -un; id -Gn"
+"""Whose limits are meant."""
 HISTORY = 100
 JOBS = f"""
 user=$(id -un)
@@ -75,14 +78,14 @@ ASK_FOR_WAY = (
 REFUSED = json.dumps({"error": {"kind": "no-way", "say": NO_WAY, "hint": ASK_FOR_WAY}})
 """As an agent refuses."""
 REFUSED_PERSON = f"error: {NO_WAY}\nhint: {ASK_FOR_WAY}"
-KILL_DELAY_S = 10.0
+KILL_DELAY_S = 10
 """Between SIGTERM and SIGKILL, where a queue does not say."""
 NO_SERVER = re.compile(r"cannot connect to server|connection refused|timed? ?out|no route to host|15031", re.IGNORECASE)
 """The job may have been submitted all the same."""
 WAITING = frozenset("QHWT")
 OVER = frozenset("FX")
 NEVER = "Can Never Run:"
-WHY_OVER = {271: "its job was deleted", -29: "its job's time was over", 265: "its job was killed"}
+WHY_OVER = {"271": "its job was deleted", "-29": "its job's time was over", "265": "its job was killed"}
 
 
 def qsub_words(submission: Submission) -> list[str]:
@@ -134,7 +137,7 @@ def _shell(options: str, refused: str) -> str:
 
 
 def parse_jobs(text: str, prefix: str, now: float) -> list[Job]:
-    """The jobs of JOBS whose name begins so; other names may hold anything. Raises ValueError."""
+    """The jobs of JOBS whose name begins so; other names may hold anything. Raises ValueError, Unknown."""
     jobs = []
     for number, facts in members(parse_json(text), "Jobs"):
         name = str(facts.get("Job_Name", ""))
@@ -156,7 +159,7 @@ def _parse_job(number: str, facts: Mapping[str, Any], mark: str, token: str, now
         mark,
         token,
         state,
-        int(nodes) if nodes.isdecimal() else 0,
+        parse_count(nodes),
         phase=describe_wait(word, comment),
         hopeless=explain_never(word, comment) if state is JobState.QUEUED else "",
         left_s=left_s if state is JobState.RUNNING else None,
@@ -168,12 +171,7 @@ def explain_end(facts: Mapping[str, Any]) -> str:
     """Why a job is over."""
     if "stime" not in facts:
         return "its job was deleted while it was queued"
-    return WHY_OVER.get(_number(facts.get("Exit_status")), "its job is over")
-
-
-def _number(value: Any) -> int:
-    text = str(value)
-    return int(text) if re.fullmatch(r"-?\d+", text) else 0
+    return WHY_OVER.get(str(facts.get("Exit_status")), "its job is over")
 
 
 def describe_wait(word: str, comment: str) -> str:
@@ -210,16 +208,16 @@ def parse_time(text: str) -> float | None:
 
 
 def parse_span(text: str) -> float | None:
-    """`26:03:04`, `3:04`, `60` as seconds; None for what is no length of time."""
-    if not re.fullmatch(r"\d+(:\d+){0,2}", text.strip()):
+    """`26:03:04`, `3:04`, `60` as seconds; None for what is no length of time. Raises Unknown."""
+    if not re.fullmatch(r"[0-9]+(:[0-9]+){0,2}", text.strip()):
         return None
     seconds = 0
     for part in text.strip().split(":"):
-        seconds = seconds * 60 + int(part)
+        seconds = seconds * 60 + parse_count(part)
     return float(seconds)
 
 
 def parse_size(text: str) -> int | None:
-    """`527954604kb`, `64gb` as bytes; None for what is no size."""
-    match = re.fullmatch(r"(\d+)([kmgtp]?)[bw]?", text.strip().lower())
-    return int(match[1]) << (10 * " kmgtp".index(match[2] or " ")) if match else None
+    """`527954604kb`, `64gb` as bytes; None for what is no size. Raises Unknown."""
+    match = re.fullmatch(r"([0-9]+)([kmgtp]?)[bw]?", text.strip().lower())
+    return parse_count(match[1]) << (10 * " kmgtp".index(match[2] or " ")) if match else None

@@ -8,13 +8,14 @@ from typing import Any
 
 from gpuops.core.account_variables import OURS
 from gpuops.core.errors import Unknown
-from gpuops.core.models import Option, Request
+from gpuops.core.models import Option, Request, SiteFact
 from provisioners.batch.jobs import Job
 from provisioners.batch.login_node import LoginNode
 from provisioners.batch.provisioner import BatchProvisioner, Submission
 from provisioners.batch.request import JobShape
 from provisioners.pbs import commands, options
 from provisioners.pbs.site import Site, explain_refusal, parse_site, shape_job
+from provisioners.pbs.survey import parse_person, survey_site
 from provisioners.ssh.host_agent import NodeRecord
 
 JOB_ID = re.compile(r"^(\d+\.\S+)$", re.MULTILINE)
@@ -59,6 +60,9 @@ class PbsProvisioner(BatchProvisioner[Site]):
     def more_data(self, login: LoginNode, shape: JobShape) -> Mapping[str, Any]:
         queue = next(queue for queue in self.site(login).queues if queue.name == shape.queue)
         return {"kill_wait_s": queue.kill_delay_s, "untold_gpus": shape.gpus, "nodes": shape.nodes}
+
+    def survey_cluster(self, login: LoginNode) -> Sequence[SiteFact]:
+        return survey_site(self.site(login), parse_person(self.logins.ask(login, ["sh", "-c", commands.WHO]).text))
 
     # What a batch system does.
 

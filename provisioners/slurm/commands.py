@@ -14,6 +14,7 @@ from dataclasses import dataclass
 
 from gpuops.core.format import clock_time
 from provisioners.batch.jobs import NAME, Job, JobState
+from provisioners.batch.numbers import parse_count
 from provisioners.batch.provisioner import Submission
 
 PRELUDE = r"""
@@ -25,7 +26,8 @@ done
 SITE = r"""
 sinfo -h -N -o 'node|%N|%P|%G|%t|%c|%m|%f' || exit 1
 scontrol show partition -o | sed 's/^/partition|/'
-scontrol show config | sed -n 's/^KillWait *= *\([0-9]*\).*/killwait|\1/p'
+scontrol show config | sed -n -e 's/^KillWait *= *\([0-9]*\).*/killwait|\1/p' \
+    -e 's/^ProctrackType *= *proctrack.\([a-z]*\).*/proctrack|\1/p'
 """
 ASSOCIATIONS = "sacctmgr -nP show assoc user=$(id -un) format=account,partition,qos 2>/dev/null"
 SURVEY = r"""
@@ -123,8 +125,17 @@ def shell_words(job: str, node: str) -> list[str]:
     return ["srun", f"--jobid={job}", "--overlap", "--quiet", "-N1", "-n1", "-w", node, "--mpi=none"]
 
 
+def forward_words(job: str, node: str, python: str, agent: str) -> list[str]:
+    """Holds a port of a node of a job open here; behind it: the socket's path or the port here, and the port there.
+
+    `--unbuffered`: else bytes that are no whole line would wait for its end.
+    """
+    step = [*shell_words(job, node), "--gres=none", "--unbuffered", python, "-IS", agent, "port"]
+    return [python, "-IS", agent, "forward", *step]
+
+
 def parse_jobs(text: str, prefix: str, now: float) -> list[Job]:
-    """The jobs of JOBS whose name begins so; other people's names may hold anything."""
+    """The jobs of JOBS whose name begins so; other people's names may hold anything. Raises Unknown."""
     jobs = []
     for line in text.splitlines():
         fields = line.split("|", 6)
@@ -137,14 +148,14 @@ def parse_jobs(text: str, prefix: str, now: float) -> list[Job]:
 def _parse_job(fields: Sequence[str], mark: str, token: str, now: float) -> Job:
     number, _, word, nodes, left, start, reason = fields
     if word in OVER:
-        return _job_over(number, mark, token, word, int(nodes) if nodes.isdecimal() else 0)
+        return _job_over(number, mark, token, word, parse_count(nodes))
     state = JobState.QUEUED if word in WAITING else JobState.RUNNING
     return Job(
         number,
         mark,
         token,
         state,
-        int(nodes) if nodes.isdecimal() else 0,
+        parse_count(nodes),
         phase=describe_wait(reason, parse_time(start), now),
         hopeless=explain_never(reason) if state is JobState.QUEUED else "",
         left_s=parse_span(left) if state is JobState.RUNNING else None,
@@ -194,11 +205,12 @@ def parse_time(text: str) -> float | None:
 
 
 def parse_span(text: str) -> float | None:
-    """`1-02:03:04`, `2:03:04`, `3:04` as seconds; None for UNLIMITED, NONE and what is no length of time."""
-    match = re.fullmatch(r"(?:(\d+)-)?(?:(\d+):)?(\d+):(\d+)", text.strip())
+    """`1-02:03:04`, `2:03:04`, `3:04` as seconds; None for UNLIMITED, NONE and what is no length of time. Raises
+    Unknown."""
+    match = re.fullmatch(r"(?:([0-9]+)-)?(?:([0-9]+):)?([0-9]+):([0-9]+)", text.strip())
     if not match:
         return None
-    days, hours, minutes, seconds = (int(part or 0) for part in match.groups())
+    days, hours, minutes, seconds = (parse_count(part or "") for part in match.groups())
     return float(((days * 24 + hours) * 60 + minutes) * 60 + seconds)
 
 
@@ -225,7 +237,7 @@ class Partition:
 
 
 def parse_node(line: str) -> NodeKind | None:
-    """A line `node|%N|%P|%G|%t|%c|%m|%f`."""
+    """A line `node|%N|%P|%G|%t|%c|%m|%f`. Raises Unknown."""
     fields = line.split("|")
     if len(fields) != 8:
         return None
@@ -233,19 +245,20 @@ def parse_node(line: str) -> NodeKind | None:
     gpus, types = parse_gpus(gres)
     return NodeKind(
         name, partition.rstrip("*"), partition.endswith("*"), gpus, types, state,
-        int(cpus) if cpus.isdecimal() else 1, int(memory) if memory.isdecimal() else 0, features.split(","),
+        parse_count(cpus, 1), parse_count(memory), features.split(","),
     )  # fmt: skip
 
 
 def parse_gpus(gres: str) -> tuple[int, list[str]]:
-    """How many of `gpu:h100:4(S:0-1),shard:8`, and of which types."""
-    gpus = [word for word in re.sub(r"\([^)]*\)", "", gres).split(",") if word.split(":")[0] == "gpu"]
-    counts = [int(word.rpartition(":")[2]) for word in gpus if word.rpartition(":")[2].isdecimal()]
-    return sum(counts), [word.split(":")[1] for word in gpus if word.count(":") == 2]
+    """How many of `gpu:h100:4(S:0-1),shard:8`, and of which types. Raises Unknown."""
+    gpus = [word for word in re.sub(r"\([^()]*\)", "", gres).split(",") if word.split(":")[0] == "gpu"]
+    return sum(parse_count(word.rpartition(":")[2]) for word in gpus), [
+        word.split(":")[1] for word in gpus if word.count(":") == 2
+    ]
 
 
 def parse_partition(line: str) -> Partition | None:
-    """A line `partition|PartitionName=gpu … DefaultTime=01:00:00 … MaxTime=UNLIMITED …`."""
+    """A line `partition|PartitionName=gpu … DefaultTime=01:00:00 … MaxTime=UNLIMITED …`. Raises Unknown."""
     facts = dict(word.split("=", 1) for word in line.partition("|")[2].split() if "=" in word)
     name = facts.get("PartitionName")
     return (

@@ -60,7 +60,8 @@ class SlurmProvisioner(BatchProvisioner[Site]):
         return shape_job(options.parse_wishes(request), site)
 
     def more_data(self, login: LoginNode, shape: JobShape) -> Mapping[str, Any]:
-        return {"cpus": shape.cpus, "kill_wait_s": self.site(login).kill_wait_s}
+        site = self.site(login)
+        return {"cpus": shape.cpus, "kill_wait_s": site.kill_wait_s, "apart": site.signals_descendants}
 
     def try_out(self, login: LoginNode, request: Request, shape: JobShape) -> None:
         answer = self.logins.ask(login, ["sbatch", "--test-only", *shape.words, "--wrap=true"])
@@ -109,9 +110,10 @@ class SlurmProvisioner(BatchProvisioner[Site]):
 
     def inside(self, login: LoginNode, job: Job, node: NodeRecord) -> Mapping[str, Sequence[str]]:
         host = str(node.held)
-        shell = commands.shell_words(job.id, host)
+        shell, agent = commands.shell_words(job.id, host), f"{login.root}/agent/{node.artefact}.pyz"
         return {
             "inside": self.logins.words(commands.step_words(job.id, host)),
             "inside_shell": self.logins.words(shell),
             "inside_terminal": self.logins.words([*shell, "--pty"]),
+            "inside_forward": self.logins.words(commands.forward_words(job.id, host, login.python, agent)),
         }

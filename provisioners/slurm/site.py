@@ -8,6 +8,7 @@ from dataclasses import dataclass
 
 from gpuops.core.errors import NoCapacity, ProviderError, QuotaExceeded, Rejected, Unknown
 from gpuops.core.format import plural
+from provisioners.batch.numbers import parse_count
 from provisioners.batch.request import JobShape, choose_walltime, format_span
 from provisioners.slurm.commands import NodeKind, Partition, parse_node, parse_partition
 from provisioners.slurm.options import Wishes
@@ -21,6 +22,8 @@ class Site:
     nodes: Sequence[NodeKind]
     partitions: Sequence[Partition]
     kill_wait_s: float | None = None
+    signals_descendants: bool = False
+    """Whether the end of a job is told to all processes that its own have started, and not to its own alone."""
 
     def has_gpus(self, partition: str) -> bool:
         return any(node.gpus for node in self.nodes if node.partition == partition)
@@ -38,12 +41,13 @@ class Site:
 
 
 def parse_site(text: str) -> Site:
-    """What commands.SITE printed."""
+    """What commands.SITE printed. Raises Unknown."""
     lines = text.splitlines()
     nodes = [node for line in lines if line.startswith("node|") and (node := parse_node(line))]
     partitions = [one for line in lines if line.startswith("partition|") and (one := parse_partition(line))]
     wait = next((line.partition("|")[2] for line in lines if line.startswith("killwait|")), "")
-    return Site(nodes, partitions, float(wait) if wait.isdecimal() else None)
+    kill_wait_s = float(seconds) if (seconds := parse_count(wait)) else None
+    return Site(nodes, partitions, kill_wait_s, "proctrack|linuxproc" in lines)
 
 
 def shape_job(wishes: Wishes, site: Site) -> JobShape:

@@ -4,8 +4,9 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Mapping, Sequence
 
-from gpuops.core.format import plural, span
+from gpuops.core.format import plural
 from gpuops.core.models import SiteFact
+from provisioners.batch.survey import describe_queue
 from provisioners.slurm.commands import Partition, parse_gpus
 from provisioners.slurm.site import Site, describe_nodes, is_usable
 
@@ -34,20 +35,17 @@ def _told(lines: Sequence[str], kind: str) -> Iterator[str]:
 
 
 def describe_partition(site: Site, partition: Partition, used: Mapping[str, int]) -> str:
-    """`partition gpu (the default): 2 nodes with 4 h100 GPUs, …; 5 of 8 GPUs are free now; a job may take …`.
-
-    `used`: GPUs in use, by node.
-    """
+    """`used`: GPUs in use, by node."""
     nodes = [node for node in site.nodes if node.partition == partition.name]
     free = sum(max(0, node.gpus - used.get(node.name, 0)) for node in nodes if is_usable(node.state))
-    default = " (the default)" if any(node.is_default for node in nodes) else ""
-    most = "as long as it likes" if partition.max_s is None else span(partition.max_s)
-    usual = (
-        "" if partition.default_s in (None, partition.max_s) else f", {span(partition.default_s)} without --max-hours"
-    )
-    return (
-        f"partition {partition.name}{default}: {describe_nodes(site, partition.name)}; "
-        f"{free} of {plural(sum(node.gpus for node in nodes), 'GPU')} free now; a job may take {most}{usual}"
+    return describe_queue(
+        f"partition {partition.name}",
+        describe_nodes(site, partition.name),
+        free,
+        sum(node.gpus for node in nodes),
+        is_default=any(node.is_default for node in nodes),
+        max_s=partition.max_s,
+        default_s=partition.default_s,
     )
 
 

@@ -1,8 +1,8 @@
 """Mode `hold`: the node is one machine of a batch job, whose share of the job lives as long as this process does.
 
 A batch system ends what a job's own process has left behind, and starts that process on each machine of the job. So
-the watchdog has a parent here that stays in the foreground: it ends when the watchdog does, which ends the job with its
-last machine, and the watchdog ends with it. The batch system signals this process before it takes the machine back:
+this process stays in the foreground: it ends when the watchdog does, which ends the job with its last machine, and the
+watchdog ends with it. The batch system signals this process before it takes the machine back:
 that becomes a preemption notice, and the node ends once its run has stopped.
 
 The folders are made on the login node, before the job is submitted (`--prepare`); all machines share that home. What a
@@ -89,9 +89,12 @@ class _Holder:
 
     def hold(self) -> None:
         wake = Wake([signal.SIGCHLD, signal.SIGTERM, signal.SIGUSR1, signal.SIGINT, signal.SIGHUP])
-        processes.become_subreaper()
         record_process(self._node, HOLDER)
-        start_watchdog(self._node)
+        if self._job.get("apart"):
+            _start_apart(self._node)  # first: a subreaper would become its parent
+        processes.become_subreaper()
+        if not self._job.get("apart"):
+            start_watchdog(self._node)
         watched_at, noticed, quiet_at = time.monotonic() + UNWATCHED_LIMIT_S, False, 0.0
         while True:
             received = wake.wait(CHECK_INTERVAL_S)
@@ -137,6 +140,16 @@ class _Holder:
                 processes.reap_orphans()
         processes.end_all(lambda: processes.descendant_processes(run_markers(self._node)))
         shutil.rmtree(self._local, ignore_errors=True)
+
+
+def _start_apart(node: Node) -> None:
+    """Start the watchdog as nobody's descendant, where the batch system signals all of this process's: a script would
+    end before the notice reaches its agent. The watchdog ends by itself where this process does."""
+    child = os.fork()
+    if child == 0:
+        start_watchdog(node)
+        os._exit(0)
+    os.waitpid(child, 0)
 
 
 def granted_gpus(visible: str | None, untold: int | None = None) -> list[str] | None:

@@ -14,6 +14,7 @@ from typing import Any
 
 import pytest
 
+from gpuops.agent.processes import descendants, list_processes
 from gpuops.core.errors import NodeRefused
 from gpuops.transport.rpc import AgentClient
 from tests.integration.agent.conftest import HANG_S, PYTHON, RealNode, alive, until
@@ -31,13 +32,13 @@ JOB = {"by": "Slurm", "boot_in": 600.0, "ends_in": 3600.0, "kill_wait_s": 30.0}
 class Held:
     """A node, and the process that holds it; its machine's own files are in `local`."""
 
-    def __init__(self, node: RealNode, local: Path) -> None:
+    def __init__(self, node: RealNode, local: Path, job: dict[str, Any]) -> None:
         self.node = node
         self.local = local
         local.mkdir()
         command = ["hold", "--cluster", str(node.folder.parent)]
         self._argv = [PYTHON, "-I", str(node.artefact), *command]
-        settings = {"cluster": node.cluster, "index": node.index, "token": "t-0", "end": None, "job": JOB}
+        settings = {"cluster": node.cluster, "index": node.index, "token": "t-0", "end": None, "job": job}
         made = subprocess.run([*self._argv, "--prepare"], input=json.dumps({"nodes": [settings]}), text=True,
                               capture_output=True, timeout=HANG_S)  # fmt: skip
         assert made.stdout == '{"prepared": 1}\n', made.stderr
@@ -57,8 +58,9 @@ class Held:
 
 
 @pytest.fixture
-def held(make_node: Callable[..., RealNode], tmp_path: Path) -> Iterator[Held]:
-    one = Held(make_node(init=False), tmp_path / "local")
+def held(make_node: Callable[..., RealNode], tmp_path: Path, request: pytest.FixtureRequest) -> Iterator[Held]:
+    """Its parameter: more of what its job is."""
+    one = Held(make_node(init=False), tmp_path / "local", {**JOB, **getattr(request, "param", {})})
     yield one
     assert list(one.local.iterdir()) == []
 
@@ -84,6 +86,16 @@ def test_a_job_that_ends_stops_its_run_with_a_snapshot(held: Held, sign: signal.
     result = held.node.result("r-1")
     assert (result["outcome"], result["reason"]["kind"], result["reason"]["by"]) == ("stopped", "reclaim", "Slurm")
     assert (held.node.folder / "project/last.pt").exists()
+    assert held.ended() == "the batch system took its machine back"
+
+
+@pytest.mark.parametrize("held", [{"apart": True}], indirect=True)
+def test_a_signal_to_all_that_a_job_has_started_reaches_nothing_of_a_run(held: Held) -> None:
+    """Some batch systems know a job's processes by their parents."""
+    process = held.start()
+    assert descendants(list_processes(), [process.pid]) == set()
+    process.terminate()
+    assert process.wait(HANG_S) == 0
     assert held.ended() == "the batch system took its machine back"
 
 

@@ -87,7 +87,7 @@ def qsub(arguments):
         never = parts.get("host", NODES[0]) not in NODES or int(nodes) > len(NODES)
         job = {"number": number, "nodes": int(nodes), "state": "Q", "name": dict(given)["-N"],
                "comment": "Can Never Run: Insufficient amount of resource: host" if never else "",
-               "output": dict(given)["-o"], "walltime": asked["walltime"]}  # fmt: skip
+               "output": dict(given)["-o"], "parts": parts, "walltime": asked["walltime"]}  # fmt: skip
         keep(job)
     print(f"{number}.pbs")
     schedule()
@@ -200,8 +200,10 @@ def qselect(arguments):
 def qstat(arguments):
     schedule()
     if "-Q" in arguments:
-        queue = {"queue_type": "Execution", "enabled": "True", "started": "True", "kill_delay": KILL_DELAY_S}
-        print(json.dumps({"Queue": {"workq": queue}}))
+        queue = {"queue_type": "Execution", "enabled": "True", "started": "True", "kill_delay": KILL_DELAY_S,
+                 "resources_max": {"walltime": "02:00:00"}, "max_run_res": {"ngpus": "[u:PBS_GENERIC=8]"},
+                 "acl_user_enable": "True", "acl_users": "root@*"}  # fmt: skip
+        print(json.dumps({"pbs_version": "23.06.06", "Queue": {"workq": queue}}))
     elif "-B" in arguments:
         print(json.dumps({"Server": {"pbs": {"server_state": "Active", "default_queue": "workq"}}}))
     else:
@@ -228,8 +230,15 @@ def tell_jobs(arguments):
 
 
 def pbsnodes(_arguments):
+    schedule()
     has = {"mem": "8000000kb", "ncpus": 4, "ngpus": 4, "gpu_model": "v100"}
-    print(json.dumps({"nodes": {name: {"state": "free", "resources_available": has} for name in NODES}}))
+    known = {}
+    for name in NODES:
+        parts = [job["parts"] for job in jobs() if job["state"] == "R" and name in job["hosts"]]
+        used = {kind: sum(int(part.get(kind, 0)) for part in parts) for kind in ("ncpus", "ngpus")}
+        state = "job-busy" if used["ncpus"] >= has["ncpus"] else "free"
+        known[name] = {"state": state, "resources_available": has, "resources_assigned": used}
+    print(json.dumps({"nodes": known}))
 
 
 def main():

@@ -6,7 +6,6 @@ from __future__ import annotations
 import re
 import signal
 import subprocess
-import sys
 from pathlib import Path
 
 import pytest
@@ -16,7 +15,7 @@ from tests.files import expire_lease
 from tests.system.chaos.hits import guards, kill
 from tests.system.lab.laptop import Laptop
 from tests.system.lab.pbs import Pbs
-from tests.system.lab.test_slurm import RUN, SCRIPT, results
+from tests.system.lab.test_slurm import RUN, SCRIPT, expect_forwarded, results
 from tests.system.train.made import cifar10 as made
 
 NODES = ("--nodes", "2", "--gpus", "2")
@@ -73,27 +72,14 @@ def test_up_train_down(user: Laptop, pbs: Pbs) -> None:
     assert there.stdout == f"{odd}|a  b|"
     from_where = user.run("ssh", "lab", "--node", "1", "--", "printenv", "SSH_CONNECTION").stdout
     assert from_where.startswith(f"{pbs.login.address} "), "by one step from the login node"
-    expect_forwarded(user, pbs)
+    looked = user.run("doctor", "pbs", *place(user, pbs)).stdout
+    assert "ok: queue workq (the default): 2 nodes with 4 GPUs (gpu_model=v100), 4 cores, 7 GB (2 free); " in looked
+    assert "4 of 8 GPUs free now; a job may take 2 h 00 min" in looked
+    assert "ok: queue workq: you 8 GPUs at once" in looked
+    expect_forwarded(user, pbs.login, pbs.nodes[1])
     done = user.run("down", "lab")
     assert done.returncode == 0, done.stderr
     expect_nothing_left(user, pbs)
-
-
-def expect_forwarded(user: Laptop, pbs: Pbs) -> None:
-    """What listens on a machine's own loopback alone is open on the laptop, and no part of the way stays afterwards."""
-    pbs.nodes[1].run(["sh", "-c", "cd /etc && python3 -m http.server 6006 --bind 127.0.0.1 >/dev/null 2>&1 &"])
-    forward = user.start("forward", "lab", "6006", "--node", "1")
-    assert forward.stderr
-    assert "http://127.0.0.1:6006 is port 6006 of node1 of lab" in forward.stderr.readline()
-    ask = "import urllib.request as ask; print(ask.urlopen('http://127.0.0.1:6006/hosts').read().decode())"
-    page = subprocess.run([*user.prefix, sys.executable, "-c", ask], capture_output=True, text=True, check=True)
-    assert "c2" in page.stdout
-    way = pbs.login.run(["sh", "-c", "stat -c '%a %F' /tmp/gpuops-*"]).stdout
-    assert way == "700 directory\n", "others of the login node listen nowhere in it"
-    forward.terminate()
-    forward.communicate(timeout=HANG_S)
-    until(lambda: not any("127.0.0.1:6006" in line for line in pbs.login.processes()), "no way from the login node on")
-    assert [path for path in pbs.login.files("/tmp") if "gpuops" in path] == []
 
 
 def test_a_job_that_can_never_run_is_not_waited_for(user: Laptop, pbs: Pbs) -> None:
@@ -147,6 +133,8 @@ def test_what_waits_in_the_queue(user: Laptop, pbs: Pbs, how: str) -> None:
     up = user.start("up", "pbs", *place(user, pbs), *NODES)
     assert up.stderr
     assert any("queued: Insufficient amount of resource: ngpus" in line for line in iter(up.stderr.readline, ""))
+    listed = user.run("status", "--cloud").stdout
+    assert [line.split()[2:4] for line in listed.splitlines()[1:4]] == [["job", "queued"], *2 * [["machine", "queued"]]]
     if how == "Ctrl-C":
         up.send_signal(signal.SIGINT)
     else:

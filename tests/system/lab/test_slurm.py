@@ -15,13 +15,13 @@ import pytest
 from provisioners.slurm import commands
 from tests.conftest import HANG_S, until
 from tests.system.chaos.hits import guards, kill
+from tests.system.lab.hosts import Host
 from tests.system.lab.laptop import Laptop
 from tests.system.lab.slurm import Slurm
 from tests.system.lab.test_containers import APPTAINER
 
 SCRIPT = """
-import os, pathlib, signal, time
-signal.signal(signal.SIGTERM, signal.SIG_IGN)  # without cgroups Slurm signals every process of a job at once
+import os, pathlib, time
 rank = os.environ.get("RANK") or os.environ["GPUOPS_NODE"]
 outer = [name for name in os.environ if name.startswith(("SLURM", "PMI"))]
 print("rank", rank, "on", os.uname().nodename, "sees", os.environ.get("CUDA_VISIBLE_DEVICES"), outer, flush=True)
@@ -97,6 +97,7 @@ def test_up_train_again_down(user: Laptop, slurm: Slurm) -> None:
         assert "rank 3 on c2 sees 0,1 []" in done.stdout
     assert results(user).keys() == {f"{rank}.txt" for rank in range(4)}
     assert user.run("ssh", "lab", "--node", "1", "--", "hostname").stdout == "c2\n"
+    expect_forwarded(user, slurm.login, slurm.nodes[1])
     looked = user.run("doctor", "lab").stdout
     assert [name for name in ("c1", "c2") if f"ok: {name}: " in looked] == ["c1", "c2"], "the machines, not the login"
     looked = user.run("doctor", "slurm", *place(user, slurm)).stdout
@@ -110,6 +111,28 @@ def test_up_train_again_down(user: Laptop, slurm: Slurm) -> None:
     done = user.run("down", "lab")
     assert done.returncode == 0, done.stderr
     expect_nothing_left(user, slurm)
+
+
+def expect_forwarded(user: Laptop, login: Host, machine: Host) -> None:
+    """What listens on node1's own loopback alone is open on the laptop, byte by byte, as soon as something does; and no
+    part of the way stays afterwards."""
+    forward = user.start("forward", "lab", "6006", "--node", "1")
+    assert forward.stderr
+    assert "nothing listens on port 6006 of node1 yet" in forward.stderr.readline()
+    made = "import sys; sys.stdout.buffer.write(bytes(range(256)) * 4096)"
+    serve = "exec python3 -m http.server 6006 -b 127.0.0.1 >/dev/null 2>&1 &"
+    machine.run(["sh", "-c", f"cd /srv && python3 -c '{made}' >page; {serve}"], check=True)
+    assert "http://127.0.0.1:6006 is port 6006 of node1 of lab" in forward.stderr.readline()
+    ask = "import sys, urllib.request as web; sys.stdout.write(web.urlopen(sys.argv[1]).read().hex())"
+    argv = [*user.prefix, sys.executable, "-c", ask, "http://127.0.0.1:6006/page"]
+    page = subprocess.run(argv, capture_output=True, text=True, check=True).stdout
+    assert bytes.fromhex(page) == bytes(range(256)) * 4096
+    way = login.run(["sh", "-c", "stat -c '%a %F' /tmp/gpuops-*"]).stdout
+    assert way == "700 directory\n", "others of the login node listen nowhere in it"
+    forward.terminate()
+    forward.communicate(timeout=HANG_S)
+    until(lambda: not any("6006" in line for line in login.processes()), f"no way on, but {login.processes()}")
+    assert [path for path in login.files("/tmp") if "gpuops" in path] == []
 
 
 @pytest.mark.real_torch
@@ -146,6 +169,9 @@ def test_ctrl_c_in_the_queue_cancels(user: Laptop, slurm: Slurm) -> None:
     until(lambda: len(slurm.jobs()) == 1, "the cluster is full")
     up = user.start("up", "slurm", *place(user, slurm), *NODES)
     until(lambda: len(slurm.jobs()) == 2 or up.poll() is not None, "it is queued")
+    listed = user.run("status", "--cloud").stdout
+    assert [line.split()[2:4] for line in listed.splitlines()[1:4]] == [["job", "queued"], *2 * [["machine", "queued"]]]
+    assert "slurm-1: queued: Resources" in user.run("status").stdout
     up.send_signal(signal.SIGINT)
     _, err = up.communicate(timeout=HANG_S)
     assert up.returncode == 130, err
@@ -172,6 +198,9 @@ def test_without_cgroups_nothing_outlives_its_job(user: Laptop, slurm: Slurm, wh
         slurm.nodes[1].run(["pkill", "-KILL", "-f", f"[.]pyz {what} "])
     _, err = run.communicate(timeout=HANG_S)
     assert run.returncode == 4, err
+    if what == "job":  # Slurm signals every process of it, and would end the script before it hears of that
+        assert "reclaimed by Slurm" in err
+        assert results(user) == {"0.txt": "stopped", "1.txt": "stopped"}
     expect_nothing_left(user, slurm)
 
 

@@ -107,6 +107,11 @@ def test_where_its_open_ports_are() -> None:
     ]  # fmt: skip
 
 
+def test_what_is_not_ready_yet_says_what_it_is_at() -> None:
+    waits = cluster(state=status.ShownState.CREATING, phase="queued: Priority, starts about 14:20")
+    assert status.cluster_lines([waits])[2:] == ["lab: queued: Priority, starts about 14:20"]
+
+
 def test_a_cluster_of_a_run_ends_with_it() -> None:
     ends = [
         status._format_end(cluster(**lease)) for lease in ({}, {"ephemeral": True}, {"ephemeral": True, "idle_s": 60.0})

@@ -107,4 +107,4 @@ def test_a_refusal_in_plain_words(said: str, kind: type[ProviderError], message:
 
 
 def test_the_nodes_in_words() -> None:
-    assert describe_nodes(SITE).startswith("1 node with 4 GPUs (gpu_model=v100), 64 cores, 502 GB (1 free) and ")
+    assert describe_nodes(SITE.nodes).startswith("1 node with 4 GPUs (gpu_model=v100), 64 cores, 502 GB (1 free) and ")

@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 
 from gpuops.core.models import Resource, ResourceState
-from provisioners.batch.jobs import END_MARGIN_S, Job, JobState, explain_output, job_of, node_resource
+from provisioners.batch.jobs import END_MARGIN_S, Job, JobState, explain_output, job_of, job_resource, node_resource
 from provisioners.batch.login_node import LoginNode
 from provisioners.ssh.host_agent import NodeRecord
 
@@ -46,6 +46,9 @@ def test_a_node_waits_with_its_job_and_for_what_holds_it() -> None:
     queued = described(node(held=None), job(JobState.QUEUED, phase="queued: Priority", hopeless="never"))
     assert (queued.state, queued.address) == (ResourceState.STARTING, "")
     assert (queued.data["queued"], queued.data["phase"], queued.data["hopeless"]) == (True, "queued: Priority", "never")
+    waiting, running = (job_resource(job(state), LOGIN, Path("ssh")) for state in (JobState.QUEUED, JobState.RUNNING))
+    assert (waiting.state, waiting.data["queued"]) == (ResourceState.STARTING, True)
+    assert (running.state, "queued" in running.data) == (ResourceState.RUNNING, False)
     begun = described(node(held=None), job())
     assert (begun.state, begun.data["phase"]) == (ResourceState.STARTING, "its job has begun")
     assert "queued" not in begun.data

@@ -32,7 +32,7 @@ def shape(
 
 def test_what_was_not_asked_for_is_chosen() -> None:
     """All GPUs that every node has, the cores that belong to them, and a short time."""
-    assert SITE.kill_wait_s == 30.0
+    assert (SITE.kill_wait_s, SITE.signals_descendants) == (30.0, False)
     found = shape()
     assert (found.queue, found.gpus, found.cpus, found.walltime_s) == ("gpu", 4, 32, 4 * 3600.0)
     assert found.words == [

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from provisioners.batch.modules import modules_with_torch
+from provisioners.batch.survey import modules_with_torch
 from provisioners.slurm.site import parse_site
 from provisioners.slurm.survey import survey_site
 
