@@ -1,4 +1,4 @@
-"""What share of a GPU the image programs reach, and what raises it, by their own `--benchmark`."""
+"""What share of a GPU the image programs reach, and what raises it, by `programs/step_cost.py`."""
 
 from __future__ import annotations
 
@@ -11,11 +11,11 @@ from benchmarks.measure import ROOT, Failed, Options, Skip, Table, version
 from benchmarks.ranks import HERE, Ran, run_ranks
 from tests.system.train.made import cifar10, mnist
 
+PROGRAM = ROOT / "benchmarks/programs/step_cost.py"
 WAYS: tuple[Sequence[str], ...] = (
     (),
     ("--amp", "bf16"),
     ("--amp", "bf16", "--batch_size", "1024"),
-    ("--amp", "bf16", "--batch_size", "1024", "--compile"),
 )
 NOTE = (
     "Images of the true shapes, made up. The share is that of a large matrix product on the same GPU in the same "
@@ -55,7 +55,7 @@ def make(folder: Path) -> dict[str, Path]:
 
 
 def _benchmark(name: str, data: Path, way: Sequence[str], world: int) -> Ran:
-    return run_ranks([ROOT / f"train/{name}.py", "--data", data, "--benchmark", *way], [HERE] * world)
+    return run_ranks([PROGRAM, ROOT / f"train/{name}.py", "--data", data, *way], [HERE] * world)
 
 
 def told(ran: Ran) -> list[str]:

@@ -1,4 +1,4 @@
-"""What more ranks bring and what they cost, by the programs' own `--benchmark`: the tables of docs/parallel.md."""
+"""What more ranks bring and what they cost, by `programs/step_cost.py`: the tables of docs/parallel.md."""
 
 from __future__ import annotations
 
@@ -16,7 +16,6 @@ from tests.system.train.made import cifar10, mnist
 
 PROGRAMS = ROOT / "benchmarks/programs"
 WORLDS = (1, 2, 4)
-ACCUMULATE = ("--accumulate", "4")
 SMALL = (2, 8, 32, 128, 512)
 SAMPLES = 1500
 """That digits learns from."""
@@ -40,7 +39,9 @@ class Case:
 
     def benchmark(self, places: Sequence[Place], *more: object) -> Ran:
         nodes = len({place.address for place in places})
-        return run_ranks([ROOT / f"train/{self.name}.py", *self.arguments, "--benchmark", *more], places, nodes)
+        return run_ranks(
+            [PROGRAMS / "step_cost.py", ROOT / f"train/{self.name}.py", *self.arguments, *more], places, nodes
+        )
 
 
 DIGITS = Case("digits", links=(10, 100, 1000))
@@ -99,7 +100,7 @@ def _held(runs: Runs) -> Table:
     for name, one in runs.items():
         rows.append([name, _batch(one[1]), *map(one[2].held, HELD), most(one[1]), most(one[2])])
     note = (
-        "Counted in a step by `--benchmark` with two ranks; more hold the same each, one alone has no buckets. `data` "
+        "Counted in a step by `step_cost.py` with two ranks; more hold the same each, one alone has no buckets. `data` "
         "is the training set. The last two columns are the most memory that a process had, alone and as the larger one "
         "of two."
     )
@@ -107,7 +108,7 @@ def _held(runs: Runs) -> Table:
 
 
 def _batch(ran: Ran) -> str:
-    found = re.search(r"each step \d+ x (\d+)", ran.said)
+    found = re.search(r"each step (\d+) samples", ran.said)
     if found is None:
         raise Failed("no batch was told")
     return found[1]
@@ -125,7 +126,7 @@ def _scaling(runs: Runs) -> Table:
                 [name, str(world), str(threads_for(world)), f"{rate:,.0f}", f"{rate / alone:.2f} ×", efficiency, *parts]
             )
     note = (
-        "`of 1 rank` is beside one rank that has all cores; `efficiency` is `--benchmark`'s own, beside one rank with "
+        "`of 1 rank` is beside one rank that has all cores; `efficiency` is `step_cost.py`'s own, beside one rank with "
         "the threads it has here, while the others wait. From `step` on: ms."
     )
     heads = ("program", "ranks", "threads each", "samples/s", "of 1 rank", "efficiency", *PARTS)
@@ -134,7 +135,7 @@ def _scaling(runs: Runs) -> Table:
 
 def _small_batches(batches: Sequence[int]) -> Table:
     rows = []
-    for arguments in [*(("--batch_size", str(batch)) for batch in batches), ACCUMULATE]:
+    for arguments in (("--batch_size", str(batch)) for batch in batches):
         ran = DIGITS.benchmark([HERE] * 2, *arguments)
         step, sent = ran.number("step"), ran.number("communication")
         words = f"`{' '.join(arguments)}`"
@@ -156,7 +157,7 @@ def _threads(batches: Sequence[int]) -> Table:
 def _pipelines(workers: Sequence[int]) -> Table:
     ways = {"kept on the device": DIGITS.benchmark([HERE] * 2)}
     for number in workers:
-        argv = [PROGRAMS / "pipeline.py", "--benchmark", "--workers", number]
+        argv = [PROGRAMS / "pipeline.py", "--workers", number]
         ways[f"through a DataLoader, `--workers {number}`"] = run_ranks(argv, [HERE] * 2)
     names = ("data", "forward", "backward", "step")
     rows = [
@@ -185,16 +186,15 @@ def _slow_link(slow: Link, cases: Sequence[Case]) -> Table:
     for case in cases:
         for megabits in case.links:
             slow.shape(megabits)
-            for more in ((), ACCUMULATE) if megabits == 100 else ((),):
-                ran = case.benchmark(slow.places, *more)
-                count = ran.bytes("gradients")
-                alone = run_ranks([PROGRAMS / "reduce.py", round(count)], slow.places, 2)
-                by_formula = 1000 * count * 8 / (megabits * 1e6)  # 2 (n - 1) / n is 1 for two
-                told = (alone.number("all-reduce"), ran.number("communication"), ran.number("step"))
-                rows.append(
-                    [" ".join([case.name, *more]), str(megabits), ran.held("gradients"), f"{by_formula:,.1f}",
-                     *(f"{each:,.1f}" for each in told), f"{ran.number('samples/s'):,.0f}", ran.text("efficiency")]
-                )  # fmt: skip
+            ran = case.benchmark(slow.places)
+            count = ran.bytes("gradients")
+            alone = run_ranks([PROGRAMS / "reduce.py", round(count)], slow.places, 2)
+            by_formula = 1000 * count * 8 / (megabits * 1e6)  # 2 (n - 1) / n is 1 for two
+            told = (alone.number("all-reduce"), ran.number("communication"), ran.number("step"))
+            rows.append(
+                [case.name, str(megabits), ran.held("gradients"), f"{by_formula:,.1f}",
+                 *(f"{each:,.1f}" for each in told), f"{ran.number('samples/s'):,.0f}", ran.text("efficiency")]
+            )  # fmt: skip
     heads = ("2 hosts, a rank each", "Mbit/s", "gradients", "by the formula, ms", "all-reduce alone, ms",
              "communication, ms", "step, ms", "samples/s", "efficiency")  # fmt: skip
     notes = ("Hosts in network namespaces of one machine, the link shaped by `tc` (tbf) in both directions.",)

@@ -41,7 +41,7 @@ class Ran:
     """The most memory that each rank had, in bytes."""
 
     def text(self, name: str) -> str:
-        """A figure of `--benchmark` with its unit: `7,825`, `32%`, `8.18 ms`."""
+        """A figure of `programs/step_cost.py` with its unit: `7,825`, `32%`, `8.18 ms`."""
         return self._figure(name, ("", "%", "ms"))
 
     def number(self, name: str) -> float:

@@ -33,7 +33,6 @@ from pathlib import Path
 
 import numpy as np
 import torch
-from ddp.benchmark import benchmark
 from ddp.downloads import File, Unusable, add_data_option, fetch, load
 from ddp.loader import Batches
 from ddp.options import arguments, positive
@@ -87,7 +86,7 @@ def train(world: World, options: argparse.Namespace) -> None:
     # An average over twice the images is half as noisy, and twice as long a step in its direction is as safe. Else
     # twice the processes would take half the steps of the same length, and get half as far. With warm-up this is known
     # to hold for a few thousand images per step, on other data (Goyal and others 2017, https://arxiv.org/abs/1706.02677).
-    together = batches.batch * options.accumulate * world.size
+    together = batches.batch * world.size
     rate = LEARNING_RATE * together / PER_IMAGES
     world.say(f"{together} images per step: learning rate {rate:g} at its peak, {LEARNING_RATE} for each {PER_IMAGES}")
     optimizer = torch.optim.SGD(model.parameters(), rate, MOMENTUM, weight_decay=WEIGHT_DECAY, nesterov=True)
@@ -95,10 +94,6 @@ def train(world: World, options: argparse.Namespace) -> None:
     scheduler = LambdaLR(optimizer, lambda step: share_of_peak((step + 1) / (steps + 1)))
 
     trainer = Trainer(world, options, "cifar10", model, optimizer, batches, answers, scheduler)
-    if options.benchmark:
-        benchmark(trainer)
-        return
-
     began, epochs = time.perf_counter(), 0
     for epoch in trainer.epochs():
         epochs += 1

@@ -20,7 +20,6 @@ from pathlib import Path
 
 import numpy as np
 import torch
-from ddp.benchmark import benchmark
 from ddp.loader import Batches
 from ddp.options import arguments
 from ddp.trainer import Trainer
@@ -51,10 +50,6 @@ def train(world: World, options: argparse.Namespace) -> None:
     model = build_model().to(world.device)
     optimizer = torch.optim.AdamW(model.parameters(), LEARNING_RATE)
     trainer = Trainer(world, options, "digits", model, optimizer, Batches(world, options, train_set), answers)
-    if options.benchmark:
-        benchmark(trainer)
-        return
-
     began, epochs = time.perf_counter(), 0
     for epoch in trainer.epochs():
         epochs += 1

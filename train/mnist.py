@@ -27,7 +27,6 @@ from pathlib import Path
 
 import numpy as np
 import torch
-from ddp.benchmark import benchmark
 from ddp.downloads import File, Unusable, add_data_option, fetch, load
 from ddp.loader import Batches
 from ddp.options import arguments
@@ -73,10 +72,6 @@ def train(world: World, options: argparse.Namespace) -> None:
     batches = Batches(world, options, train_set, transform=normalise)
     scheduler = torch.optim.lr_scheduler.StepLR(optimizer, len(batches), FACTOR)  # it is stepped after every batch
     trainer = Trainer(world, options, "mnist", model, optimizer, batches, answers, scheduler)
-    if options.benchmark:
-        benchmark(trainer)
-        return
-
     began, epochs = time.perf_counter(), 0
     for epoch in trainer.epochs():
         epochs += 1

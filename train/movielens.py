@@ -37,7 +37,6 @@ from typing import Callable, Iterator
 
 import numpy as np
 import torch
-from ddp.benchmark import benchmark
 from ddp.downloads import File, Unusable, add_data_option, fetch, load
 from ddp.loader import Batches
 from ddp.options import arguments
@@ -105,10 +104,6 @@ def train(world: World, options: argparse.Namespace) -> None:
     scheduler = torch.optim.lr_scheduler.LinearLR(optimizer, 1.0, 0.0, steps)
     name = "movielens-tune" if options.tune else "movielens"  # which learn from other ratings
     trainer = Trainer(world, options, name, model, optimizer, batches, answers, scheduler)
-    if options.benchmark:
-        benchmark(trainer)
-        return
-
     began, epochs = time.perf_counter(), 0
     for epoch in trainer.epochs():
         epochs += 1

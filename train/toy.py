@@ -17,7 +17,6 @@ from __future__ import annotations
 import argparse
 
 import torch
-from ddp.benchmark import benchmark
 from ddp.loader import Batches
 from ddp.options import arguments
 from ddp.trainer import Trainer
@@ -41,10 +40,6 @@ def train(world: World, options: argparse.Namespace) -> None:
     optimizer = torch.optim.SGD(model.parameters(), LEARNING_RATE)
     batches = Batches(world, options, samples)
     trainer = Trainer(world, options, "toy", model, optimizer, batches, answers)
-    if options.benchmark:
-        benchmark(trainer)
-        return
-
     for epoch in trainer.epochs():
         write(f"[GPU{world.rank}] Epoch {epoch.number - 1} | Batchsize: {batches.batch} | Steps: {len(batches)}")
         if epoch.snapshot:

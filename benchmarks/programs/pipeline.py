@@ -7,11 +7,11 @@ sys.path.insert(1, str(Path(__file__).parents[2] / "train"))
 
 import digits
 import torch
-from ddp.benchmark import benchmark
 from ddp.loader import Batches
 from ddp.options import arguments
 from ddp.trainer import Trainer
 from ddp.world import launch
+from step_cost import benchmark
 
 
 class OneByOne(torch.utils.data.Dataset):
@@ -33,8 +33,10 @@ def measure(world, options):
     torch.manual_seed(options.seed)
     model = digits.build_model().to(world.device)
     optimizer = torch.optim.AdamW(model.parameters(), digits.LEARNING_RATE)
-    batches = Batches(world, options, OneByOne(data))
+    batches = Batches(world, options, OneByOne(data), workers=options.workers)
     benchmark(Trainer(world, options, "digits", model, optimizer, batches, digits.answers))
 
 
-launch(measure, arguments(__doc__, digits.TOTAL_EPOCHS, digits.SAVE_EVERY, digits.BATCH_SIZE, digits.SEED).parse_args())
+parser = arguments(__doc__, digits.TOTAL_EPOCHS, digits.SAVE_EVERY, digits.BATCH_SIZE, digits.SEED)
+parser.add_argument("--workers", type=int, default=2)
+launch(measure, parser.parse_args())

@@ -267,7 +267,7 @@ def _format_notes(cluster: ClusterReport) -> Iterator[str]:
     if cluster.doing:
         yield _format_run(cluster.doing)
     if cluster.report:
-        yield f"its latest run: {cluster.report}"
+        yield f"report of its latest run: {cluster.report}"
     if cluster.hard_end is not None and cluster.idle_s:
         yield f"ends after {span(cluster.idle_s)} without use, too"
     if cluster.virtual:

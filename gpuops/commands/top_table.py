@@ -183,16 +183,17 @@ def _rate(per_s: float) -> str:
 def _ranks(ranks: Sequence[RankUse]) -> Iterator[RenderableType]:
     if not ranks:
         return
-    names = ("  RANK", "STEP", "STEPS/S", "WAITS FOR DATA", "CPU", "MEMORY", "PID")
+    names = ("  RANK", "EPOCH", "STEP", "STEPS/S", "WAITS FOR DATA", "CPU", "MEMORY", "PID")
     table = _table(*names, right=names)
     for rank in ranks[:RANKS_MAX]:
         table.add_row(
             str(rank.rank),
-            "-" if rank.step is None else f"{rank.step:,.0f}",
-            "-" if rank.rate is None else _rate(rank.rate),
-            "-" if rank.data_wait is None else f"{min(rank.data_wait, 1.0):.0%}",
-            "-" if rank.cpu is None else f"{rank.cpu:.0%}",
-            "-" if rank.memory is None else amount(rank.memory),
+            "" if rank.epoch is None else f"{rank.epoch:,.10g}",
+            "" if rank.step is None else f"{rank.step:,.0f}",
+            "" if rank.rate is None else _rate(rank.rate),
+            "" if rank.data_wait is None else f"{min(rank.data_wait, 1.0):.0%}",
+            "" if rank.cpu is None else f"{rank.cpu:.0%}",
+            "" if rank.memory is None else amount(rank.memory),
             str(rank.pid),
         )
     yield table

@@ -63,6 +63,7 @@ class RankUse(Struct, frozen=True):
     """Steps per second."""
     data_wait: Amount | None = None
     """Which part of the time it waits for its data."""
+    epoch: FiniteNumber | None = None
 
 
 class RunUse(Struct, frozen=True):

@@ -9,8 +9,6 @@ loader      batches of them on the device
 snapshots   files to go on from
 trainer     the loop
 watching    TensorBoard, the profiler
-benchmark   what a step costs, and where
-memory      what it holds
 
 Copy the folder into your own project: it needs torch and numpy, and nothing of gpuops.
 """

@@ -10,24 +10,25 @@ import argparse
 import hashlib
 import http.client
 import os
-import shutil
 import ssl
 import sys
-import threading
 import time
 import urllib.error
 import urllib.request
+from datetime import timedelta
 from pathlib import Path
 from typing import Any, Callable, NamedTuple, Sequence, TypeVar
 
+import torch.distributed as dist
 from filelock import FileLock, Timeout  # torch brings it along
 
-from ddp.world import World, write
+from ddp.world import StopFlag, World, write
 
 VARIABLE = "GPUOPS_DATA"  # where the data are, for all programs at once
 TRIES, PAUSE_S = 4, 3.0  # of a download that breaks off; each goes on where the last one ended
 SILENCE_S = 30.0  # of a server, until the connection counts as broken
 TOLD_S = 5.0  # between two lines on the way
+LONGEST = timedelta(days=1)  # that ranks wait for others which download
 CHUNK = 1 << 20
 AGENT = "Mozilla/5.0 (compatible; python-urllib)"  # some servers turn urllib's own name away
 BUSY = (408, 429)  # answers that mean "later", as all from 500 on do
@@ -81,16 +82,16 @@ def fetch(world: World, where: str | None, name: str, files: Sequence[File]) -> 
     # A folder that was named is not made: the name may be a slip of the pen.
     lost = where and not mirror and not os.path.isdir(where)
     world.check(f"{where} is not a folder; --data names one, or the http address of a mirror" if lost else None)
-    job = Download(folder, files, mirror, tell=lambda line: write(line, sys.stderr))
-    if world.local_rank == 0:
-        job.start()
-    # Nobody waits inside a collective, which would give up after half an hour: all look again, and may be stopped.
-    while world.max(float(job.is_alive())):
-        if world.stop.asked(world) == "stop":
-            world.note("stopped before the data were there; the same command goes on with the download")
-            sys.exit(1)
-        time.sleep(0.1)
-    world.check(job.problem)
+    problem = None
+    try:
+        if world.local_rank == 0:
+            bring(folder, files, mirror, world.stop)
+    except Unusable as error:
+        problem = str(error)
+    except (OSError, NotImplementedError) as error:  # the latter from a file system without locks
+        problem = f"no data can be kept in {folder}: {reason(error)}; name another folder with --data"
+    # A group for this alone: a slow download may take longer than a collective waits for others.
+    world.check(problem, dist.new_group(timeout=LONGEST, backend="gloo"))
     return folder
 
 
@@ -108,114 +109,89 @@ def load(world: World, read: Callable[[], Loaded]) -> Loaded:
     return loaded
 
 
-class Download(threading.Thread):
-    """Brings what is missing in a folder. Beside the ranks' own doings, so that these can go on looking."""
+def bring(folder: Path, files: Sequence[File], mirror: str | None, stop: StopFlag) -> None:
+    """Get what is missing in a folder. Raises Unusable, OSError, NotImplementedError."""
+    if not missing(folder, files):
+        return
+    folder.mkdir(parents=True, exist_ok=True)
+    with locked(folder, stop):
+        for file in missing(folder, files):  # another run or node may have brought some meanwhile
+            download(folder, file, f"{mirror.rstrip('/')}/{file.name}" if mirror else file.url, stop)
 
-    def __init__(self, folder: Path, files: Sequence[File], mirror: str | None, tell: Callable[[str], None]) -> None:
-        super().__init__(daemon=True)  # a stop need not wait for a slow server
-        self.folder, self.files, self.mirror, self.tell = folder, files, mirror, tell
-        self.problem: str | None = None
 
-    def run(self) -> None:
-        try:
-            if self._missing():
-                self.folder.mkdir(parents=True, exist_ok=True)
-                with self._turn():
-                    for file in self._missing():  # another rank, run or node may have brought some meanwhile
-                        self._get(file)
-        except Unusable as error:
-            self.problem = str(error)
-        except (OSError, NotImplementedError) as error:  # the latter from a file system without locks
-            self.problem = f"no data can be kept in {self.folder}: {reason(error)}; name another folder with --data"
+def missing(folder: Path, files: Sequence[File]) -> list[File]:
+    return [file for file in files if not any((folder / name).exists() for name in (file.name, file.unpacked) if name)]
 
-    def _missing(self) -> list[File]:
-        def there(file: File) -> bool:
-            names = [file.name, file.unpacked] if file.unpacked else [file.name]
-            return any(os.path.exists(self.folder / name) for name in names)
 
-        return [file for file in self.files if not there(file)]
-
-    def _turn(self) -> Any:
-        """The lock on the folder, for a `with`; whoever has it may need a while."""
-        lock = FileLock(self.folder / ".lock")
+def locked(folder: Path, stop: StopFlag) -> Any:
+    """The lock on the folder, for a `with`; whoever has it may need a while."""
+    lock, told = FileLock(folder / ".lock"), False
+    while True:
         try:
             return lock.acquire(timeout=TOLD_S)
         except Timeout:
-            self.tell(f"another process brings data to {self.folder}; waiting for it")
-            return lock.acquire()
-
-    def _get(self, file: File) -> None:
-        """Beside its place until it is whole and checked: what has its name can be used."""
-        part = self.folder / f"{file.name}.part"
-        url = f"{self.mirror.rstrip('/')}/{file.name}" if self.mirror else file.url
-        self._check_room(file, part)
-        for tries_left in reversed(range(TRIES)):
-            try:
-                begun = self._transfer(file, url, part)
-                if (found := digest(part)) == file.sha256:
-                    os.replace(part, self.folder / file.name)
-                    return
-                part.unlink()
-                if not begun:
-                    differs = f"its SHA-256 is {found[:12]}… and not {file.sha256[:12]}…"
-                    raise Unusable(wrong(file, url, differs))
-                raise Broken("what was here was of another file")
-            except Broken as error:
-                if not (tries_left and error.again):
-                    raise Unusable(
-                        f"{file.name} could not be had from {url}: {error}; "
-                        f"put it into {self.folder.resolve()} by hand, or name a mirror with --data"
-                    ) from None
-                self.tell(f"{file.name}: {error}, trying again")
-            time.sleep(PAUSE_S)
-
-    def _check_room(self, file: File, part: Path) -> None:
-        needed, free = file.size - size(part), shutil.disk_usage(self.folder).free
-        if free < needed:
-            raise Unusable(
-                f"{file.name} needs {megabytes(needed)} and {self.folder.resolve()} has {megabytes(free)} free; "
-                "make room there or name another folder with --data"
-            )
-
-    def _transfer(self, file: File, url: str, part: Path) -> int:
-        """Bring the rest of a file; how much of it was there already."""
-        begun = size(part)
-        if begun == file.size:  # it was ended before it could look at it
-            return begun
-        with connect(url, begun) as answer:
-            begun = begun if answer.status == 206 else 0  # a server that knows no parts begins anew
-            if answer.length is not None and begun + answer.length != file.size:
-                raise Unusable(wrong(file, url, f"it has {begun + answer.length} bytes and not {file.size}"))
-            here = f", {megabytes(begun)} are here" if begun else ""
-            self.tell(f"{file.name}: {megabytes(file.size)} from {url}{here}")
-            done, progress = begun, Progress(file, begun)
-            with open(part, "ab" if begun else "wb") as stream:
-                while done < file.size and (chunk := receive(answer, file.size - done)):
-                    stream.write(chunk)
-                    stream.flush()  # what has come survives a kill
-                    done += len(chunk)
-                    if line := progress.line(done):
-                        self.tell(line)
-                os.fsync(stream.fileno())  # a name that outlives a power cut must not stand for less
-        if done < file.size:
-            raise Broken("the connection ended early")
-        return begun
+            check_stop(stop)
+            if not told:
+                tell(f"another process brings data to {folder}; waiting for it")
+            told = True
 
 
-class Progress:
-    """What to tell on the way, from time to time."""
+def download(folder: Path, file: File, url: str, stop: StopFlag) -> None:
+    """Beside its place until it is whole and checked: what has its name can be used."""
+    part = folder / f"{file.name}.part"
+    for tries_left in reversed(range(TRIES)):
+        try:
+            begun = size(part)
+            if begun != file.size:  # else it was killed before it could look at it
+                begun = transfer(file, url, part, stop)
+            if (found := digest(part)) == file.sha256:
+                os.replace(part, folder / file.name)
+                return
+            part.unlink()
+            if not begun:
+                raise Unusable(wrong(file, url, f"its SHA-256 is {found[:12]}… and not {file.sha256[:12]}…"))
+            raise Broken("what was here was of another file")
+        except Broken as error:
+            if not (tries_left and error.again):
+                raise Unusable(
+                    f"{file.name} could not be had from {url}: {error}; "
+                    f"put it into {folder.resolve()} by hand, or name a mirror with --data"
+                ) from None
+            tell(f"{file.name}: {error}, trying again")
+        time.sleep(PAUSE_S)
 
-    def __init__(self, file: File, begun: int) -> None:
-        self.file, self.begun = file, begun
-        self.began = self.told = time.monotonic()
 
-    def line(self, done: int) -> str | None:
-        now = time.monotonic()
-        if now - self.told < TOLD_S:
-            return None
-        self.told, rate = now, (done - self.begun) / (now - self.began)
-        left = (self.file.size - done) / rate
-        return f"{self.file.name}: {megabytes(done)}, {megabytes(rate)}/s, {left:.0f} s left"
+def transfer(file: File, url: str, part: Path, stop: StopFlag) -> int:
+    """Append what is missing of a file; how much of it was there already."""
+    begun = size(part)
+    with connect(url, begun) as answer:
+        begun = begun if answer.status == 206 else 0  # a server that knows no `Range` sends all of it
+        if answer.length is not None and begun + answer.length != file.size:
+            raise Unusable(wrong(file, url, f"it has {begun + answer.length} bytes and not {file.size}"))
+        tell(f"{file.name}: {megabytes(file.size)} from {url}" + f", {megabytes(begun)} are here" * (begun > 0))
+        done, told = begun, time.monotonic()
+        with open(part, "ab" if begun else "wb") as stream:
+            while done < file.size and (chunk := receive(answer, file.size - done)):
+                check_stop(stop)
+                stream.write(chunk)
+                stream.flush()  # what has come survives a kill
+                done += len(chunk)
+                if time.monotonic() - told > TOLD_S:
+                    told = time.monotonic()
+                    tell(f"{file.name}: {megabytes(done)} of {megabytes(file.size)}")
+            os.fsync(stream.fileno())  # a name that outlives a power cut must not stand for less
+    if done < file.size:
+        raise Broken("the connection ended early")
+    return begun
+
+
+def check_stop(stop: StopFlag) -> None:
+    if stop.signalled:
+        raise Unusable("stopped before the data were there; the same command goes on with the download")
+
+
+def tell(line: str) -> None:
+    write(line, sys.stderr)
 
 
 # In these two an OSError is the network's. What a full disk raises is one, too, and no reason to try again.

@@ -3,9 +3,7 @@
 from __future__ import annotations
 
 import argparse
-import os
 import signal
-from pathlib import Path
 from typing import Any, Callable, Iterator
 
 import torch
@@ -17,7 +15,6 @@ from ddp.sampler import Part, Sampler
 from ddp.world import SIGNALS, World
 
 KEPT_BYTES = 2 << 30  # tensors up to this size are kept on the device: MNIST and CIFAR-10 are a tenth of it
-MOST_WORKERS = 8  # more of them per rank rarely load faster, and each has the whole program in its memory
 
 
 class Batches:
@@ -25,7 +22,7 @@ class Batches:
 
     A TensorDataset lies on the device as a whole, and a batch is one look-up there: no worker, no collating of
     single samples, no copy per step. For small data that is many times faster than any DataLoader. What is too large
-    for it, or is read file by file, comes through torch's DataLoader.
+    for it, or is read file by file, comes through torch's DataLoader; `workers` processes per rank load it.
 
     `transform(*batch)` makes of each batch, on the device, what the model gets: floats from bytes, a crop, a flip.
     """
@@ -37,19 +34,19 @@ class Batches:
         data: Any,
         for_test: bool = False,
         transform: Callable[..., list[Tensor]] | None = None,
+        workers: int = 2,
     ) -> None:
         self.world, self.samples, self.seed, self.transform = world, len(data), options.seed, transform
         self.batch, problem = choose_batch(self.samples, world.size, options)
         if not for_test:  # where a batch that is too large is just one
             world.check(problem)
-        self.sampler = Sampler(self.samples, self.batch, options.accumulate, world.rank, world.size, options.seed)
+        self.sampler = Sampler(self.samples, self.batch, world.rank, world.size, options.seed)
         self.kept: list[Tensor] | None = None
         if isinstance(data, TensorDataset) and sum(t.numel() * t.element_size() for t in data.tensors) <= KEPT_BYTES:
             self.kept = [tensor.to(world.device) for tensor in data.tensors]
             self.why = f"{self.samples} samples kept in the memory of the {world.device.type}"
         else:
-            workers, self.why = choose_workers(cores(), world.local_size, world.device.type, options.workers)
-            world.note(f"data: {self.why}")
+            self.why = f"{workers} workers per rank load its samples"
             self.plan = _Plan()
             self.loader = DataLoader(
                 _Seeded(data),
@@ -62,7 +59,7 @@ class Batches:
             )
 
     def __len__(self) -> int:
-        """Steps of the optimizer in a whole epoch."""
+        """Steps in a whole epoch."""
         return len(self.sampler)
 
     def epoch(self, epoch: int, position: int = 0) -> Iterator[tuple[Part, list[Tensor]]]:
@@ -98,29 +95,6 @@ def choose_batch(samples: int, world: int, options: argparse.Namespace) -> tuple
         return wanted, None
     who = f"{world} ranks share" if world > 1 else "1 rank has"
     return share, f"--batch_size {wanted} is more than there is: {who} {samples} samples; use {share} or less"
-
-
-def choose_workers(cores: int, ranks: int, device: str, wanted: int | None) -> tuple[int, str]:
-    """How many processes load data for each rank of a machine, and why."""
-    if wanted is not None:
-        return wanted, f"{wanted} workers per rank, as asked"
-    mine = cores // ranks
-    why = f"{cores} cores, {ranks} rank{'s' * (ranks > 1)} here"
-    if device == "cpu":  # the training itself takes all cores that there are: more processes only take turns
-        number = 1 if mine > 1 else 0
-        return number, f"{number} worker{'s' * (number != 1)} per rank ({why}, which compute on them)"
-    number = max(1, min(MOST_WORKERS, mine - 1))
-    return number, f"{number} worker{'s' * (number != 1)} per rank ({why}; one core is left to each rank itself)"
-
-
-def cores() -> int:
-    """How many cores this process may use. A container's share is in its cgroup; os.cpu_count() is the host's."""
-    there = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
-    try:
-        quota, period = Path("/sys/fs/cgroup/cpu.max").read_text().split()
-        return max(1, min(there, int(quota) // int(period)))
-    except (OSError, ValueError):  # no cgroup, or no limit ("max")
-        return there
 
 
 class _Plan:

@@ -46,13 +46,6 @@ def arguments(teach: str, total_epochs: int, save_every: int, batch_size: int, s
         "many: with more processes lower this to train the same (cifar10 raises its learning rate instead, by itself)",
     )
     add(
-        "--accumulate",
-        type=positive,
-        default=1,
-        metavar="K",
-        help="add up the gradients of K batches before the optimizer steps: K times the batch in the same memory",
-    )
-    add(
         "--device",
         choices=("auto", "cpu", "cuda"),
         default="auto",
@@ -66,18 +59,10 @@ def arguments(teach: str, total_epochs: int, save_every: int, batch_size: int, s
         help="compute in 16 bits where that is safe, keep weights in 32; bf16 wherever the GPU has it (2020 and "
         "later), fp16 on older ones, with a scaler that keeps small gradients from becoming zero",
     )
-    add("--compile", action="store_true", help="torch.compile, on GPUs: the first step takes a minute, the others less")
-    add(
-        "--workers",
-        type=not_negative,
-        metavar="N",
-        help="processes per rank that load data (default: chosen from cores and ranks; data held in memory need none)",
-    )
     add("--save_steps", "--save-steps", type=positive, metavar="N", help="also a snapshot every N steps")
-    add("--keep", type=positive, default=3, metavar="K", help="snapshots to keep (default 3)")
     add(
         "--seed",
-        type=not_negative,
+        type=int,
         default=seed,
         metavar="N",
         help=f"of the first weights, the order of the samples and all else that is random (default {seed})",
@@ -93,11 +78,6 @@ def arguments(teach: str, total_epochs: int, save_every: int, batch_size: int, s
         action="store_true",
         help="write a trace of a few steps of each rank to outputs/, for https://ui.perfetto.dev",
     )
-    add(
-        "--benchmark",
-        action="store_true",
-        help="do not train: measure what a step costs, where, and what more processes bring",
-    )
     return parser
 
 
@@ -105,11 +85,4 @@ def positive(text: str) -> int:
     number = int(text)
     if number < 1:
         raise argparse.ArgumentTypeError(f"{text} is not a number above 0")
-    return number
-
-
-def not_negative(text: str) -> int:
-    number = int(text)
-    if number < 0:
-        raise argparse.ArgumentTypeError(f"{text} is not a number from 0 on")
     return number

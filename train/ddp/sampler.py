@@ -13,7 +13,7 @@ from torch import Tensor
 
 
 class Part(NamedTuple):
-    """What one rank does in one forward and backward."""
+    """What one rank does in one step."""
 
     indices: Tensor
     """Which samples to look up; the same number on every rank."""
@@ -21,19 +21,16 @@ class Part(NamedTuple):
     """How many of them count, from the left. The others are padding: a rank that had one batch fewer than its
     peers would let them wait in their backward for ever."""
     all_ranks: int
-    """How many count on all ranks together until the optimizer steps: what a mean is to be divided by."""
-    is_last: bool
-    """Whether the optimizer steps after it."""
+    """How many count on all ranks together: what a mean is to be divided by."""
 
 
 class Sampler:
-    def __init__(self, samples: int, batch: int, accumulate: int, rank: int, world: int, seed: int) -> None:
-        self.samples, self.batch, self.accumulate = samples, batch, accumulate
-        self.rank, self.world, self.seed = rank, world, seed
+    def __init__(self, samples: int, batch: int, rank: int, world: int, seed: int) -> None:
+        self.samples, self.batch, self.rank, self.world, self.seed = samples, batch, rank, world, seed
 
     def __len__(self) -> int:
-        """Steps of the optimizer in a whole epoch."""
-        return -(-self.samples // (self.batch * self.accumulate * self.world))
+        """Steps in a whole epoch."""
+        return -(-self.samples // (self.batch * self.world))
 
     def order(self, epoch: int) -> Tensor:
         """All samples, shuffled; the same on every rank, and another order in every epoch.
@@ -54,17 +51,9 @@ class Sampler:
         # Padding is the order's first samples, wherever this begins: a BatchNorm looks at them, too.
         indices = self.order(epoch)[(position + turns) % self.samples]
         real = int((turns < rest).sum())
-        whole = self.batch * self.accumulate * self.world
         parts = []
-        for number, start in enumerate(range(0, share, self.batch)):
+        for start in range(0, share, self.batch):
             taken = indices[start : start + self.batch]
-            begun = number // self.accumulate * whole
-            parts.append(
-                Part(
-                    taken,
-                    mine=max(0, min(len(taken), real - start)),
-                    all_ranks=min(whole, rest - begun),
-                    is_last=(number + 1) % self.accumulate == 0 or start + self.batch >= share,
-                )
-            )
+            all_ranks = min(self.batch * self.world, rest - start * self.world)
+            parts.append(Part(taken, max(0, min(len(taken), real - start)), all_ranks))
         return parts

@@ -17,16 +17,17 @@ import torch
 from ddp.world import World
 
 FORMAT = 1
+KEEP = 3
 POINTER = "last"  # names the newest complete file; to go back to an older one, write its name there
 UNFINISHED = "unfinished.tmp"  # always the same, so that no number of kills leaves more than one
 NAME = re.compile(r"step-(\d{8,})\.pt")
 
 
 class Snapshots:
-    """The snapshots of one program in one folder. `keep`: how many of them."""
+    """The snapshots of one program in one folder."""
 
-    def __init__(self, world: World, program: str, keep: int) -> None:
-        self.world, self.program, self.keep = world, program, keep
+    def __init__(self, world: World, program: str) -> None:
+        self.world, self.program = world, program
         self.folder = Path("snapshots") / program
 
     def write(self, step: int, state: dict[str, Any]) -> Path:
@@ -89,9 +90,9 @@ class Snapshots:
         return sorted(paths, key=lambda path: path != last)
 
     def _forget(self, step: int) -> None:
-        """Remove all but the last `keep`. Those of a later step somebody went back from: not ours to judge."""
+        """Remove all but the last. Those of a later step somebody went back from: not ours to judge."""
         older = sorted((path for path in self.folder.glob("step-*.pt") if 0 <= number(path) <= step), key=number)
-        for path in older[: -self.keep]:
+        for path in older[:-KEEP]:
             path.unlink()
 
     def _left(self) -> str:

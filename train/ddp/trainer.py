@@ -70,20 +70,13 @@ class Trainer:
         self.ddp: DistributedDataParallel | None = None
         if world.size > 1:
             self.ddp = DistributedDataParallel(model, device_ids=[world.device] if kind == "cuda" else None)
-        # Compiled around DistributedDataParallel, not inside: the graph is then cut where gradients leave,
-        # and they leave during the backward, not all at its end.
         self.forward: Any = self.ddp or model
-        if options.compile:
-            # torch 2.13 makes every gradient of digits' convolutions zero there, without a word.
-            wrong = "--compile is for GPUs: torch compiles wrong gradients for processors"
-            world.check(wrong if kind == "cpu" else None)
-            self.forward = torch.compile(self.forward)
         half = {"off": torch.float32, "bf16": torch.bfloat16, "fp16": torch.float16}[options.amp]
         self.autocast = torch.autocast(kind, half) if options.amp != "off" else contextlib.nullcontext()
         self.scaler = torch.amp.GradScaler(kind, enabled=options.amp == "fp16")
         # Names for the profiler, which cost a small model's step a twentieth also where nobody reads them.
         self.named: Any = record_function if options.profile else contextlib.nullcontext
-        self.snapshots = Snapshots(world, program, options.keep)
+        self.snapshots = Snapshots(world, program)
         self.progress = Progress(world)
         self.epoch, self.position, self.step = 0, 0, 0  # whole epochs, samples of this one, steps: done so far
         self.totals: dict[str, Any] = {}  # of this epoch and this rank
@@ -129,8 +122,6 @@ class Trainer:
             if not self.rehearsed:
                 self._rehearse(part, batch)
             self.learn(part, batch)
-            if not part.is_last:
-                continue
             self.take_step()
             self.step, self.position = self.step + 1, self.position + part.all_ranks
             self.profiler.step()
@@ -160,12 +151,10 @@ class Trainer:
 
     def learn(self, part: Part, batch: list[Tensor]) -> None:
         """Forward and backward, and what is counted."""
-        # Gradients travel once per step of the optimizer: before the last of its batches they are only added up here.
-        with contextlib.nullcontext() if part.is_last else self.no_sync():
-            with self.named("forward"):
-                loss, answers = self.loss(part, batch)
-            with self.named("backward"):
-                self.scaler.scale(loss).backward()
+        with self.named("forward"):
+            loss, answers = self.loss(part, batch)
+        with self.named("backward"):
+            self.scaler.scale(loss).backward()
         self._count(part, answers)
 
     def no_sync(self) -> ContextManager[None]:

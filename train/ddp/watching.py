@@ -124,7 +124,7 @@ FRAMES = ("ProfilerStep", "forward", "backward", "optimizer", "Optimizer.", "Dis
 def summarise(operations: Any, device: str) -> list[str]:
     """What rank 0's traced steps consist of: the dearest operations by their own time on the device, and how long
     gradients were under way, of the steps' time by the wall. They travel beside the backward: what a step waits for
-    them may be less, and `--benchmark` measures it."""
+    them may be less."""
     own = "self_cpu_time_total" if device == "cpu" else "self_device_time_total"
     steps = sum(each.cpu_time_total for each in operations if each.key.startswith("ProfilerStep"))
     sent = [each for each in operations if re.search("(gloo|nccl).*all_?reduce", each.key, re.IGNORECASE)]

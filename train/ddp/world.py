@@ -7,7 +7,6 @@ from __future__ import annotations
 
 import argparse
 import gc
-import math
 import os
 import signal
 import sys
@@ -43,7 +42,6 @@ def launch(program: Callable[[World, argparse.Namespace], None], options: argpar
         program(world, options)
     except SystemExit as left:  # by World.check: all ranks together
         code = left.code
-    stop.settle(world)
     gc.collect()
     dist.destroy_process_group()
     if code:  # torchrun ends the others when the first is gone, and they should not look as if a signal had been it
@@ -110,79 +108,57 @@ SIGNALS = ("SIGTERM", "SIGUSR1", "SIGINT")
 
 class StopFlag:
     """Set by SIGTERM, SIGUSR1 or Ctrl-C (SIGINT; a second one ends at once) to any process; all of them learn of it in
-    the same step. So they do of the wish for a snapshot, after which they go on: the file that $GPUOPS_SNAPSHOT_FILE
-    names has appeared, or was written anew."""
+    the same step, by `dist.all_reduce`. So they do of the wish for a snapshot, after which they go on: the file that
+    $GPUOPS_SNAPSHOT_FILE names has appeared, or was written anew."""
 
-    EVERY_S = 0.02  # between two exchanges of short steps: one in each of them would cost a quarter of a small step
-    MOST = 16  # steps between two exchanges at most: the next step may take a thousand times as long
-    LOOK_S = 1.0  # between two looks at the file
-    ONE_S = 30.0  # a wish this soon after the snapshot that answered one is the same wish, seen by another process
+    INTERVAL_S = (
+        0.02  # between two all_reduces of short steps: one in each of them would cost a quarter of a small step
+    )
+    MAX_STEPS = 16  # between two all_reduces: the next step may take a thousand times as long
+    SAME_WISH_S = 30.0  # a wish this soon after the snapshot that answered one is the same, seen by another process
 
     def __init__(self) -> None:
-        self._mine = False
+        self.signalled = False
         self._file = os.environ.get("GPUOPS_SNAPSHOT_FILE", "")
         self._written = 0  # the file's time at the last look, in nanoseconds
-        self._look = 0.0 if self._file else math.inf  # when the next look is due
-        self._saved = -math.inf  # when a wish was last answered
-        self._told = torch.zeros(3)  # how many were asked to stop, to save; seconds between two calls, on rank 0
-        self._under_way: Any = None  # the exchange
-        self._calls, self._wanted = 0, 1  # calls since the last exchange, and how many there are until the next
-        self._since = time.perf_counter()
+        self._saved = float("-inf")  # when a wish was last answered
+        self._steps, self._group = 0, 1  # steps since the last all_reduce, and how many there are between two
+        self._since = time.monotonic()
         for name in SIGNALS:
             if hasattr(signal, name):  # Windows has no SIGUSR1
                 signal.signal(getattr(signal, name), self._set)
 
     def _set(self, number: int, _frame: object) -> None:
-        self._mine = True
+        self.signalled = True
         if number == signal.SIGINT:
             signal.signal(signal.SIGINT, signal.default_int_handler)
 
     def asked(self, world: World) -> str:
         """What any process was asked for: `stop`, `save` (and go on), or nothing. All processes call it once per step
-        and get the same answer.
-
-        The answer is one step old: this call collects the sum that the last one started and starts the next, which
-        travels while the step computes. Waiting for a fresh one would cost every step a round trip. How many steps lie
-        between follows from rank 0's clock, of which all are told: by clocks of their own they would lose each other.
-        """
-        if world.size == 1:
-            return self._known(self._mine, self._wished(time.perf_counter()))
-        known = self.settle(world)
-        self._calls += 1
-        if self._calls >= self._wanted:
-            now = time.perf_counter()
-            pace = (now - self._since) / self._calls
-            self._calls, self._since = 0, now
-            self._told = torch.tensor([self._mine, self._wished(now), pace if world.rank == 0 else 0.0])
-            self._under_way = dist.all_reduce(self._told, async_op=True)
-        return known
-
-    def settle(self, world: World) -> str:
-        """Collect what is under way, so that nothing is when the processes part."""
-        if world.size == 1 or self._under_way is None:
+        and get the same answer. How many steps lie between two all_reduces follows from rank 0's clock, of which all
+        are told: by clocks of their own they would lose each other."""
+        self._steps += 1
+        if self._steps < self._group:
             return ""
-        self._under_way.wait()
-        self._under_way = None
-        stop, save, pace = self._told.tolist()
-        self._wanted = max(1, min(self.MOST, int(self.EVERY_S / pace)))
-        return self._known(stop, save)
-
-    def _known(self, stop: float, save: float) -> str:
+        now = time.monotonic()
+        pace = (now - self._since) / self._steps
+        told = torch.tensor([self.signalled, self._is_wished(now), pace if world.rank == 0 else 0.0])
+        dist.all_reduce(told)
+        stop, save, pace = told.tolist()
+        self._steps, self._since = 0, now
+        self._group = max(1, min(self.MAX_STEPS, int(self.INTERVAL_S / max(pace, 1e-9))))
         if save:
-            self._saved = time.perf_counter()
+            self._saved = now
         return "stop" if stop else "save" if save else ""
 
-    def _wished(self, now: float) -> bool:
-        """Whether this process has seen a wish for a snapshot that is not served yet. Mostly this is one comparison."""
-        if now < self._look:
-            return False
-        self._look = now + self.LOOK_S
+    def _is_wished(self, now: float) -> bool:
+        """Whether this process sees a wish for a snapshot that is not served yet."""
         try:
             written = os.stat(self._file).st_mtime_ns
         except OSError:
             return False  # it is not there: nobody has wished for anything
-        new, self._written = written != self._written, written
-        return new and now - self._saved >= self.ONE_S
+        is_new, self._written = written != self._written, written
+        return is_new and now - self._saved >= self.SAME_WISH_S
 
 
 class World:
@@ -250,13 +226,13 @@ class World:
         dist.gather_object(value, values)
         return values or []
 
-    def check(self, problem: str | None) -> None:
+    def check(self, problem: str | None, group: Any = None) -> None:
         """Go on if no rank has a problem; else rank 0 says the first one, once, and all leave with exit code 1.
 
         By `dist.all_gather_object`: all ranks call it. One that just left would let the others wait for it.
         """
         problems: list[Any] = [None] * self.size
-        dist.all_gather_object(problems, problem)
+        dist.all_gather_object(problems, problem, group)
         found = [(rank, problem) for rank, problem in enumerate(problems) if problem]
         if found:
             rank, problem = found[0]

@@ -10,6 +10,7 @@ from gpuops.agent.node import Node
 from gpuops.agent.run_documents import LaunchSpec, RankRecord
 from gpuops.agent.usage.gpus import GpuWatch
 from gpuops.agent.usage.machine import Machine
+from gpuops.agent.usage.printed_counts import PrintedCounts
 
 
 def visible_gpus(spec: LaunchSpec | None) -> list[int] | None:
@@ -32,6 +33,7 @@ class Sampler:
         self._steps: dict[int, tuple[float, float]] = {}
         """Of each rank: when it last told another step, and which."""
         self._step_rates: dict[int, float] = {}
+        self._printed: dict[int, PrintedCounts] = {}
         self._run: str | None = None
         self._visible: list[int] | None = None
 
@@ -39,7 +41,7 @@ class Sampler:
         """`run`: the name of the live run."""
         if run != self._run:
             self._run, self._visible = run, visible_gpus(run_files.read_spec(self._node, run) if run else None)
-            self._cpu_s, self._steps, self._step_rates = {}, {}, {}
+            self._cpu_s, self._steps, self._step_rates, self._printed = {}, {}, {}, {}
         return {
             "at": time.time(),
             "cores": self._machine.cores,
@@ -56,12 +58,15 @@ class Sampler:
     def _rank(self, folder: str, record: RankRecord) -> dict[str, Any]:
         family = processes.with_children(record.pid or 0)
         told, at = run_files.read_rank_progress(folder, record.rank)
+        if "step" not in told:
+            told, at = self._printed.setdefault(record.rank, PrintedCounts(folder, record.rank)).look()
         step = told.get("step")
         return {
             "rank": record.rank,
             "pid": record.pid,
             "cpu": self._cores(record.pid or 0, processes.cpu_seconds(family)),
             "memory": sum(map(processes.resident_bytes, family)),
+            "epoch": told.get("epoch"),
             "step": step,
             "rate": None if step is None else self._step_rate(record.rank, step, at),
             "data_wait": told.get("data_wait"),

@@ -1,17 +1,21 @@
-"""What a run has to draw: losses from TensorBoard's files, else from printed lines; what each node used."""
+"""What a run has to draw: scalars from TensorBoard's files, else losses and accuracies from printed lines; what each
+node used."""
 
 from __future__ import annotations
 
 import fnmatch
+import math
 import os
 import re
+from array import array
 from collections import defaultdict
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from itertools import islice
 from pathlib import Path
 from typing import TYPE_CHECKING
 
+from gpuops.agent.usage.printed_counts import COUNT
 from gpuops.runs.logs.lines import STREAM
 from gpuops.runs.monitor import TENSORBOARD_FILES
 from gpuops.runs.report.scalars import read_scalars
@@ -34,9 +38,19 @@ MAX_USAGE_LINES = 30_000
 """As many as a run of a year writes."""
 MAX_GPUS = 16
 """So many GPUs of a node are drawn."""
-LOSS = re.compile(rb"""\bloss\b["']?\s*(?:[:=]\s*)?([-+]?(?:\d+\.?\d*|\.\d+)(?:e[-+]?\d+)?)""", re.IGNORECASE)
-"""`loss 0.12`, `loss=0.12`, `Loss: 0.12`, `{'loss': 0.12}`."""
-LINE_END = re.compile(rb"[\r\n]+")
+MAX_NAMES = 100
+"""So many names of printed figures are told apart."""
+FIGURE = (
+    rb"""(?<![a-z0-9])(loss|accuracy|acc|perplexity)\b["']?[ \t]{0,8}(?:[:=][ \t]{0,8})?"""
+    rb"([-+]?(?:\d{1,30}(?:\.\d{0,30})?|\.\d{1,30})(?:e[-+]?\d{1,3})?)(?![\d/])"
+)
+"""`loss 0.12`, `val_loss=0.12`, `Test accuracy: 0.97`, `{'loss': 0.12}`, in small letters. Groups: kind and number."""
+TOKEN = re.compile(rb"([\r\n])|" + FIGURE + rb"|" + COUNT)
+"""What a log is searched for, in linear time, whatever stands there."""
+MAX_WORD_CHARS = 20
+WORD_BEFORE = re.compile(rb"([a-z][a-z0-9]*)[ _/-]\Z")
+"""`test` of `test loss`."""
+NO_NAMES = (b"and", b"the")
 IsLate = Callable[[], bool]
 """Whether there is no more time: what was read by then is drawn."""
 
@@ -52,7 +66,7 @@ class Curve:
 
 
 def find_curves(home: RunHome, is_late: IsLate) -> list[Curve]:
-    """The scalars for TensorBoard, losses first; where there are none, the losses in the logs."""
+    """The scalars for TensorBoard, losses first; where there are none, the figures in the logs."""
     return _board_curves(home, is_late) or _log_curves(home, is_late)
 
 
@@ -89,15 +103,44 @@ def _lines(by_name: Mapping[str, Sequence[Point]]) -> list[Line]:
     return [Line("", lines[0].points)] if len(lines) == 1 else lines
 
 
+@dataclass
+class Series:
+    """A figure that one stream tells again and again: its values, and the step and epoch of each, NaN where neither
+    its line nor one before it told any."""
+
+    values: array[float] = field(default_factory=lambda: array("d"))
+    step: array[float] = field(default_factory=lambda: array("d"))
+    epoch: array[float] = field(default_factory=lambda: array("d"))
+
+    def rises(self, by: str) -> bool:
+        """Whether each value is of a later step, or epoch, than the one before it."""
+        along: array[float] = getattr(self, by)
+        return all(map(float.__lt__, along, along[1:])) and not math.isnan(along[0])
+
+    def points(self, by: str) -> Sequence[Point]:
+        return list(zip(getattr(self, by, range(1, len(self.values) + 1)), self.values, strict=True))
+
+
 def _log_curves(home: RunHome, is_late: IsLate) -> list[Curve]:
-    found: dict[str, Sequence[Point]] = {}
+    """A chart for each name, losses first, with a line for each stream that tells it."""
+    found: defaultdict[str, dict[str, Series]] = defaultdict(dict)
+    streams = 0
     for path in sorted((home.path / "logs").glob("node*/*"), key=_by_rank):
-        if not STREAM.fullmatch(path.name) or is_late() or len(found) == MAX_LINES:
+        if not STREAM.fullmatch(path.name) or is_late() or streams == MAX_LINES:
             continue
-        points = [(float(count), value) for count, value in enumerate(_printed_losses(path, is_late), 1)]
-        if len(points) > 1:
-            found[f"{path.parent.name} {path.stem}"] = thin_out(points)
-    return [Curve("loss", _lines(found), "printed line")] if found else []
+        told = {name: series for name, series in _printed(path, is_late).items() if len(series.values) > 1}
+        for name, series in told.items():
+            found[name][f"{path.parent.name} {path.stem}" + " stderr" * (path.suffix == ".err")] = series
+        streams += bool(told)
+    names = sorted(found, key=lambda name: "loss" not in name)[:MAX_CURVES]
+    return [_log_curve(name, found[name]) for name in names]
+
+
+def _log_curve(name: str, streams: Mapping[str, Series]) -> Curve:
+    """Over steps or epochs, where all lines tell them."""
+    by = next((by for by in ("step", "epoch") if all(series.rises(by) for series in streams.values())), "")
+    lines = {stream: thin_out(series.points(by)) for stream, series in streams.items()}
+    return Curve(name, _lines(lines), by or "printed line")
 
 
 def _by_rank(path: Path) -> tuple[int, str]:
@@ -106,18 +149,55 @@ def _by_rank(path: Path) -> tuple[int, str]:
     return (int(match[1]) if match and match[1] else 1 << 31), str(path)
 
 
-def _printed_losses(path: Path, is_late: IsLate) -> Iterator[float]:
+def _printed(path: Path, is_late: IsLate) -> dict[str, Series]:
+    """The figures in a log, by name."""
+    figures = Figures()
     try:
         with path.open("rb") as file:
             while not is_late() and file.tell() < MAX_LOG_BYTES and (block := file.read(BLOCK_BYTES)):
-                yield from find_losses(block + file.readline(BLOCK_BYTES))
+                figures.search(block + file.readline(BLOCK_BYTES))
     except OSError:
-        return
+        pass
+    return figures.found
 
 
-def find_losses(text: bytes) -> list[float]:
-    """The first loss of each line: a second one is another loss. In linear time, whatever stands there."""
-    return [float(match[1]) for match in map(LOSS.search, LINE_END.split(text)) if match]
+class Figures:
+    """What the lines of one stream tell, by name: in each line the first figure of each name."""
+
+    def __init__(self) -> None:
+        self.found: dict[str, Series] = {}
+        self._counts = {"step": math.nan, "epoch": math.nan}
+        """The latest; a line may tell the epoch, and the next one its loss."""
+        self._line: dict[str, float] = {}
+
+    def search(self, text: bytes) -> None:
+        """Go on with whole lines."""
+        text = text.lower()
+        for match in TOKEN.finditer(text):
+            end, kind, value, epoch, count = match.groups()
+            if end:
+                self._end_line()
+            elif kind:
+                self._line.setdefault(_name(text, match.start(), kind), float(value))
+            else:
+                self._counts["epoch" if epoch else "step"] = float(count)
+        self._end_line()
+
+    def _end_line(self) -> None:
+        for name, value in self._line.items():
+            if len(self.found) < MAX_NAMES or name in self.found:
+                series = self.found.setdefault(name, Series())
+                series.values.append(value)
+                series.step.append(self._counts["step"])
+                series.epoch.append(self._counts["epoch"])
+        self._line.clear()
+
+
+def _name(text: bytes, at: int, kind: bytes) -> str:
+    """A figure's name: its kind, behind the word before it."""
+    before = WORD_BEFORE.search(text, max(0, at - MAX_WORD_CHARS), at)
+    words = (before[1], kind) if before and before[1] not in NO_NAMES else (kind,)
+    return b" ".join(words).decode()
 
 
 @dataclass(frozen=True)

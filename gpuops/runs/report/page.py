@@ -70,9 +70,9 @@ def render(story: Story) -> str:
         _footer(story),
     ]
     return (
-        '<!doctype html>\n<html lang="en"><head><meta charset="utf-8">\n'
-        f'<meta http-equiv="Content-Security-Policy" content="{POLICY}">\n'
-        '<meta name="viewport" content="width=device-width,initial-scale=1">\n'
+        '<!doctype html>\n<html lang="en"><head><meta charset="utf-8"/>\n'
+        f'<meta http-equiv="Content-Security-Policy" content="{POLICY}"/>\n'
+        '<meta name="viewport" content="width=device-width,initial-scale=1"/>\n'
         f"<title>{text_of(story.run)}</title>\n<style>{STYLE}{COLOUR_CLASSES}</style></head>\n"
         f"<body>\n{chr(10).join(filter(None, body))}\n</body></html>\n"
     )

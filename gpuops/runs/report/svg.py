@@ -90,9 +90,9 @@ def _is_drawn(point: Point) -> bool:
 
 
 def _legend(lines: Sequence[Line]) -> str:
-    names = (f'<span class="c{index % COLOURS}">{text_of(cut(line.name, MAX_NAME_CHARS))}</span>'
-             for index, line in enumerate(lines) if line.name)  # fmt: skip
-    return f'<p class="legend">{"".join(names)}</p>'
+    names = [f'<span class="c{index % COLOURS}">{text_of(cut(line.name, MAX_NAME_CHARS))}</span>'
+             for index, line in enumerate(lines) if line.name]  # fmt: skip
+    return f'<p class="legend">{"".join(names)}</p>' if names else ""
 
 
 def thin_out(points: Sequence[Point]) -> Sequence[Point]:

@@ -24,6 +24,7 @@ from tests import ports
 
 TRAIN = Path(__file__).parents[3] / "train"
 PROGRAMS = Path(__file__).parent / "programs"
+MEASURING = TRAIN.parent / "benchmarks" / "programs"
 sys.path.append(str(TRAIN))  # the parts, for tests that look at them alone
 HANG_S = 600.0
 """A launch that takes longer hangs; seconds."""
@@ -226,7 +227,7 @@ def world(forks: Forks, tmp_path: Path, tmp_path_factory: pytest.TempPathFactory
     def start(
         program: str, *arguments: str, ranks: int = 1, cwd: Path = tmp_path, cwds: Sequence[Path] = (), **env: str
     ) -> Ranks:
-        path = next(folder / program for folder in (TRAIN, PROGRAMS) if (folder / program).exists())
+        path = next(folder / program for folder in (TRAIN, PROGRAMS, MEASURING) if (folder / program).exists())
         streams = tmp_path_factory.mktemp("streams")
         out, err = ([streams / f"{name}{rank}" for rank in range(ranks)] for name in ("out", "err"))
         for file in (*out, *err):

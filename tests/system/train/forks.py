@@ -18,9 +18,10 @@ from typing import Any
 
 sys.path.insert(1, str(Path(__file__).parents[3] / "train"))
 
-import ddp.benchmark  # and with it all the others  # noqa: F401
+import ddp.trainer  # and with it all the others  # noqa: F401
 import torch
 import torch._dynamo  # the first optimizer does, in seconds
+import torch.utils.flop_counter
 
 
 def serve() -> dict[str, Any]:

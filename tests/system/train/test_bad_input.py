@@ -76,11 +76,6 @@ CASES = {
         "name another mirror with --data",
         harm=change_files,
     ),
-    "no disk": Case(
-        r"error: \S+ needs 1152921504606\.8 MB and /.*/data/{program} has \d+\.\d MB free; "
-        "make room there or name another folder with --data",
-        env=("HUGE", "1"),
-    ),
     "snapshot of another model": Case(
         r"error: snapshots/{program}/step-00000001.pt is of another model \(.*\); "
         "move snapshots/{program} away to start from the beginning",

@@ -115,8 +115,8 @@ def test_a_model_that_some_processors_compute_wrong_is_refused(program: ModuleTy
 
 
 def test_twice_the_processes_go_twice_as_far_per_step(world, data: Path) -> None:
-    alone = world("cifar10.py", "1", "--data", str(data), *SMALL, "--accumulate", "2").succeed().out()
-    assert alone[0] == "40 images per step: learning rate 0.03125 at its peak, 0.1 for each 128"
+    both = world("cifar10.py", "1", "--data", str(data), *SMALL, ranks=2).succeed().out()
+    assert both[0] == "40 images per step: learning rate 0.03125 at its peak, 0.1 for each 128"
 
 
 def test_the_learning_rate_rises_and_falls_in_straight_lines(program: ModuleType) -> None:

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import json
+import sys
+from pathlib import Path
 
 import pytest
 
@@ -35,6 +37,7 @@ def test_only_activations_grow_with_the_batch(world) -> None:
     [(84, "84 B"), (999, "999 B"), (1000, "1.0 kB"), (153_128, "153.1 kB"), (44_695_848, "44.7 MB"), (2e9, "2.0 GB")],
 )
 def test_sizes_are_told_in_the_unit_that_suits(count: int, text: str) -> None:
-    from ddp.memory import size
+    sys.path.append(str(Path(__file__).parents[3] / "benchmarks/programs"))
+    from memory import size
 
     assert size(count) == text

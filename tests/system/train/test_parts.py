@@ -11,9 +11,9 @@ from typing import Any
 import pytest
 import torch
 import torch.distributed as dist
-from ddp.loader import choose_batch, choose_workers
+from ddp.loader import choose_batch
 from ddp.options import arguments
-from ddp.sampler import Part, Sampler
+from ddp.sampler import Sampler
 from ddp.world import join
 from hypothesis import given
 from hypothesis import strategies as st
@@ -22,23 +22,18 @@ numbers = st.integers
 
 
 @given(
-    samples=numbers(1, 60), batch=numbers(1, 9), accumulate=numbers(1, 3), world=numbers(1, 6),
-    steps=numbers(0, 5), later=numbers(1, 6), again=numbers(1, 9),
+    samples=numbers(1, 60), batch=numbers(1, 9), world=numbers(1, 6), steps=numbers(0, 5), later=numbers(1, 6),
+    again=numbers(1, 9),
 )  # fmt: skip
 def test_every_sample_is_seen_once_however_the_world_changes(
-    samples: int, batch: int, accumulate: int, world: int, steps: int, later: int, again: int
+    samples: int, batch: int, world: int, steps: int, later: int, again: int
 ) -> None:
     """Some steps in one world, the rest of the epoch in another, with other batches."""
-    first = [Sampler(samples, batch, accumulate, rank, world, seed=3).parts(epoch=2) for rank in range(world)]
-    steps = min(steps, len(closed(first[0])))
-    seen, position = [], 0
-    for parts in first:
-        for part in [part for group in closed(parts)[:steps] for part in group]:
-            seen += part.indices[: part.mine].tolist()
-    for group in closed(first[0])[:steps]:
-        position += group[-1].all_ranks
+    first = [Sampler(samples, batch, rank, world, seed=3).parts(epoch=2)[:steps] for rank in range(world)]
+    seen = [index for parts in first for part in parts for index in part.indices[: part.mine].tolist()]
+    position = sum(part.all_ranks for part in first[0])
     if position < samples:
-        rest = [Sampler(samples, again, 1, rank, later, seed=3).parts(2, position) for rank in range(later)]
+        rest = [Sampler(samples, again, rank, later, seed=3).parts(2, position) for rank in range(later)]
         for parts in rest:
             seen += [index for part in parts for index in part.indices[: part.mine].tolist()]
         assert len({tuple(len(part.indices) for part in parts) for parts in rest}) == 1, (
@@ -47,47 +42,20 @@ def test_every_sample_is_seen_once_however_the_world_changes(
     assert sorted(seen) == list(range(samples))
 
 
-@given(samples=numbers(1, 60), batch=numbers(1, 9), accumulate=numbers(1, 3), world=numbers(1, 6))
-def test_all_ranks_agree_on_how_many_samples_a_step_has(samples: int, batch: int, accumulate: int, world: int) -> None:
-    samplers = [Sampler(samples, batch, accumulate, rank, world, seed=3) for rank in range(world)]
-    steps = [closed(sampler.parts(0)) for sampler in samplers]
-    for groups in zip(*steps, strict=True):
-        said = {part.all_ranks for group in groups for part in group}
-        assert said == {sum(part.mine for group in groups for part in group)}
+@given(samples=numbers(1, 60), batch=numbers(1, 9), world=numbers(1, 6))
+def test_all_ranks_agree_on_how_many_samples_a_step_has(samples: int, batch: int, world: int) -> None:
+    samplers = [Sampler(samples, batch, rank, world, seed=3) for rank in range(world)]
+    steps = [sampler.parts(0) for sampler in samplers]
+    for parts in zip(*steps, strict=True):
+        assert {part.all_ranks for part in parts} == {sum(part.mine for part in parts)}
     assert len(steps[0]) == len(samplers[0])
 
 
-def closed(parts: list[Part]) -> list[list[Part]]:
-    """The parts of each step."""
-    groups: list[list[Part]] = [[]]
-    for part in parts:
-        groups[-1].append(part)
-        if part.is_last:
-            groups.append([])
-    assert groups.pop() == []
-    return groups
-
-
 def test_another_order_in_every_epoch_and_for_every_seed() -> None:
-    sampler = Sampler(100, 10, 1, 0, 1, seed=1)
+    sampler = Sampler(100, 10, 0, 1, seed=1)
     assert not torch.equal(sampler.order(0), sampler.order(1))
-    assert torch.equal(sampler.order(1), Sampler(100, 7, 2, 3, 4, seed=1).order(1))
-    assert not torch.equal(sampler.order(0), Sampler(100, 10, 1, 0, 1, seed=9).order(0))
-
-
-@pytest.mark.parametrize(
-    ("cores", "ranks", "device", "wanted", "chosen", "why"),
-    [
-        (16, 4, "cuda", None, 3, "3 workers per rank (16 cores, 4 ranks here; one core is left to each rank itself)"),
-        (64, 1, "cuda", None, 8, "8 workers per rank (64 cores, 1 rank here; one core is left to each rank itself)"),
-        (4, 8, "cuda", None, 1, "1 worker per rank (4 cores, 8 ranks here; one core is left to each rank itself)"),
-        (2, 2, "cpu", None, 0, "0 workers per rank (2 cores, 2 ranks here, which compute on them)"),
-        (8, 2, "cpu", None, 1, "1 worker per rank (8 cores, 2 ranks here, which compute on them)"),
-        (2, 2, "cpu", 5, 5, "5 workers per rank, as asked"),
-    ],
-)
-def test_workers_are_chosen_from_cores_and_ranks(cores, ranks, device, wanted, chosen, why) -> None:
-    assert choose_workers(cores, ranks, device, wanted) == (chosen, why)
+    assert torch.equal(sampler.order(1), Sampler(100, 7, 3, 4, seed=1).order(1))
+    assert not torch.equal(sampler.order(0), Sampler(100, 10, 0, 1, seed=9).order(0))
 
 
 @pytest.mark.parametrize(

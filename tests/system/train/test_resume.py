@@ -55,8 +55,7 @@ def killed_and_resumed(world, untouched, tmp_path: Path) -> Callable[..., None]:
     [
         (1, ()),
         (2, ()),
-        (2, ("--accumulate", "2")),
-        (2, ("--lazy", "--workers", "2")),
+        (2, ("--lazy",)),
         (4, ("--width", "512")),  # more than two ranks round by the buckets' layout: see Trainer._rehearse
     ],
 )
@@ -155,10 +154,10 @@ def seen(ranks, skipped: int = 0) -> list[int]:
 
 @pytest.mark.parametrize("asked_by", [signal.SIGUSR1, signal.SIGTERM, signal.SIGINT])
 def test_asked_to_stop_all_ranks_keep_the_next_step(world, tmp_path: Path, asked_by: signal.Signals) -> None:
-    """One rank is told in its fifth forward, learns of it with all others one step later, at the latest."""
+    """One rank is told in its fifth forward, and all others learn of it with it."""
     running = world("wobbly.py", "100", "100", "--tell", "1", "5", str(int(asked_by)), ranks=2).succeed()
     assert running.out()[0] == (
-        "stopped in epoch 1, after 96 of 203 samples, with step-00000006.pt; "
+        "stopped in epoch 1, after 80 of 203 samples, with step-00000005.pt; "
         "the same command goes on from snapshots/wobbly"
     )
-    assert sorted(path.name for path in (tmp_path / "snapshots" / "wobbly").iterdir()) == ["last", "step-00000006.pt"]
+    assert sorted(path.name for path in (tmp_path / "snapshots" / "wobbly").iterdir()) == ["last", "step-00000005.pt"]

@@ -11,8 +11,8 @@ def learnt(world, asked_in: int, sleep: float) -> tuple[int, int]:
     return told.pop()
 
 
-def test_in_long_steps_they_learn_of_it_in_the_next(world) -> None:
-    assert learnt(world, 7, 0.03) == (8, 8)
+def test_in_long_steps_they_learn_of_it_at_once(world) -> None:
+    assert learnt(world, 7, 0.03) == (7, 7)
 
 
 def test_in_short_steps_they_ask_seldom(world) -> None:

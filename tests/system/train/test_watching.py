@@ -9,6 +9,8 @@ from types import SimpleNamespace
 
 import pytest
 
+PROGRAMS = Path(__file__).parent / "programs"
+
 
 def test_without_tensorboard_one_sentence_and_the_training_goes_on(world, tmp_path: Path) -> None:
     (tmp_path / "hide" / "tensorboard").mkdir(parents=True)
@@ -51,7 +53,7 @@ def test_a_trace_of_each_rank_is_there_for_perfetto(world, tmp_path: Path) -> No
 
 
 def test_a_benchmark_tells_rates_and_parts_and_keeps_nothing(world, tmp_path: Path) -> None:
-    ran = world("wobbly.py", "--benchmark", "--accumulate", "2", ranks=2).succeed()
+    ran = world("step_cost.py", str(PROGRAMS / "wobbly.py"), ranks=2).succeed()
     told = "\n".join(ran.out())
     rate, each = figures(r"samples/s +([\d,]+), ([\d,]+) per rank", told)
     [alone] = figures(r"one rank alone +([\d,]+), measured while the others waited", told)

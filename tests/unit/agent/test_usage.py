@@ -12,6 +12,7 @@ from gpuops.agent.node import Node
 from gpuops.agent.run_documents import LaunchSpec
 from gpuops.agent.usage import gpus, machine, record
 from gpuops.agent.usage.gpus import GpuWatch, parse_row
+from gpuops.agent.usage.printed_counts import MAX_READ_BYTES, find_counts
 from gpuops.agent.usage.sampler import Sampler, visible_gpus
 from gpuops.transport.validation import parse_usage
 
@@ -141,3 +142,39 @@ def test_a_ranks_rate_is_that_of_the_steps_it_tells(tmp_path: Path) -> None:
     assert (second["rank"], second["step"], second["rate"], second["data_wait"]) == (1, 150, 25.0, 0.25)
     assert told(150, 1002.0)["rate"] == 25.0
     assert sampler.sample(None)["run"] is None
+
+
+@pytest.mark.parametrize(
+    ("line", "found"),
+    [("step 120 loss 2.1", {"step": 120}), ("[GPU11] Epoch 47 | Batchsize: 32 | Steps: 4", {"epoch": 47}),
+     ("Epoch [3/20], Step [100/600], Loss: 0.1", {"epoch": 3, "step": 100}), ("iter 40: loss 2.2", {"step": 40}),
+     ("{'loss': 0.5, 'epoch': 1.25}", {"epoch": 1.25}), ("global_step=500", {"step": 500}), ("step_time: 3", {}),
+     ("step             8.18 ms", {}), ("811 weights; 0 steps are done", {}), ("step " + "9" * 400, {})],
+)  # fmt: skip
+def test_a_printed_line_tells_how_far_a_program_is(line: str, found: dict[str, float]) -> None:
+    assert dict(find_counts(line.encode())) == found
+
+
+def test_a_rank_that_tells_nothing_is_where_its_printed_lines_say(tmp_path: Path) -> None:
+    node = Node(str(tmp_path))
+    run = Path(node.run("r-1"))
+    (run / "ranks").mkdir(parents=True)
+    (run / "spec.json").write_text("{}")
+    (run / "ranks/0.json").write_text(json.dumps({"rank": 0, "pid": 1 << 22}))
+    sampler = Sampler(node, GpuWatch(0.5))
+
+    def printed(text: str, at: float, stream: str = "out") -> list[Any]:
+        file = run / f"ranks/0.{stream}"
+        with file.open("a") as lines:
+            lines.write(text)
+        machine.os.utime(file, (at, at))
+        [rank] = sampler.sample("r-1")["run"]["ranks"]
+        return [rank[name] for name in ("epoch", "step", "rate")]
+
+    assert printed("starting\n", 999.0) == [None, None, None]
+    assert printed("step 98 of epoch 1\nstep 100\nstep 1", 1000.0) == [1, 100, None]
+    assert printed("50\n", 1002.0) == [1, 150, 25.0], "a line that was half there is read again"
+    assert printed("epoch 2\r", 1003.0, "err") == [2, 150, 25.0]
+    assert printed("x" * 3 * MAX_READ_BYTES + "\nstep 170\n", 1004.0) == [2, 170, 10.0]
+    (run / "progress.json").write_text(json.dumps({"step": 7}))
+    assert printed("step 180\n", 1005.0)[:2] == [None, 7], "what it tells goes before what it prints"

@@ -43,7 +43,7 @@ def test_what_the_machines_say_of_a_cluster(ledger: str, nodes: list[str], expec
 
 def test_the_report_of_the_latest_run_is_named() -> None:
     assert status.cluster_lines([cluster(report="/p/runs/a-1/report.html")])[-1] == (
-        "lab: its latest run: /p/runs/a-1/report.html"
+        "lab: report of its latest run: /p/runs/a-1/report.html"
     )
 
 

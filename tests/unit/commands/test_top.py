@@ -21,7 +21,7 @@ GPUS = [
     GpuUse(3),
 ]
 RANKS = [
-    RankUse(0, 12345, 1.01, 2_100_000_000, 1_234_567, 1234.5, 0.04),
+    RankUse(0, 12345, 1.01, 2_100_000_000, 1_234_567, 1234.5, 0.04, 12.5),
     RankUse(1023, 4194304, 12.5, 999_900_000_000, None, None, None),
 ]
 SAMPLE = NodeSample(
@@ -41,7 +41,7 @@ def test_all_of_it_fits_80_columns() -> None:
     assert not [line for line in lines[:11] if line.endswith("…")], "nothing is cut that a person looks for"
     text = "\n".join(lines)
     for part in ("$49.84/h, $1,234.50 so far", "ends in 2 h 00 min", "digits-3 for 12 min", "CPU  63% of 128 cores",
-                 "412 W", "61°C", "1,234,567", "4194304", "97%", "4%"):  # fmt: skip
+                 "412 W", "61°C", " 12.5  1,234,567", "4194304", "97%", "4%"):  # fmt: skip
         assert part in text, part
     assert "\x1b" not in text
 

@@ -21,7 +21,7 @@ from ddp.world import World, launch
 def ask(world: World, options: argparse.Namespace) -> None:
     exchanges, honest = 0, dist.all_reduce
     if not options.sleep:
-        world.stop.EVERY_S = 60.0  # a short step is one on a busy machine as well
+        world.stop.INTERVAL_S = 60.0  # a short step is one on a busy machine as well
 
     def counted(*given: object, **more: object) -> object:
         nonlocal exchanges

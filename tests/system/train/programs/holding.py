@@ -8,14 +8,15 @@ import sys
 from pathlib import Path
 
 sys.path.insert(1, str(Path(__file__).parents[4] / "train"))
+sys.path.insert(1, str(Path(__file__).parents[4] / "benchmarks/programs"))
 
+import memory
 import torch
-from ddp import memory
-from ddp.benchmark import endless
 from ddp.loader import Batches
 from ddp.options import arguments
 from ddp.trainer import Trainer
 from ddp.world import World, launch
+from step_cost import endless
 from torch import Tensor, nn
 from torch.utils.data import TensorDataset
 

@@ -3,7 +3,7 @@
     small.py PROGRAM ARGUMENTS…
 
 The program is run as it is; only what is published is another: the size and checksum of a file are those that it has
-in $SMALL, its address is in $SOURCE. $HUGE: each is larger than any disk. $DOWNLOADS: ddp.downloads' numbers, as JSON.
+in $SMALL, its address is in $SOURCE. $DOWNLOADS: ddp.downloads' numbers, as JSON.
 $KILL: RANK STEP, after which that rank is killed. $UNLIKE: the rank that computes on something else than the others.
 """
 
@@ -28,8 +28,6 @@ from ddp.world import World
 
 def publish(file: downloads.File) -> downloads.File:
     file, path = file._replace(url=f"{os.environ['SOURCE']}/{file.name}"), Path(os.environ["SMALL"]) / file.name
-    if "HUGE" in os.environ:
-        return file._replace(size=1 << 60)
     return file._replace(size=path.stat().st_size, sha256=downloads.digest(path))
 
 

@@ -18,7 +18,6 @@ sys.path.insert(1, str(Path(__file__).parents[4] / "train"))
 import numpy as np
 import torch
 from ddp import trainer as trainer_module
-from ddp.benchmark import benchmark
 from ddp.loader import Batches
 from ddp.options import arguments
 from ddp.trainer import Trainer
@@ -31,7 +30,7 @@ SAMPLES, FEATURES = 203, 8
 
 def train(world: World, options: argparse.Namespace) -> None:
     sabotage(world, options)
-    world.stop.EVERY_S = world.stop.LOOK_S = 0.0  # in every step, however short: so a test knows in which
+    world.stop.INTERVAL_S = 0.0  # in every step, however short: so a test knows in which
     trainer_module.TELL_S = options.told_every
     if options.hide:
         sys.path.insert(0, options.hide)
@@ -45,7 +44,7 @@ def train(world: World, options: argparse.Namespace) -> None:
     optimizer = torch.optim.SGD(model.parameters(), 0.05, momentum=0.9)
     if options.adam:
         optimizer = torch.optim.AdamW(model.parameters())
-    batches = Batches(world, options, Noisy(table) if options.lazy else table)
+    batches = Batches(world, options, Noisy(table) if options.lazy else table, workers=2)
     scheduler = None
     if not options.plain:
         steps = options.total_epochs * len(batches)
@@ -74,9 +73,6 @@ def train(world: World, options: argparse.Namespace) -> None:
     if options.limit:
         resource.setrlimit(resource.RLIMIT_FSIZE, (options.limit, options.limit))
     trainer = Trainer(world, options, "wobbly", model, optimizer, batches, answers, scheduler)
-    if options.benchmark:
-        benchmark(trainer)
-        return
     for epoch in trainer.epochs():
         world.say(f"epoch {epoch.number}: loss {epoch.means['loss']:.9f}, target {epoch.means['target']:.9f}")
     print("saw", *seen)

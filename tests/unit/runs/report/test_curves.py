@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from gpuops.runs.report.curves import find_curves, find_losses, read_usage
+from gpuops.runs.report.curves import MAX_NAMES, Figures, find_curves, read_usage
 from gpuops.sync.run_folder import RunHome
 from tests.unit.runs.report.test_scalars import FILE
 
@@ -16,18 +16,33 @@ def never() -> bool:
     return False
 
 
+def told(text: bytes) -> dict[str, list[float]]:
+    figures = Figures()
+    figures.search(text)
+    return {name: list(series.values) for name, series in figures.found.items()}
+
+
 @pytest.mark.parametrize(
     ("line", "found"),
-    [("epoch 3: loss 0.12", [0.12]), ("step=4 loss=1.5e-3 lr=1", [1.5e-3]), ("Loss: 12", [12]),
-     ("{'loss': 0.5, 'epoch': 1}", [0.5]), ("Train loss -.5", [-0.5]), ("val_loss 3", []), ("lossless 3", []),
-     ("loss nan", []), ("loss 3, test loss 4\nloss 2, test loss 3", [3, 2]), ("loss 3\rloss 2", [3, 2])],
+    [("epoch 3: loss 0.12", {"loss": [0.12]}), ("step=4 loss=1.5e-3 lr=1", {"loss": [1.5e-3]}),
+     ("Loss: 12", {"loss": [12]}), ("{'loss': 0.5, 'epoch': 1}", {"loss": [0.5]}), ("lossless 3", {}), ("loss nan", {}),
+     ("Train loss -.5", {"train loss": [-0.5]}), ("val_loss 3", {"val loss": [3]}),
+     ("loss 3, test loss 4\nloss 2, test loss 3", {"loss": [3, 2], "test loss": [4, 3]}),
+     ("loss 3\rloss 2", {"loss": [3, 2]}), ("loss 3 loss 2", {"loss": [3]}),
+     ("Test set: Average loss: 0.05, Accuracy: 9842/10000 (98%)", {"average loss": [0.05]}),
+     ("loss 0.1 and accuracy 0.9", {"loss": [0.1], "accuracy": [0.9]}), ("loss 1" + "0" * 400, {})],
 )  # fmt: skip
-def test_printed_losses(line: str, found: list[float]) -> None:
-    assert find_losses(line.encode()) == found
+def test_printed_figures(line: str, found: dict[str, list[float]]) -> None:
+    assert told(line.encode()) == found
 
 
-def test_a_log_cannot_hold_up_the_search() -> None:
-    assert find_losses(b"loss" + b" " * 500_000 + b"x") == []  # of a search in quadratic time: hours
+@pytest.mark.parametrize("noise", [b"loss" + b" " * 500_000 + b"x", b"loss " + b"1" * 500_000, b"step " * 100_000])
+def test_a_log_cannot_hold_up_the_search(noise: bytes) -> None:
+    assert told(noise) == {}  # of a search in quadratic time: hours
+
+
+def test_a_log_of_ever_new_names_fills_no_memory() -> None:
+    assert len(told(b"\n".join(b"a%d loss 1" % number for number in range(3 * MAX_NAMES)))) == MAX_NAMES
 
 
 @pytest.fixture
@@ -46,6 +61,29 @@ def test_a_line_for_each_rank_that_prints_losses(home: RunHome) -> None:
     assert [(line.name, list(line.points)) for line in curve.lines] == [
         ("node0 rank2", [(1.0, 3.0), (2.0, 2.0), (3.0, 1.0)]), ("node0 rank10", [(1.0, 9.0), (2.0, 8.0)]),
     ]  # fmt: skip
+
+
+FIRST = """\
+[GPU0] Epoch {0} | Batchsize: 32 | Steps: 24
+loss 0.{0}5, test accuracy 0.9{0}
+"""
+GPT = "step {0}0: loss 2.{0}, test loss 2.{0}1, 3,210 letters/s\n"
+
+
+@pytest.mark.parametrize(
+    ("line", "x", "first", "names"),
+    [(FIRST, "epoch", 1, ["loss", "test accuracy"]), (GPT, "step", 10, ["loss", "test loss"]),
+     ("Epoch 1 [{0}/9] loss {0}\n", "printed line", 1, ["loss"]), ("loss {0}\n", "printed line", 1, ["loss"])],
+)  # fmt: skip
+def test_each_name_is_a_curve_over_what_its_lines_tell(
+    tmp_path: Path, line: str, x: str, first: float, names: list[str]
+) -> None:
+    logs = tmp_path / "logs/node0"
+    logs.mkdir(parents=True)
+    (logs / "rank0.out").write_text("".join(map(line.format, range(1, 4))))
+    curves = find_curves(RunHome(tmp_path), never)
+    assert [(curve.title, curve.x, curve.lines[0].points[0][0]) for curve in curves] == [(n, x, first) for n in names]
+    assert [len(curve.lines[0].points) for curve in curves] == [3] * len(names)
 
 
 def test_tensorboards_files_go_before_printed_lines(home: RunHome) -> None:

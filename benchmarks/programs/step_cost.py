@@ -1,18 +1,33 @@
-"""What a step costs, where, and what more processes bring: measured here and now, against nobody's data sheet."""
+"""What a step of a program of train/ costs, where, what it holds, and what more processes bring, measured here and now.
+
+    torchrun --standalone --nproc-per-node=2 benchmarks/programs/step_cost.py train/digits.py [ARGUMENTS]
+
+The program makes its data and its model and trains nothing. Measured are full steps (samples/s); the same steps without
+sending gradients (`no_sync`), whose difference is what a step waits for communication; rank 0 alone while the others
+wait, against which the efficiency is counted; and data, forward, backward and optimizer one by one, waiting for the
+device in between. Each is the fastest of three. Floating point operations are counted by torch and compared with a
+large matrix product on the same device.
+"""
 
 from __future__ import annotations
 
 import itertools
+import runpy
+import sys
 import time
-from typing import Any, Callable, Iterator
+from collections.abc import Callable, Iterator
+from contextlib import nullcontext
+from pathlib import Path
+from typing import Any
 
+sys.path.insert(1, str(Path(__file__).parents[2] / "train"))
+
+import memory
 import torch
-from torch.utils.flop_counter import FlopCounterMode
-
-from ddp import memory
 from ddp.sampler import Part
 from ddp.trainer import Trainer
 from ddp.world import World
+from torch.utils.flop_counter import FlopCounterMode
 
 WARM_S, MEASURED_S = 1.0, 3.0  # of each measurement
 ROUNDS = 3  # of which the fastest counts: what else the machine does only ever adds
@@ -33,10 +48,9 @@ def benchmark(trainer: Trainer) -> None:
     parts = world.sum(list(divide(trainer, steps, count)))
     data, forward, backward, optimizer = (1000 * seconds / world.size / count for seconds in parts)
 
-    per_step = batches.batch * trainer.options.accumulate
-    rate, rate_alone = per_step * world.size * count / together, per_step * count / alone
+    rate, rate_alone = batches.batch * world.size * count / together, batches.batch * count / alone
     world.say(f"benchmark of {trainer.program} on {world.describe()}; {batches.why}")
-    world.say(f"each step {trainer.options.accumulate} x {batches.batch} samples per rank, {count} steps measured")
+    world.say(f"each step {batches.batch} samples per rank, {count} steps measured")
     world.say(f"samples/s        {rate:,.0f}, {rate / world.size:,.0f} per rank")
     if world.size > 1:
         world.say(f"one rank alone   {rate_alone:,.0f}, measured while the others waited")
@@ -48,8 +62,8 @@ def benchmark(trainer: Trainer) -> None:
     world.say(f"  forward        {forward:.2f} ms")
     world.say(f"  backward       {backward:.2f} ms")
     world.say(f"  optimizer      {optimizer:.2f} ms")
-    memory.tell(trainer, steps)
-    work = arithmetic(trainer, steps) * trainer.options.accumulate * count / together
+    memory.tell(trainer, *next(steps))
+    work = arithmetic(trainer, steps) * count / together
     if work:  # torch counts products and convolutions, of which a model of embeddings has none
         most = peak(world, trainer.autocast)
         world.say(
@@ -93,9 +107,9 @@ def run(trainer: Trainer, steps: Iterator[Any], count: int, synced: bool = True)
     settle(trainer.world)
     began = time.perf_counter()
     for _ in range(count):
-        for last in closing(trainer):
-            part, batch = next(steps)
-            trainer.learn(part._replace(is_last=last and synced), batch)
+        part, batch = next(steps)
+        with nullcontext() if synced else trainer.no_sync():
+            trainer.learn(part, batch)
         trainer.take_step()
         if synced:
             trainer.world.stop.asked(trainer.world)
@@ -118,24 +132,18 @@ def divide(trainer: Trainer, steps: Iterator[Any], count: int) -> tuple[float, f
         return now
 
     for _ in range(count):
-        for _ in closing(trainer):
-            settle(trainer.world)
-            now = clock()
-            part, batch = next(steps)
-            now = lap(0, now)
-            with trainer.no_sync():
-                loss, _ = trainer.loss(part, batch)
-                now = lap(1, now)
-                trainer.scaler.scale(loss).backward()
-                now = lap(2, now)
+        settle(trainer.world)
+        now = clock()
+        part, batch = next(steps)
+        now = lap(0, now)
+        with trainer.no_sync():
+            loss, _ = trainer.loss(part, batch)
+            now = lap(1, now)
+            trainer.scaler.scale(loss).backward()
+            now = lap(2, now)
         trainer.take_step()
         lap(3, now)
     return spent[0], spent[1], spent[2], spent[3]
-
-
-def closing(trainer: Trainer) -> list[bool]:
-    """Of the batches of one step: whether it is the last."""
-    return [False] * (trainer.options.accumulate - 1) + [True]
 
 
 def arithmetic(trainer: Trainer, steps: Iterator[Any]) -> float:
@@ -170,3 +178,15 @@ def settle(world: World) -> None:
     """Until the GPU has done what it was told: without that a clock only sees it being told."""
     if world.device.type == "cuda":
         torch.cuda.synchronize()
+
+
+def measure(trainer: Trainer) -> None:
+    """In place of the training."""
+    benchmark(trainer)
+    sys.exit(0)
+
+
+if __name__ == "__main__":
+    Trainer.epochs = measure  # type: ignore[method-assign,assignment]
+    sys.argv = sys.argv[1:]
+    runpy.run_path(sys.argv[0], run_name="__main__")

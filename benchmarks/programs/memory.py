@@ -3,14 +3,13 @@ its own of everything here."""
 
 from __future__ import annotations
 
-from typing import Any, Iterable, Iterator
+from collections.abc import Iterable
 
 import torch
-from torch import Tensor
-from torch.distributed.algorithms.ddp_comm_hooks.default_hooks import allreduce_hook
-
 from ddp.sampler import Part
 from ddp.trainer import Trainer
+from torch import Tensor
+from torch.distributed.algorithms.ddp_comm_hooks.default_hooks import allreduce_hook
 
 WHY = {
     "parameters": "and the model's buffers",
@@ -22,12 +21,12 @@ WHY = {
 }
 
 
-def tell(trainer: Trainer, steps: Iterator[tuple[Part, list[Any]]]) -> None:
+def tell(trainer: Trainer, part: Part, batch: list[Tensor]) -> None:
     """Take one step and say what it held. All ranks call it; the model is worn out afterwards."""
     cuda = trainer.world.device.type == "cuda"
     if cuda:
         torch.cuda.reset_peak_memory_stats()
-    held = look(trainer, *next(steps))
+    held = look(trainer, part, batch)
     trainer.world.say(f"memory           {size(sum(held.values()))} per rank")
     for name, count in held.items():
         trainer.world.say(f"  {name:14} {size(count)}, {WHY[name]}")
@@ -48,7 +47,7 @@ def look(trainer: Trainer, part: Part, batch: list[Tensor]) -> dict[str, int]:
     if trainer.ddp:
         trainer.ddp.register_comm_hook(None, travel)
     activations = kept_for_backward(trainer, batch)
-    trainer.learn(part._replace(is_last=True), batch)
+    trainer.learn(part, batch)
     gradients = bytes_of(parameter.grad for parameter in model.parameters() if parameter.grad is not None)
     trainer.take_step()
     return {
