@@ -102,7 +102,7 @@ def _make_job(
     """The job, completed from `gpuops.toml` and checked. Raises UsageError."""
     from gpuops.commands.plan import Job
     from gpuops.offers.market import parse_market
-    from gpuops.runs.prepare import Sending
+    from gpuops.runs.ready_nodes import Sending
 
     flags = launch_flags(settings, typed.table, typed.flags)
     market = parse_market(ctx, flags.on) if flags.on else None
@@ -252,7 +252,7 @@ def _check_resume(ctx: Context, request: RunRequest) -> RunRequest:
     UsageError."""
     from gpuops.runs.finish import finish_before_resume, is_awaited
     from gpuops.runs.launch_spec import request_of
-    from gpuops.runs.prepare import choose_tree, find_run
+    from gpuops.runs.ready_nodes import choose_tree, find_run
     from gpuops.sync.restore_snapshots import check_resumable
 
     row = find_run(ctx, str(request.resume))

@@ -23,7 +23,8 @@ from gpuops.nodes.gpu_shares import describe_shares, ranks_for, share_gpus, with
 from gpuops.nodes.session import machines_of
 from gpuops.offers import offer_table
 from gpuops.runs.launch_spec import node_specs
-from gpuops.runs.prepare import choose_tree, describe_secrets
+from gpuops.runs.prepare import describe_secrets
+from gpuops.runs.ready_nodes import choose_tree
 from gpuops.sync import scan, workloads_and_data
 from gpuops.sync.data_sources import Source, describe_source
 

@@ -126,6 +126,11 @@ def share_gpus(
     return [found[index] for index in range(len(machines))], notes
 
 
+def count_gpus(machines: Sequence[Resource], gpus: Sequence[Sequence[str]]) -> list[int]:
+    """How many GPUs of each machine this cluster may use. `gpus`: the indices of all that it has."""
+    return [len(_gpus(machine, found)) for machine, found in zip(machines, gpus, strict=False)]
+
+
 def _gpus(machine: Resource, all_gpus: Sequence[str]) -> list[str]:
     """Those of a machine that this cluster may use."""
     known = machine.data.get("gpus")
