@@ -34,8 +34,7 @@ from gpuops.core.run_models import RunRequest
 from gpuops.core.settings import Settings, secret_values
 from gpuops.core.signals import HandOver
 from gpuops.core.timings import Whose
-from gpuops.ledger.rows import ClusterState
-from gpuops.ledger.store import LedgerUnwritable, RunRow
+from gpuops.ledger.store import ClusterRow, LedgerUnwritable, RunRow
 from gpuops.nodes.gpu_shares import count_gpus, is_virtual
 from gpuops.nodes.session import ClusterSession
 from gpuops.runs import prepare
@@ -143,11 +142,6 @@ class IndexQueue:
         with self._lock:
             return f"{len(self._outcomes)} have ended, {len(self._live)} run, {len(self._waiting)} wait"
 
-    def rest(self) -> list[int]:
-        """The indices that were not begun."""
-        with self._lock:
-            return list(self._waiting)
-
     def outcomes(self, *, interrupted: bool) -> list[IndexOutcome]:
         """Of every index; of those that were not begun as well."""
         code = Interrupted.exit_code if interrupted else NodeError.exit_code
@@ -179,7 +173,7 @@ def run_array(
                 worker.start()
             _wait(ctx, workers, queue)
         except HandOver as error:
-            _let_go(ctx, workers, queue, error, array)
+            _let_go(ctx, session.row, workers, queue, error)
             raise
         except Interrupted as error:
             queue.stop("interrupted")
@@ -231,11 +225,8 @@ def _serve(ctx: Context, place: Place, queue: IndexQueue, request: RunRequest, r
             one = ctx.for_thread(PrefixedReporter(ctx.out, f"[{index}] "), Silent())
             queue.begin(index, one)
             with closing(one.ledger):
-                outcome = _run_index(one, place, index, request, run_one)
+                outcome = _run_index(one, place, queue, index, request, run_one)
                 queue.end(outcome)
-                with suppress(LedgerUnwritable):
-                    if one.ledger.cluster(place.session.row.id).state is not ClusterState.UP:
-                        queue.stop(f"{place.session.row.name} is being ended")
             if not outcome.run or outcome.exit_code == NodeError.exit_code:
                 return  # the next would meet the same
             index = queue.take()
@@ -247,7 +238,9 @@ def _serve(ctx: Context, place: Place, queue: IndexQueue, request: RunRequest, r
         queue.stop("an error of gpuops", error)
 
 
-def _run_index(ctx: Context, place: Place, index: int, request: RunRequest, run_one: RunOne) -> IndexOutcome:
+def _run_index(
+    ctx: Context, place: Place, queue: IndexQueue, index: int, request: RunRequest, run_one: RunOne
+) -> IndexOutcome:
     """Raises HandOver, TakenOver."""
     try:
         outcome = run_one(ctx, place, request_of_index(request, index, place.session.part_of or (0,)))
@@ -256,6 +249,8 @@ def _run_index(ctx: Context, place: Place, index: int, request: RunRequest, run_
     except (GpuopsError, Interrupted) as error:
         ctx.out.say(f"not started: {error.message}" + (f"\nhint: {error.hint}" if error.hint else ""))
         return IndexOutcome(index, error.exit_code, f"not started: {error.message}")
+    if outcome.taken:
+        queue.stop(f"another command ends {place.session.row.name}")
     document = outcome.document
     verdict = document.get("verdict") or {}
     say = verdict.get("say") or "it ended"
@@ -279,7 +274,7 @@ def _wait(ctx: Context, workers: Sequence[threading.Thread], queue: IndexQueue) 
 
 
 def _let_go(
-    ctx: Context, workers: Sequence[threading.Thread], queue: IndexQueue, error: HandOver, array: Array
+    ctx: Context, cluster: ClusterRow, workers: Sequence[threading.Thread], queue: IndexQueue, error: HandOver
 ) -> None:
     """The terminal is gone: the guard brings home what runs, and nobody begins the rest, which is left word of."""
     queue.stop("the terminal is gone")
@@ -287,12 +282,14 @@ def _let_go(
     deadline = ctx.clock.monotonic() + HAND_OVER_TIMEOUT_S
     for worker in workers:
         worker.join(max(0.0, deadline - ctx.clock.monotonic()))
-    if rest := queue.rest():
-        listed = ",".join(map(str, rest))
-        with suppress(LedgerUnwritable):
+    with suppress(LedgerUnwritable):
+        runs = [run for run in ctx.ledger.runs(cluster=cluster.id) if run.started]
+        ours = [run for run in runs if run.facts.array_holder(ctx.ledger.beats) == ctx.me]
+        started = {run.request.get("array_index") for run in ours}
+        if rest := [str(index) for index in queue.indices if index not in started]:
             ctx.ledger.add_notice(
-                f"{len(rest)} of {len(array.indices)} runs of an array were not started, since its terminal went: "
-                f"start them with --array {listed}"
+                f"{len(rest)} of {len(queue.indices)} runs of an array on {cluster.name} were not started, since its "
+                f"terminal went: --array {','.join(rest)} starts them"
             )
 
 

@@ -283,7 +283,8 @@ def _run_on(attempt: RunAttempt, session: ClusterSession) -> JobOutcome:
     reports = _follow(ctx, session, prepared, row)
     taken_over.check_run(ctx, row)
     policy = Policy(attempt.progress, ends_nodes=attempt.place is None, known_cluster=session.row)
-    run = finish(ctx, latest_row(ctx, row), Agents(session, reports), policy)
+    row_now = latest_row(ctx, row)
+    run = finish(ctx, row_now, Agents(session, reports), policy)
     if run.deferred_fetch:
         run = _fetch_deferred(ctx, session, row, run, run.deferred_fetch, attempt.owns_cluster)
     if attempt.retries.resumed(first_step_time(row)):
@@ -294,6 +295,7 @@ def _run_on(attempt: RunAttempt, session: ClusterSession) -> JobOutcome:
         run = dataclasses.replace(run, verdict=verdict)
     stays = not attempt.owns_cluster and attempt.place is None
     outcome = _job_outcome(ctx, run, _describe_known_bill(ctx, session) if stays else "")
+    outcome.taken = row_now.owner_process != ctx.me
     outcome.finished, outcome.record_again = (row.id if run.may_destroy else None), run.record_again
     if attempt.retries.retries:  # machines that another command ends are not lost
         granted = ctx.provisioner_of(session.row).grants_machines and _may_start_again(ctx, session, outcome)
