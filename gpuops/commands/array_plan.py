@@ -39,6 +39,8 @@ class Array:
 
 def parse_array(text: str) -> Array:
     """`--array`, in Slurm's grammar. Raises UsageError."""
+    if not text.strip():
+        raise UsageError("--array is empty", HINT)
     listed, percent, limit = text.replace(" ", "").partition("%")
     if percent and not (limit.isascii() and limit.isdecimal() and int(limit[:9]) > 0):
         raise UsageError(f"--array {text} does not say how many may run at once", HINT)

@@ -57,9 +57,9 @@ class ClusterSession:
     """The numbers in the cluster of a part's nodes."""
 
     def part(self, numbers: Sequence[int]) -> ClusterSession:
-        """The session with some of the nodes alone, numbered from 0 as a run numbers them; with no `numbers`, or those
-        that it has, this one. It ends with the whole."""
-        if not numbers or [*numbers] == [*self.part_of]:
+        """The session with some of the nodes alone, numbered from 0 as a run numbers them; this one, where it has just
+        these. It ends with the whole."""
+        if [*numbers] == [*self.part_of]:
             return self
         whole = self.whole or self
         return ClusterSession(

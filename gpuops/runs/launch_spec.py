@@ -64,7 +64,8 @@ def request_of(row: RunRow) -> RunRequest:
 
 def session_of(session: ClusterSession, row: RunRow) -> ClusterSession:
     """The part of a cluster's session that a run's nodes are. Raises RowGone."""
-    return session.part(request_of(row).nodes_at)
+    numbers = request_of(row).nodes_at
+    return session.part(numbers) if numbers else session
 
 
 def torchrun_command(

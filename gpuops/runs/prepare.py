@@ -140,7 +140,7 @@ def take_turn(
 
 def add_run(ctx: Context, session: ClusterSession, request: RunRequest, facts: Mapping[str, Any]) -> RunRow:
     """Note a run in the ledger, with `facts` beside what is known of its nodes."""
-    nodes = session.part(request.nodes_at)
+    nodes = session.part(request.nodes_at) if request.nodes_at else session
     known = {
         "gpuops": __version__,
         "provider": session.row.provider,

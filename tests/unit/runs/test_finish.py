@@ -29,9 +29,9 @@ from gpuops.runs.finish import Policy, RunOutcome, finish, finish_late, is_await
 from gpuops.runs.monitor import LiveFetch
 from gpuops.runs.outcome.node_report import NodeReport, ReasonKind, lost_report, parse_report
 from gpuops.runs.outcome.run_outcome import FinalFetch, Retryable
-from gpuops.runs.prepare import Sending, wait_for_turn
 from gpuops.runs.results import collect
 from gpuops.runs.results.collect import Agents, _fetch_from_nodes
+from gpuops.runs.turn import wait_for_turn
 from gpuops.sync.archive import FetchedNode
 from gpuops.sync.download import UnreadableFiles
 from gpuops.sync.run_folder import RunHome
@@ -688,8 +688,8 @@ def test_of_two_runs_the_earlier_goes_first(world: Context) -> None:
     cluster = a_cluster(world, created=time.time())
     live = ClusterSession(cluster, [])
     first, second = (a_run(world, cluster, created=time.time()) for _ in range(2))
-    assert wait_for_turn(world, live, Sending(), first).id == first.id
+    assert wait_for_turn(world, live, first, queue=False).id == first.id
     with pytest.raises(UsageError, match="r-1 is running on lab"):
-        wait_for_turn(world, live, Sending(), second)
+        wait_for_turn(world, live, second, queue=False)
     world.ledger.set_run(first.id, owner_process=DEAD)
-    assert wait_for_turn(world, live, Sending(queue=True), second).id == second.id
+    assert wait_for_turn(world, live, second, queue=True).id == second.id
