@@ -15,7 +15,7 @@ from gpuops.core.run_models import RunRequest
 
 MAX_RUNS = 1000
 HINT = "write --array 0-9, --array 1,3,7, --array 0-15:4, or --array 0-9%4 for at most 4 at once"
-PART = re.compile(r"(\d{1,9})(?:-(\d{1,9})(?::(\d{1,9}))?)?")
+PART = re.compile(r"([0-9]{1,9})(?:-([0-9]{1,9})(?::([0-9]{1,9}))?)?")
 TOKEN = "{index}"
 """What stands for the index in a program's arguments."""
 NARROW_DROPS = ("SECONDS", "RESULTS")
@@ -135,6 +135,6 @@ def summarise(outcomes: Sequence[IndexOutcome]) -> str:
     """The last sentence."""
     failed = [str(one.index) for one in outcomes if one.exit_code]
     if not failed:
-        return f"all {plural(len(outcomes), 'run')} of the array ended well"
+        return f"{'all ' if len(outcomes) > 1 else ''}{plural(len(outcomes), 'run')} of the array ended well"
     again = f"again: --array {','.join(failed)}"
     return f"{len(failed)} of {plural(len(outcomes), 'run')} of the array did not end well\nhint: {again}"
