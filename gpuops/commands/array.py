@@ -12,9 +12,11 @@ from collections import deque
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import closing, suppress
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 from typing import Any
 
+from gpuops.agent.workers import WORKERS, Job
 from gpuops.clusters.virtual_nodes import add_virtual_nodes
 from gpuops.commands.array_plan import (
     Array,
@@ -163,21 +165,18 @@ def run_array(
     on = f"{plural(len(array.indices), 'run')}, {len(places)} at once" if len(places) > 1 else "one run after another"
     ctx.out.say(f"array {array.text}: {on}; results come to {ctx.folder / 'runs'}")
     queue = IndexQueue(array.indices)
-    workers = [
-        threading.Thread(target=_serve, args=(ctx, place, queue, request, run_one), daemon=True, name=f"place {number}")
-        for number, place in enumerate(places)
-    ]
     with ctx.progress.during(f"array {array.text}", whose=Whose.SCRIPT, aside=True):
+        jobs: list[Job] = []
         try:
-            for worker in workers:
-                worker.start()
-            _wait(ctx, workers, queue)
+            for number, place in enumerate(places):
+                jobs.append(WORKERS.start(partial(_serve, ctx, place, queue, request, run_one), f"place {number}"))
+            _wait(ctx, jobs, queue)
         except HandOver as error:
-            _let_go(ctx, session.row, workers, queue, error)
+            _let_go(ctx, session.row, jobs, queue, error)
             raise
         except Interrupted as error:
             queue.stop("interrupted")
-            while any(worker.is_alive() for worker in workers):
+            while any(job.is_alive() for job in jobs):
                 queue.relay(ctx.signals.count, error)
                 ctx.clock.sleep(POLL_INTERVAL_S)
     if queue.error is not None:
@@ -266,22 +265,20 @@ def _run_index(
     )
 
 
-def _wait(ctx: Context, workers: Sequence[threading.Thread], queue: IndexQueue) -> None:
+def _wait(ctx: Context, jobs: Sequence[Job], queue: IndexQueue) -> None:
     """Until every place has nothing left to do. Raises Interrupted, HandOver."""
-    while any(worker.is_alive() for worker in workers):
+    while any(job.is_alive() for job in jobs):
         ctx.progress.waits(queue.describe())
         ctx.clock.sleep(POLL_INTERVAL_S)
 
 
-def _let_go(
-    ctx: Context, cluster: ClusterRow, workers: Sequence[threading.Thread], queue: IndexQueue, error: HandOver
-) -> None:
+def _let_go(ctx: Context, cluster: ClusterRow, jobs: Sequence[Job], queue: IndexQueue, error: HandOver) -> None:
     """The terminal is gone: the guard brings home what runs, and nobody begins the rest, which is left word of."""
     queue.stop("the terminal is gone")
     queue.relay(0, error)
     deadline = ctx.clock.monotonic() + HAND_OVER_TIMEOUT_S
-    for worker in workers:
-        worker.join(max(0.0, deadline - ctx.clock.monotonic()))
+    for job in jobs:
+        job.join(max(0.0, deadline - ctx.clock.monotonic()))
     with suppress(LedgerUnwritable):
         runs = [run for run in ctx.ledger.runs(cluster=cluster.id) if run.started]
         ours = [run for run in runs if run.facts.array_holder(ctx.ledger.beats) == ctx.me]
