@@ -63,6 +63,7 @@ class CommandLine:
     as_json: bool = False
     run_flags: Sequence[str] = ()
     """Those flags of `train` that `run` takes as well, as they were typed."""
+    array: str | None = None
 
 
 def launch(typed: CommandLine, make_request: Callable[[MachineFlags], RunRequest]) -> None:
@@ -89,7 +90,7 @@ def launch(typed: CommandLine, make_request: Callable[[MachineFlags], RunRequest
     finally:
         ctx.progress.close()
     timed, lines = timings_result(ctx, wanted=job.timings)
-    ctx.out.result("run", {**outcome.document, **timed}, [])
+    ctx.out.result("array" if job.array else "run", {**outcome.document, **timed}, [])
     for line in (*lines, *outcome.last):
         ctx.out.say(line)
     if outcome.exit_code:
@@ -100,11 +101,18 @@ def _make_job(
     ctx: Context, settings: Settings, typed: CommandLine, make_request: Callable[[MachineFlags], RunRequest]
 ) -> Job:
     """The job, completed from `gpuops.toml` and checked. Raises UsageError."""
+    from gpuops.commands.array_plan import parse_array
     from gpuops.commands.plan import Job
     from gpuops.offers.market import parse_market
-    from gpuops.runs.prepare import Sending
+    from gpuops.runs.ready_nodes import Sending
 
     flags = launch_flags(settings, typed.table, typed.flags)
+    array = None if typed.array is None else parse_array(typed.array)
+    if array and flags.detach:
+        raise UsageError(
+            "--array and --detach exclude each other: this command starts each next run, and the guard starts none",
+            "leave out --detach, and keep this computer on",
+        )
     market = parse_market(ctx, flags.on) if flags.on else None
     if market is not None:
         _check_market_flags(market, flags, typed.provider_words)
@@ -140,6 +148,7 @@ def _make_job(
             run_flags=typed.run_flags,
         ),
         timings=bool(flags.timings),
+        array=array,
     )
 
 
@@ -252,7 +261,7 @@ def _check_resume(ctx: Context, request: RunRequest) -> RunRequest:
     UsageError."""
     from gpuops.runs.finish import finish_before_resume, is_awaited
     from gpuops.runs.launch_spec import request_of
-    from gpuops.runs.prepare import choose_tree, find_run
+    from gpuops.runs.ready_nodes import choose_tree, find_run
     from gpuops.sync.restore_snapshots import check_resumable
 
     row = find_run(ctx, str(request.resume))

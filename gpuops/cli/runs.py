@@ -13,7 +13,7 @@ from gpuops.cli.help import example_help
 
 HELP = example_help("List runs, the latest last.", "gpuops runs", "gpuops runs --json")
 
-NARROW_DROPS = ("STARTED", "RESULTS", "STATE")
+NARROW_DROPS = ("STARTED", "RESULTS", "STATE", "INDEX")
 """Columns that a narrow terminal leaves out, in this order."""
 
 
@@ -30,6 +30,7 @@ def runs(as_json: Json = False) -> None:
     documents = [
         {
             "run": row.name,
+            "array_index": row.request.get("array_index"),
             "state": row.state,
             "outcome": row.verdict and row.verdict.outcome,
             "say": row.verdict and row.verdict.say,
@@ -40,10 +41,11 @@ def runs(as_json: Json = False) -> None:
         }
         for row in rows
     ]
-    heading = ["RUN", "STATE", "STARTED", "RESULTS", "WHAT CAME OF IT"]
+    heading = ["RUN", "INDEX", "STATE", "STARTED", "RESULTS", "WHAT CAME OF IT"]
     cells = [
         [
             row.name,
+            "-" if (index := row.request.get("array_index")) is None else str(index),
             row.verdict.outcome if row.verdict else row.state,
             ago(row.created),
             _place(row.home, ctx.folder),
@@ -51,8 +53,10 @@ def runs(as_json: Json = False) -> None:
         ]
         for row in rows
     ]
+    if all(document["array_index"] is None for document in documents):
+        heading, *cells = [[*row[:1], *row[2:]] for row in (heading, *cells)]
     width = ctx.out.columns(ctx.out.out)
-    lines = table([heading, *cells], width, gives=4, spare=NARROW_DROPS) if rows else ["no run yet"]
+    lines = table([heading, *cells], width, gives=len(heading) - 1, spare=NARROW_DROPS) if rows else ["no run yet"]
     ctx.out.result("runs", {"runs": documents}, lines)
 
 

@@ -26,11 +26,13 @@ TRAIN_HELP = example_help(
     "gpuops train multinode --workload toy -- 50 10",
     "gpuops train multinode --workload mnist --data ~/mnist -- 1",
     "gpuops train single --workload cifar10 -- --help",
+    "gpuops train single --array 0-9 train.py -- --seed {index}",
 )
 RUN_HELP = example_help(
     "Run any command on a node.\n\nWith push, logs, lease, results and teardown around it.",
     "gpuops run -- python3 hello.py",
     "gpuops run --nodes 2 --all-nodes -- nvidia-smi",
+    "gpuops run --array 0-9%4 -- python3 sweep.py {index}",
 )
 
 Script = Annotated[str | None, typer.Argument(metavar="SCRIPT", help="Your training script.")]
@@ -44,6 +46,17 @@ Workload = Annotated[
         metavar="NAME",
         show_default=False,
         autocompletion=completion.workloads,
+    ),
+]
+
+ArrayOption = Annotated[
+    str | None,
+    typer.Option(
+        "--array",
+        help="One run for each of these indices (0-9, 1,3,7, 0-15:4; 0-9%4: at most 4 at once), on the nodes of one "
+        "cluster. {index} in the arguments and $GPUOPS_ARRAY_INDEX are the run's own.",
+        metavar="INDICES",
+        show_default=False,
     ),
 ]
 
@@ -73,6 +86,7 @@ def train(
     script: Script = None,
     module: Module = None,
     workload: Workload = None,
+    array: ArrayOption = None,
     dry_run: Annotated[bool, typer.Option("--dry-run", help="Print what would be created, sent and executed.")] = False,
     yes: Yes = False,
     as_json: Json = False,
@@ -81,21 +95,22 @@ def train(
     workload = choose_workload(script, module, workload, line=lambda: sorted_line(context))
 
     def make_request(machine: MachineFlags) -> RunRequest:
-        check_size(checked, machine, context)
+        if array is None:  # else these are the cluster's, whose runs share it
+            check_size(checked, machine, context)
         return RunRequest(
             kind="torchrun",
             mode=checked,
             nodes=machine.nodes or 0,
-            gpus=machine.gpus,
+            gpus=1 if array and checked == "single" else machine.gpus,
             script=script,
             module=module,
             workload=workload,
             argv=passed_words() or [],
         )
 
-    single = SINGLE_FLAGS.get(checked, ())
+    single = () if array else SINGLE_FLAGS.get(checked, ())
     typed = CommandLine(
-        "train", flags, machine, context.meta[WORDS], single, dry_run, yes, as_json, _run_flags(context)
+        "train", flags, machine, context.meta[WORDS], single, dry_run, yes, as_json, _run_flags(context), array
     )
     launch(typed, make_request)
 
@@ -148,6 +163,7 @@ def run(
     machine: MachineFlags,
     context: typer.Context,
     all_nodes: Annotated[bool, typer.Option("--all-nodes", help="Run it on every node, not on node0 alone.")] = False,
+    array: ArrayOption = None,
     dry_run: Annotated[bool, typer.Option("--dry-run", help="Print what would be created, sent and executed.")] = False,
     yes: Yes = False,
     as_json: Json = False,
@@ -156,8 +172,14 @@ def run(
     if not command or not command[0]:
         raise UsageError("there is no command to run", "write it behind `--`: gpuops run -- python3 hello.py")
 
+    if array and all_nodes:
+        raise UsageError(
+            "--array and --all-nodes exclude each other: each run of an array has one node", "leave out one of them"
+        )
+
     def make_request(machine: MachineFlags) -> RunRequest:
         nodes = machine.nodes or 0
         return RunRequest(kind="command", mode="run", nodes=nodes, gpus=machine.gpus, argv=command, all_nodes=all_nodes)
 
-    launch(CommandLine("run", flags, machine, context.meta[WORDS], (), dry_run, yes, as_json), make_request)
+    typed = CommandLine("run", flags, machine, context.meta[WORDS], (), dry_run, yes, as_json, array=array)
+    launch(typed, make_request)

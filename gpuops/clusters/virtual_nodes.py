@@ -12,7 +12,8 @@ from contextlib import closing
 from typing import Any
 
 from gpuops.core.context import Context
-from gpuops.core.errors import NodeError
+from gpuops.core.errors import NodeError, UsageError
+from gpuops.core.format import plural
 from gpuops.core.models import Resource
 from gpuops.core.parallel import on_each
 from gpuops.core.run_models import RunRequest
@@ -35,6 +36,12 @@ def add_virtual_nodes(ctx: Context, session: ClusterSession, request: RunRequest
     machines = [machine for machine in session.machines if not gpu_shares.is_virtual(machine)]
     if request.nodes <= len(machines):
         return
+    if not all(map(gpu_shares.bears_virtual, machines)):
+        raise UsageError(
+            f"{session.row.name} has {plural(len(machines), 'machine')}, each of which is one node of its job, and "
+            f"{request.nodes} nodes were asked for",
+            f"leave out --nodes, or bring up a larger one: gpuops up {session.row.provider} --nodes {request.nodes}",
+        )
     wanted = gpu_shares.with_virtual(machines, request.nodes)[: request.nodes]
     given, notes = gpu_shares.share_gpus(wanted, session.gpus(), request.gpus)
     ctx.out.say(gpu_shares.describe_shares(given, len(machines)))

@@ -23,7 +23,8 @@ from gpuops.nodes.gpu_shares import describe_shares, ranks_for, share_gpus, with
 from gpuops.nodes.session import machines_of
 from gpuops.offers import offer_table
 from gpuops.runs.launch_spec import node_specs
-from gpuops.runs.prepare import choose_tree, describe_secrets
+from gpuops.runs.prepare import describe_secrets
+from gpuops.runs.ready_nodes import choose_tree
 from gpuops.sync import scan, workloads_and_data
 from gpuops.sync.data_sources import Source, describe_source
 
@@ -119,12 +120,14 @@ class PlanPreview:
     """Each node's command line."""
 
     def document(self) -> dict[str, object]:
-        retries = self.plan.job.retries
+        retries, array = self.plan.job.retries, self.plan.job.array
+        runs = {"array": {"indices": [*array.indices], "at_most": array.at_most}} if array else {}
         return {
             **self.cluster.document(),
             **self.upload.document(),
             "execute": self.commands,
             **({"retries": retries} if retries else {}),
+            **runs,
         }
 
     def lines(self, width: int | None) -> list[str]:
@@ -133,6 +136,8 @@ class PlanPreview:
         lines = [*([choice.say] if choice.say else []), *self.cluster.lines(width), *self.upload.lines()]
         lines += [f"would execute on node{index}: {quote_command(argv)}" for index, argv in enumerate(self.commands)]
         lines += [f"would set up: {job.request.setup}"] if job.request.setup else []
+        if job.array:
+            lines.append(f"would queue {job.array.describe(self.plan.size.nodes)}")
         if job.retries:
             rents = any(offer.per_hour for offer in self.cluster.offers)
             queues = any(offer.queue_s for offer in self.cluster.offers)

@@ -16,7 +16,7 @@ from gpuops.core.signals import Signals
 from gpuops.ledger.rows import ClusterState, RunState
 from gpuops.ledger.store import RunRow
 from gpuops.nodes.session import ClusterSession, open_session
-from gpuops.runs.launch_spec import request_of
+from gpuops.runs.launch_spec import request_of, session_of
 from gpuops.runs.logs.home_tail import Filter, HomeTail, LogTimes, last_output_time
 from gpuops.runs.logs.lines import LineMerger
 from gpuops.runs.monitor import close_at_first_line, follow_with_remarks, show_waiting
@@ -207,9 +207,10 @@ def _print_live(ctx: Context, row: RunRow, log_filter: Filter, follow: bool) -> 
 
 def fetch_lines(ctx: Context, session: ClusterSession, row: RunRow) -> None:
     """Download what the run's nodes have written by now; one that does not answer is only told."""
+    part = session_of(session, row)
     for index in range(request_of(row).nodes):
         try:
-            mirror(session.clients[index], row.name, index, RunHome(row.home), False, lambda *_: None)
+            mirror(part.clients[index], row.name, index, RunHome(row.home), False, lambda *_: None)
         except GpuopsError as error:
             ctx.out.say(f"note: {error.message}; its lines so far are those at home")
 

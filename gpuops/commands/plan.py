@@ -10,12 +10,14 @@ import dataclasses
 from dataclasses import dataclass, field
 
 from gpuops.clusters import selection
+from gpuops.commands.array_plan import Array
 from gpuops.core.context import Context
 from gpuops.core.models import Request
 from gpuops.core.run_models import RunRequest
 from gpuops.offers.lease_limits import LeaseLimits
 from gpuops.offers.market import Market
-from gpuops.runs.prepare import Sending, check_request
+from gpuops.runs.prepare import check_request
+from gpuops.runs.ready_nodes import Sending
 
 MULTINODE_MIN = 2
 """Nodes of `train multinode` where no number is typed and no more are available: the fewest that are several."""
@@ -41,6 +43,15 @@ class Job:
     sending: Sending = field(default_factory=Sending)
     timings: bool = False
     """Whether to print at the end where the time went."""
+    array: Array | None = None
+    """Several runs of one request, which share the cluster; None: one run."""
+
+    def resuming(self, run: str | None) -> Job:
+        """The same with what a run left, which `--fresh` would take off the nodes."""
+        if run == self.request.resume:
+            return self
+        request = dataclasses.replace(self.request, resume=run)
+        return dataclasses.replace(self, request=request, sending=dataclasses.replace(self.sending, fresh=False))
 
 
 @dataclass(frozen=True)
@@ -82,6 +93,7 @@ def make_plan(ctx: Context, job: Job) -> Plan:
     size = resolve_size(job.request, available)
     request = dataclasses.replace(job.request, nodes=size.nodes)
     check_request(ctx, request, job.sending)
-    nodes = size.nodes if request.kind == "torchrun" else job.machines.nodes
+    spreads = request.kind == "torchrun" and not (job.array and size.nodes == 1)
+    nodes = size.nodes if spreads else job.machines.nodes
     create = dataclasses.replace(job.machines, provider=choice.provider, nodes=nodes)
     return Plan(choice, size, dataclasses.replace(job, request=request, machines=create))

@@ -17,7 +17,7 @@ from gpuops.ledger.rows import ClusterState, RunState
 from gpuops.ledger.store import ClusterRow, RunRow
 from gpuops.nodes.session import ClusterSession, open_session
 from gpuops.runs.finish import finish_late, is_awaited
-from gpuops.runs.launch_spec import request_of
+from gpuops.runs.launch_spec import request_of, session_of
 from gpuops.runs.outcome.node_report import NodeReport, parse_report
 from gpuops.runs.results.collect import Agents, fetch_bucket, fetch_now
 from gpuops.sync import archive
@@ -128,12 +128,12 @@ def _pull_from_bucket(ctx: Context, row: RunRow, cluster: ClusterRow, progress: 
 
 def _pull_from_nodes(ctx: Context, session: ClusterSession, row: RunRow, progress: Progress) -> None:
     """Download what a run's nodes have. Raises NodeError where some of it is missing."""
-    nodes = range(request_of(row).nodes)
+    nodes, part = range(request_of(row).nodes), session_of(session, row)
     reports: dict[int, NodeReport] = {}
     failed: dict[int, NodeError] = {}
     for index in nodes:
         with _collect_failure(failed, index):
-            result = mirror(session.clients[index], row.name, index, RunHome(row.home), False, lambda *_: None)
+            result = mirror(part.clients[index], row.name, index, RunHome(row.home), False, lambda *_: None)
             if result is not None:
                 reports[index] = parse_report(index, result)
     if failed:

@@ -13,7 +13,7 @@ from gpuops.nodes.session import open_session
 from gpuops.runs.finish import Policy, finish
 from gpuops.runs.graceful_stop import stop_and_wait
 from gpuops.runs.outcome.node_report import ReasonKind
-from gpuops.runs.prepare import find_run
+from gpuops.runs.ready_nodes import find_run
 from gpuops.runs.results.collect import Agents
 
 

@@ -10,13 +10,14 @@ from collections.abc import Callable, Mapping
 from contextlib import suppress
 from dataclasses import dataclass
 
+from gpuops.commands.array import Place, run_array
 from gpuops.commands.cluster_bill import describe_bill
 from gpuops.commands.end_after_run import end_after, end_cluster, end_preempted, hand_over
 from gpuops.commands.logs import make_merger
 from gpuops.commands.plan import Job, Plan
 from gpuops.core.context import Context
 from gpuops.core.errors import Interrupted, LocalDisk, MachineGone, NodeError, worst_exit_code
-from gpuops.core.format import plural
+from gpuops.core.format import listed, plural
 from gpuops.core.models import Offer
 from gpuops.core.provider import is_rented
 from gpuops.core.reporting import Progress
@@ -39,7 +40,8 @@ from gpuops.runs.monitor import show_run, tensorboard_command
 from gpuops.runs.outcome.node_report import NodeReport
 from gpuops.runs.outcome.run_outcome import Complete, Lost
 from gpuops.runs.outcome.verdict import RETRIES_HINT, is_port_clash
-from gpuops.runs.prepare import Prepared, choose_tree, describe_secrets, prepare, record_not_started
+from gpuops.runs.prepare import Prepared, describe_secrets, prepare, record_not_started
+from gpuops.runs.ready_nodes import choose_tree
 from gpuops.runs.receipt import format_receipt
 from gpuops.runs.results import retention
 from gpuops.runs.results.collect import Agents, release
@@ -63,6 +65,8 @@ class RunAttempt:
     plan: Plan
     progress: Progress
     retries: RetryState
+    place: Place | None = None
+    """Where it is a run of an array."""
 
     @property
     def job(self) -> Job:
@@ -71,17 +75,18 @@ class RunAttempt:
     @property
     def owns_cluster(self) -> bool:
         """Whether the cluster is brought up for this run alone, and ends with it."""
-        return self.plan.choice.row is None and not self.job.keep
+        return self.place is None and self.plan.choice.row is None and not self.job.keep
 
     @property
     def may_restart(self) -> bool:
-        """Whether a run that failed by itself is started again: where nothing is rented for it."""
-        is_paid = self.plan.choice.row is None and is_rented(self.ctx.provisioner(self.plan.provider))
+        """Whether a run that failed by itself is started again: where nothing is rented for it alone."""
+        is_fresh = self.place is None and self.plan.choice.row is None
+        is_paid = is_fresh and is_rented(self.ctx.provisioner(self.plan.provider))
         return not is_paid and self.retries.used < self.job.retries
 
     def resuming(self, run: str) -> RunAttempt:
         """The same with what a run left."""
-        job = dataclasses.replace(self.job, request=dataclasses.replace(self.job.request, resume=run))
+        job = self.job.resuming(run)
         return dataclasses.replace(self, plan=dataclasses.replace(self.plan, job=job))
 
 
@@ -103,8 +108,7 @@ def execute(ctx: Context, settings: Settings, plan: Plan, progress: Progress) ->
     state = RetryState(replacements, PriceApproval(replaces=replacements > 0), resume=job.request.resume)
 
     def run_attempt(wish: LeaseLimits, resume: str | None) -> JobOutcome:
-        request = dataclasses.replace(job.request, resume=resume)
-        limited = dataclasses.replace(job, request=request, wish=wish)
+        limited = dataclasses.replace(job.resuming(resume), wish=wish)
         return _run_attempt(RunAttempt(ctx, settings, dataclasses.replace(plan, job=limited), progress, state))
 
     with ctx.signals:
@@ -131,7 +135,7 @@ def _run_attempt(attempt: RunAttempt) -> JobOutcome:
     ctx, job, choice = attempt.ctx, attempt.job, attempt.plan.choice
     session = _open_session(ctx, attempt.plan, attempt.retries)
     try:
-        outcome = _run_with_restarts(attempt, session)
+        outcome = _run_all(attempt, session) if job.array else _run_with_restarts(attempt, session)
     except HandOver:
         hand_over(ctx, session)
         raise
@@ -168,7 +172,24 @@ def _run_attempt(attempt: RunAttempt) -> JobOutcome:
 def _replaces_machines(ctx: Context, plan: Plan) -> bool:
     """Whether `--retries` replaces machines: those that are rented or queued for, for this run."""
     provisioner = ctx.provisioner(plan.provider)
-    return plan.choice.row is None and (is_rented(provisioner) or provisioner.grants_machines)
+    is_fresh = plan.choice.row is None and not plan.job.array
+    return is_fresh and (is_rented(provisioner) or provisioner.grants_machines)
+
+
+def _run_all(attempt: RunAttempt, session: ClusterSession) -> JobOutcome:
+    """The runs of an array, on one cluster."""
+    job = attempt.job
+    assert job.array is not None
+
+    def run_one(ctx: Context, place: Place, request: RunRequest) -> JobOutcome:
+        plan = dataclasses.replace(attempt.plan, job=dataclasses.replace(job, request=request))
+        one = RunAttempt(ctx, attempt.settings, plan, ctx.progress, RetryState(), place)
+        return _run_with_restarts(one, place.session)
+
+    outcome = run_array(attempt.ctx, attempt.settings, session, job.request, job.array, job.sending, run_one)
+    if bill := "" if attempt.owns_cluster else _describe_known_bill(attempt.ctx, session):
+        outcome.last = [*outcome.last, bill]
+    return outcome
 
 
 def _run_with_restarts(attempt: RunAttempt, session: ClusterSession) -> JobOutcome:
@@ -254,15 +275,16 @@ def _run_on(attempt: RunAttempt, session: ClusterSession) -> JobOutcome:
     request = retention.complete_request(ctx, session, job.request)
     prepared = _start(attempt, session, request)
     row = ctx.ledger.run(prepared.row.id)
-    ctx.out.say(f"{row.name} runs on {_describe_placement(prepared)}; results come to {row.home}")
+    ctx.out.say(f"{row.name} runs on {_describe_placement(session, prepared)}; results come to {row.home}")
     if hold := retention.describe_hold(ctx, session, row, request):
         ctx.out.say(f"note: {hold}")
     if job.detach:
         return _detach(ctx, session, row, attempt.owns_cluster)
     reports = _follow(ctx, session, prepared, row)
     taken_over.check_run(ctx, row)
-    policy = Policy(attempt.progress, ends_nodes=True, known_cluster=session.row)
-    run = finish(ctx, latest_row(ctx, row), Agents(session, reports), policy)
+    policy = Policy(attempt.progress, ends_nodes=attempt.place is None, known_cluster=session.row)
+    row_now = latest_row(ctx, row)
+    run = finish(ctx, row_now, Agents(session, reports), policy)
     if run.deferred_fetch:
         run = _fetch_deferred(ctx, session, row, run, run.deferred_fetch, attempt.owns_cluster)
     if attempt.retries.resumed(first_step_time(row)):
@@ -271,7 +293,9 @@ def _run_on(attempt: RunAttempt, session: ClusterSession) -> JobOutcome:
     if job.retries:  # the hint to use --retries is for those who have not
         verdict = dataclasses.replace(run.verdict, hint=run.verdict.hint.removesuffix(RETRIES_HINT))
         run = dataclasses.replace(run, verdict=verdict)
-    outcome = _job_outcome(ctx, run, "" if attempt.owns_cluster else _describe_known_bill(ctx, session))
+    stays = not attempt.owns_cluster and attempt.place is None
+    outcome = _job_outcome(ctx, run, _describe_known_bill(ctx, session) if stays else "")
+    outcome.taken = row_now.owner_process != ctx.me
     outcome.finished, outcome.record_again = (row.id if run.may_destroy else None), run.record_again
     if attempt.retries.retries:  # machines that another command ends are not lost
         granted = ctx.provisioner_of(session.row).grants_machines and _may_start_again(ctx, session, outcome)
@@ -284,7 +308,10 @@ def _start(attempt: RunAttempt, session: ClusterSession, request: RunRequest) ->
     """Prepare the run and launch it. Raises MachineGone where a machine has ended and may be replaced."""
     ctx, job = attempt.ctx, attempt.job
     try:
-        prepared = prepare(ctx, attempt.settings, session, request, job.sending, attempt.progress)
+        if attempt.place:
+            prepared = attempt.place.prepare(ctx, request)
+        else:
+            prepared = prepare(ctx, attempt.settings, session, request, job.sending, attempt.progress)
         if attempt.retries.losses:  # in the ledger, so that every process that writes the record has them
             facts = ctx.ledger.run(prepared.row.id).facts
             ctx.ledger.set_run(prepared.row.id, facts={**facts, "retries": attempt.retries.documents})
@@ -337,6 +364,7 @@ def _fetch_deferred(
 def _launch(ctx: Context, session: ClusterSession, prepared: Prepared) -> None:
     taken_over.check_run(ctx, prepared.row)
     try:
+        ctx.signals.check()
         launch(ctx, session, prepared)
     except BaseException as error:
         record_not_started(ctx, prepared.row, error)
@@ -349,9 +377,9 @@ def has_port_clash(request: RunRequest, reports: Mapping[int, NodeReport]) -> bo
     return request.kind == "torchrun" and is_port_clash(reports.values())
 
 
-def _describe_placement(prepared: Prepared) -> str:
+def _describe_placement(session: ClusterSession, prepared: Prepared) -> str:
     ranks, nodes = prepared.world_size, len(prepared.nodes)
-    on = plural(nodes, "node")
+    on = listed([f"node{number}" for number in session.part_of]) or plural(nodes, "node")
     return f"{on}, {plural(ranks, 'rank')}" if prepared.request.kind == "torchrun" else on
 
 

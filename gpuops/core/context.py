@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from functools import cached_property
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -90,6 +90,13 @@ class Context:
     def me(self) -> Identity:
         """This process as the owner of clusters and runs."""
         return self.heart.process
+
+    def for_thread(self, out: Reporter, progress: Progress) -> Context:
+        """The same for another thread, with signals that are relayed to it and a ledger connection that it closes."""
+        signals = Signals()
+        signals.forward()
+        services = replace(self.services, start_heart=lambda _home: self.heart)
+        return replace(self, out=out, progress=progress, signals=signals, services=services)
 
     @cached_property
     def heart(self) -> Heart:

@@ -95,6 +95,22 @@ class LogReporter:
             self.say(text)
 
 
+class PrefixedReporter(LogReporter):
+    """What one of several runs that go on at once says: each line with a prefix. Nobody is asked."""
+
+    def __init__(self, whole: Reporter, prefix: str) -> None:
+        super().__init__(whole.err)
+        self._whole, self._prefix = whole, prefix
+        self.colour = whole.colour
+
+    def say(self, text: str) -> None:
+        for line in text.splitlines():
+            self._whole.say(self._prefix + line)
+
+    def line(self, text: str) -> None:
+        self._whole.line(self._prefix + text)
+
+
 class Progress(Protocol):
     """Where work tells how far it is. Safe to call from several threads."""
 

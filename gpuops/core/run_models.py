@@ -53,6 +53,10 @@ class RunRequest:
     None: as long as they may stand idle."""
     sink: Sink | None = None
     """Where else its results are kept."""
+    nodes_at: Sequence[int] = ()
+    """Which of the cluster's nodes it uses; empty: the first ones. The run itself numbers them from 0."""
+    array_index: int | None = None
+    """Which run of an array it is (`--array`); None: of none."""
 
     def document(self) -> dict[str, Any]:
         """The JSON form, as the ledger keeps it."""

@@ -4,7 +4,8 @@ While a command goes `forward`, a signal raises in the main thread: Interrupted,
 `shielded` it waits for the end of the block: a provider call must be journalled before anything else happens. After
 the first signal the command goes `backward`, that is, it undoes: a further signal only sets `hurry`. A command that
 ends something already (`insist`) answers the first signal with a callback; the second raises. What is ignored on entry
-stays so: `nohup` sees to that for SIGHUP.
+stays so: `nohup` sees to that for SIGHUP. Threads that do a command's work have Signals of their own, to which the main
+thread relays what comes.
 """
 
 from __future__ import annotations
@@ -67,6 +68,17 @@ class Signals:
         if self.count:
             raise Interrupted("interrupted", "")
         self._forward = True
+
+    def relay(self, count: int, error: Interrupted | None = None) -> None:
+        """Tell what another thread's signals have come to: `check` of the thread that these are for raises `error`, the
+        first of them. Signals themselves are heard in the main thread alone."""
+        self.count = count
+        if error is not None and self._forward:
+            self._forward, self._pending = False, error
+
+    def check(self) -> None:
+        """Raise what was relayed to this thread, once."""
+        self._raise_pending()
 
     def insist(self, on_first: Callable[[], None]) -> None:
         """From here on the first signal calls `on_first` and the second raises Interrupted; SIGHUP is ignored."""

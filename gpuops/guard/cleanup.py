@@ -10,6 +10,7 @@ from itertools import islice
 from gpuops.clusters.teardown import tear_down
 from gpuops.core.context import Context
 from gpuops.core.errors import ConnectionLost, GpuopsError, MalformedAnswer, NodeError
+from gpuops.core.parallel import on_each
 from gpuops.core.polling import Poller
 from gpuops.core.provider import has_capability, is_rented
 from gpuops.core.reporting import Silent
@@ -74,14 +75,25 @@ def _tend_live(ctx: Context, row: ClusterRow, expired: bool) -> None:
     ends = expired or row.ephemeral
     deferred: list[Callable[[], None]] = []
     finished: list[RunRow] = []
-    for run in runs:
+
+    def finish_one(ctx: Context, run: RunRow, later: list[Callable[[], None]] | None) -> None:
         try:
-            if _finish_run(ctx, row, run, RESULTS_TIMEOUT_S if expired else None, deferred if ends else None):
+            if _finish_run(ctx, row, run, RESULTS_TIMEOUT_S if expired else None, later):
                 finished.append(run)
         except Exception as error:
             if not expired or _can_retry(ctx, row, error):
                 raise
             _note_given_up(ctx, f"{run.name} is not all home", error)
+
+    def finish_in_thread(run: RunRow) -> None:
+        one = ctx.for_thread(ctx.out, ctx.progress)
+        with closing(one.ledger):
+            finish_one(one, run, None)
+
+    if len(runs) > 1:  # of an array: the nodes of one that has ended need not wait until the others have
+        on_each(finish_in_thread, runs)
+    elif runs:
+        finish_one(ctx, runs[0], deferred if ends else None)
     _end_or_leave(ctx, row, expired, unfinished, finished)
     for fetch in deferred:
         fetch()

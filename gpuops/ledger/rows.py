@@ -177,6 +177,13 @@ class RunFacts(dict[str, Any]):
         """Until when its nodes can write there, in UTC seconds."""
         return (self.get("bucket") or {}).get("until")
 
+    def array_holder(self, beats: Path) -> Identity | None:
+        """The process of the array that it is of; None for a run of none. `beats`: as for `parse_run`."""
+        match self.get("array"):
+            case [pid, start]:
+                return parse_owner(pid, start, beats)
+        return None
+
     @property
     def uploads(self) -> list[MultipartUpload]:
         """The multipart uploads that are open in the bucket."""

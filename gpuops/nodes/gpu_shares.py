@@ -69,6 +69,12 @@ def is_virtual(machine: Resource) -> bool:
     return machine.data.get("on") is not None
 
 
+def bears_virtual(machine: Resource) -> bool:
+    """Whether a machine can have virtual nodes. In a batch system's job it cannot: what makes a node begins beside the
+    job, and would be on the login node."""
+    return not machine.data.get("inside_modes")
+
+
 def host_index(machine: Resource, index: int) -> int:
     """Whose machine a node is on: its own, or that of another node."""
     return int(machine.data["on"]) if is_virtual(machine) else index
@@ -124,6 +130,12 @@ def share_gpus(
             index: GpuShare(part, len(part), share / len(members)) for index, part in zip(members, parts, strict=True)
         }
     return [found[index] for index in range(len(machines))], notes
+
+
+def count_gpus(machines: Sequence[Resource], gpus: Sequence[Sequence[str]]) -> list[int]:
+    """How many GPUs of each machine its nodes can share. `gpus`: the indices of all that it has."""
+    pairs = zip(machines, gpus, strict=False)
+    return [len(_gpus(machine, found)) if bears_virtual(machine) else 0 for machine, found in pairs]
 
 
 def _gpus(machine: Resource, all_gpus: Sequence[str]) -> list[str]:

@@ -51,6 +51,30 @@ class ClusterSession:
     """What each node says of itself; None where it does not answer."""
     skews: list[float] = field(default_factory=list)
     """Seconds to add to a node's clock to get ours."""
+    whole: ClusterSession | None = field(default=None, kw_only=True)
+    """The session of all the cluster's nodes, where this is a part of it."""
+    part_of: Sequence[int] = field(default=(), kw_only=True)
+    """The numbers in the cluster of a part's nodes."""
+
+    def part(self, numbers: Sequence[int]) -> ClusterSession:
+        """The session with some of the nodes alone, numbered from 0 as a run numbers them; this one, where it has just
+        these. It ends with the whole."""
+        if [*numbers] == [*self.part_of]:
+            return self
+        whole = self.whole or self
+        return ClusterSession(
+            self.row,
+            [whole.machines[number] for number in numbers],
+            [whole.clients[number] for number in numbers],
+            [whole.hellos[number] for number in numbers],
+            [whole.skews[number] for number in numbers],
+            whole=whole,
+            part_of=numbers,
+        )
+
+    def number(self, index: int) -> int:
+        """The number in the cluster of the node at `index`."""
+        return self.part_of[index] if self.part_of else index
 
     def each(self, action: Callable[[int, AgentClient], T]) -> list[T]:
         """Do something on every node at once; the first error wins, after all have ended."""
@@ -71,6 +95,10 @@ class ClusterSession:
 
     def reconnect(self, index: int, machine: Resource | None = None) -> AgentClient:
         """A new conversation with one node; `machine`: as it is reached from now on. Raises ConnectionLost."""
+        if self.whole is not None:
+            client = self.clients[index] = self.whole.reconnect(self.number(index), machine)
+            self.machines[index] = self.whole.machines[self.number(index)]
+            return client
         self.clients[index].close()
         self.machines[index] = machine or self.machines[index]
         self.clients[index] = _open_client(self.clients[index].paths, self.machines[index], index)

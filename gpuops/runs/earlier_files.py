@@ -91,8 +91,8 @@ def prepare_start(ctx: Context, launch: Launch, progress: Progress) -> None:
         ctx.out.say(f"finds {_describe(start.files)} ({where}) to go on from; {FRESH_HINT}")
 
 
-def clear_start(ctx: Context, launch: Launch, progress: Progress) -> None:
-    """Take off the nodes what earlier runs made, once all of it is home.
+def clear_start(ctx: Context, launch: Launch, progress: Progress) -> set[str]:
+    """Take off the nodes what earlier runs made, once all of it is home. Returns the paths.
 
     Raises UsageError where something cannot come home, NodeError, LocalDisk.
     """
@@ -117,6 +117,7 @@ def clear_start(ctx: Context, launch: Launch, progress: Progress) -> None:
         ctx.out.say(f"starts afresh: {_describe(taken)} taken off the nodes; all of it is home")
     else:
         ctx.out.say("starts afresh: there is nothing of earlier runs on the nodes")
+    return {path for path, _ in taken}
 
 
 def _rows_by_name(ctx: Context) -> dict[str, RunRow]:

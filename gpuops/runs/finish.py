@@ -273,11 +273,12 @@ def _write_row(ctx: Context, row: RunRow, evidence: Evidence, judgement: Judgeme
 def _make_record(ctx: Context, row: RunRow, cluster: ClusterRow, ended_at: float) -> RunRecord:
     """What the ledger knows of a run. `ended_at`: when it had ended everywhere (UTC seconds).
 
-    On a cluster that is kept, a run is billed from its own beginning.
+    On a cluster that is kept, and in an array, a run is billed from its own beginning.
     """
     started = row.started or ended_at
     until = cluster.ended or ctx.clock.now()
-    since, before = (cluster.created, cluster.spent_before) if cluster.ephemeral else (row.created, 0.0)
+    is_own = cluster.ephemeral and request_of(row).array_index is None
+    since, before = (cluster.created, cluster.spent_before) if is_own else (row.created, 0.0)
     return RunRecord(
         run=row.name,
         request=row.request,

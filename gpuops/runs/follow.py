@@ -31,7 +31,7 @@ from gpuops.core.provider import Provisioner
 from gpuops.ledger.store import ClusterRow, RunRow
 from gpuops.nodes.has_ended import node_has_ended
 from gpuops.nodes.session import ClusterSession, readmit_this_computer
-from gpuops.runs.launch_spec import request_of
+from gpuops.runs.launch_spec import request_of, session_of
 from gpuops.runs.outcome.node_report import NodeReport, ReasonKind, lost_report, parse_report
 from gpuops.sync.log_mirror import STREAM_SILENCE_S, OnBytes, mirror
 from gpuops.sync.run_folder import RunHome
@@ -287,11 +287,11 @@ def make_follower(
     ctx: Context, session: ClusterSession, row: RunRow, on_bytes: OnBytes, say: Callable[[str], None]
 ) -> Follower:
     """A Follower of a run of the ledger, which asks the cluster's provider about nodes that do not answer."""
-    provider = ctx.provisioner_of(session.row)
+    provider, session = ctx.provisioner_of(session.row), session_of(session, row)
 
     def machine_has_ended(index: int) -> bool:
         try:
-            return node_has_ended(provider, session.row, session.machines[index], index)
+            return node_has_ended(provider, session.row, session.machines[index], session.number(index))
         except GpuopsError:
             return False  # a provider that does not answer says nothing about its machine
 

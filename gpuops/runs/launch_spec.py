@@ -12,13 +12,16 @@ import re
 import shlex
 from collections.abc import Sequence
 from dataclasses import replace
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from gpuops.core.models import DATA
 from gpuops.core.run_models import NodeFacts, RunRequest
 from gpuops.ledger.store import RowGone, RunRow
 from gpuops.sync import sinks
 from gpuops.sync.workloads_and_data import WORKLOADS
+
+if TYPE_CHECKING:
+    from gpuops.nodes.session import ClusterSession
 
 JOIN_TIMEOUT_S = 300
 """How long torchrun waits for the other nodes: a cold import of torch from a network file system takes minutes."""
@@ -37,7 +40,7 @@ SCRUB = (*OUTER_LAUNCHER, *BATCH_SYSTEM, "GPUOPS_HOST_KEY", "RUNPOD_API_KEY")
 
 IDENTITY = re.compile(
     r"PET_.*|MASTER_(ADDR|PORT)|TORCHELASTIC_(RUN_ID|ERROR_FILE)|((LOCAL|NODE|GROUP|ROLE)_)?RANK"
-    r"|((LOCAL|GROUP|ROLE)_)?WORLD_SIZE|GPUOPS_(RUN|NODE|NODES|NODE_RANK|HEAD|(STOP|SNAPSHOT)_FILE|PROGRESS)"
+    r"|((LOCAL|GROUP|ROLE)_)?WORLD_SIZE|GPUOPS_(RUN|NODE|NODES|NODE_RANK|HEAD|ARRAY_INDEX|(STOP|SNAPSHOT)_FILE|PROGRESS)"
 )
 """Variables that say which process of a run this is: refused in the user's `--env`."""
 
@@ -57,6 +60,12 @@ def request_of(row: RunRow) -> RunRequest:
         raise RowGone(
             f"what the ledger says of {row.name} cannot be read", f"its results so far are in {row.home}"
         ) from error
+
+
+def session_of(session: ClusterSession, row: RunRow) -> ClusterSession:
+    """The part of a cluster's session that a run's nodes are. Raises RowGone."""
+    numbers = request_of(row).nodes_at
+    return session.part(numbers) if numbers else session
 
 
 def torchrun_command(
@@ -194,6 +203,8 @@ def _environment(request: RunRequest, node: NodeFacts, nodes: Sequence[NodeFacts
         env.update(interface_variables(node.interface))
     if node.gpus is not None:
         env["CUDA_VISIBLE_DEVICES"] = ",".join(map(str, node.gpus))
+    if request.array_index is not None:
+        env["GPUOPS_ARRAY_INDEX"] = str(request.array_index)
     if request.kind == "torchrun":
         env["OMP_NUM_THREADS"] = str(threads_per_rank(int(node.cores * node.cores_share), node.ranks))
         env["TORCHELASTIC_ERROR_FILE"] = "{run}/agent_error.json"

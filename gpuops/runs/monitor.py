@@ -27,7 +27,7 @@ from gpuops.nodes.session import ClusterSession
 from gpuops.runs import taken_over
 from gpuops.runs.follow import Follower, make_follower
 from gpuops.runs.graceful_stop import show_stopping, stop_followed
-from gpuops.runs.launch_spec import line_to_start_once, request_of
+from gpuops.runs.launch_spec import line_to_start_once, request_of, session_of
 from gpuops.runs.logs.home_tail import EVENTS_FILE, Filter, HomeTail
 from gpuops.runs.logs.lines import STREAM
 from gpuops.runs.outcome.node_report import ReasonKind
@@ -209,9 +209,10 @@ def describe_notice(event: JournalEvent) -> tuple[str, float | None]:
     return "", None
 
 
-def busy_command(cluster: str, *, gpus: bool) -> str:
+def busy_command(cluster: str, *, gpus: bool, node: int = 0) -> str:
     """The command that shows what a node is busy with."""
-    return f"gpuops ssh {cluster} -- {'nvidia-smi' if gpus else 'top -b -n 1'}"
+    which = f" --node {node}" if node else ""
+    return f"gpuops ssh {cluster}{which} -- {'nvidia-smi' if gpus else 'top -b -n 1'}"
 
 
 def board_folder(home: RunHome) -> Path | None:
@@ -251,6 +252,7 @@ def _show_to_end(ctx: Context, session: ClusterSession, row: RunRow, tail: HomeT
                 renewal.poll()
                 remarks.poll(cut_off=follower.is_cut_off)
                 taken_over.check_run(ctx, row)
+                ctx.signals.check()
     except (HandOver, TakenOver):
         follower.quit()
         raise
@@ -301,7 +303,8 @@ def close_at_first_line(until_first_line: ExitStack, lines: Iterator[str]) -> It
 
 def follow_with_remarks(ctx: Context, session: ClusterSession, row: RunRow) -> tuple[Follower, Remarks]:
     """Start to follow a run to its end, with remarks about it."""
-    command = busy_command(session.row.name, gpus=any(session.gpus()))
+    session = session_of(session, row)
+    command = busy_command(session.row.name, gpus=any(session.gpus()), node=session.number(0))
     remarks = Remarks(ctx.out.say, RunHome(row.home), command, ctx.clock, describe_unjoined(request_of(row)))
     follower = make_follower(ctx, session, row, remarks.handle_log_bytes, ctx.out.say)
     follower.start()

@@ -307,6 +307,8 @@ class JobOutcome:
     """The run's number in the ledger, where its machines hold nothing of it any more."""
     record_again: Callable[[], None] | None = None
     """As in `RunOutcome`."""
+    taken: bool = False
+    """Another command has ended the run, to end its cluster."""
     failure: OwnFailure | None = None
     """The run failed by itself, and may be started again where it ran."""
 

@@ -29,7 +29,7 @@ from gpuops.core.timings import Whose
 from gpuops.ledger.store import ClusterRow, RunRow
 from gpuops.nodes.has_ended import converse_with_what_is_left, node_has_ended
 from gpuops.nodes.session import ClusterSession, left_session, measure_skew, nodes_of
-from gpuops.runs.launch_spec import request_of
+from gpuops.runs.launch_spec import request_of, session_of
 from gpuops.runs.outcome.node_report import NodeReport, ReasonKind, lost_report, parse_report
 from gpuops.runs.outcome.run_outcome import BucketFetch, Evidence, FinalFetch, classify_nodes, join_sentences
 from gpuops.runs.results.dead_agents import salvage
@@ -65,10 +65,11 @@ class Agents:
     def collect(self, ctx: Context, row: RunRow, progress: Progress) -> Evidence:
         """Fetch and verify what is on the nodes, and wait for what they keep elsewhere."""
         ended_at = row.ended or ctx.clock.now()
+        session = session_of(self.session, row)
         nodes = classify_nodes(self.reports)
         asked = [index for index, state in nodes.items() if state.gives_files]
         with progress.during(f"looking at what {row.name} made", whose=Whose.NODE):
-            fetched, vanished = self._fetch(ctx, row, progress, asked)
+            fetched, vanished = self._fetch(ctx, session, row, progress, asked)
         asked = [index for index in asked if index not in vanished]
         absentees = [index for index, state in nodes.items() if state.is_absent or index in vanished]
         preempted = any(report.kind == ReasonKind.PREEMPTED for report in self.reports.values())
@@ -77,13 +78,13 @@ class Agents:
             self.reports,
             fetched,
             vanished,
-            handed=_list_handed_over(self.session, row, asked, absentees) if absentees or preempted else {},
-            skews=_measure_skews(self.session, asked, self.reports),
-            sink_states=wait_for_sinks(ctx, self.session, row, progress, asked) if request_of(row).sink else {},
+            handed=_list_handed_over(session, row, asked, absentees) if absentees or preempted else {},
+            skews=_measure_skews(session, asked, self.reports),
+            sink_states=wait_for_sinks(ctx, session, row, progress, asked) if request_of(row).sink else {},
         )
 
     def _fetch(
-        self, ctx: Context, row: RunRow, progress: Progress, nodes: Sequence[int]
+        self, ctx: Context, session: ClusterSession, row: RunRow, progress: Progress, nodes: Sequence[int]
     ) -> tuple[FinalFetch, list[int]]:
         """Fetch what these nodes have. Returns what came of it, and those that ended meanwhile and took theirs along.
         Machines that are being preempted are waited for."""
@@ -91,15 +92,15 @@ class Agents:
             report.kind == ReasonKind.PREEMPTED or report.reason.preempted for report in self.reports.values()
         )
         deadline = ctx.clock.monotonic() + (VANISHING_TIMEOUT_S if preempted else 0.0)
-        fetched, asked = _run_final_fetch(ctx, self.session, row, progress, [*nodes]), [*nodes]
+        fetched, asked = _run_final_fetch(ctx, session, row, progress, [*nodes]), [*nodes]
         vanished: list[int] = []
         for _ in Poller.every(ctx.clock, VANISHING_POLL_INTERVAL_S, deadline):
             if not fetched.failed:
                 break
-            gone, moved = _find_ended(ctx, self.session, asked)
+            gone, moved = _find_ended(ctx, session, asked)
             if gone or moved:
                 vanished, asked = vanished + gone, [index for index in asked if index not in gone]
-                fetched = _run_final_fetch(ctx, self.session, row, progress, asked)
+                fetched = _run_final_fetch(ctx, session, row, progress, asked)
             if ctx.signals.hurry:
                 break
         return fetched, vanished
@@ -127,7 +128,8 @@ class Disks:
         machines = nodes_of(ctx, self.cluster)
         known = self.reports
         if known is None:
-            endings = _describe_endings(ctx, self.cluster, machines) if self.ended else {}
+            chosen = [machines[number] for number in request_of(row).nodes_at] or machines
+            endings = _describe_endings(ctx, self.cluster, chosen) if self.ended else {}
             known = unreachable_reports(row, self.error, ended=self.ended, endings=endings)
         session = left_session(self.cluster, machines, self.error)
         with closing(session):
@@ -178,7 +180,8 @@ def fetch_now(
     """Bring home what the run has made so far; with `final`, all of it, verified."""
     request = request_of(row)
     indices = range(request.nodes) if nodes is None else nodes
-    clients = {index: session.clients[index] for index in indices}
+    part = session_of(session, row)
+    clients = {index: part.clients[index] for index in indices}
     fetch(clients, row.name, row.tree, request.outs, RunHome(row.home), final=final, progress=progress)
 
 
@@ -198,15 +201,15 @@ def fetch_bucket(ctx: Context, row: RunRow, nodes: Sequence[int], progress: Prog
 
 def release(session: ClusterSession, row: RunRow) -> None:
     """Tell the nodes that the run's results are home. A node that does not hear it holds them until its grace ends."""
-    request = request_of(row)
+    request, part = request_of(row), session_of(session, row)
     if request.hold_s is None:
         return  # nothing is held
 
     def tell(index: int) -> None:
         with suppress(GpuopsError):
-            session.clients[index].call("home", timeout=RELEASE_TIMEOUT_S, run=row.name)
+            part.clients[index].call("home", timeout=RELEASE_TIMEOUT_S, run=row.name)
 
-    on_each(tell, range(min(request.nodes, len(session.clients))))
+    on_each(tell, range(min(request.nodes, len(part.clients))))
 
 
 def unreachable_reports(
@@ -235,7 +238,9 @@ def _find_ended(ctx: Context, session: ClusterSession, nodes: Sequence[int]) -> 
     provider, machines = ctx.provisioner_of(session.row), dict(enumerate(session.machines))
     asked = [index for index in nodes if index in machines and not machines[index].data.get("left")]
     try:
-        gone = [index for index in asked if node_has_ended(provider, session.row, machines[index], index)]
+        gone = [
+            index for index in asked if node_has_ended(provider, session.row, machines[index], session.number(index))
+        ]
         return gone, converse_with_what_is_left(
             session, provider, [index for index in asked if not machines[index].bills]
         )
@@ -293,7 +298,8 @@ def _hint_for(cluster: ClusterRow, row: RunRow, error: GpuopsError) -> str:
     """What brings home what its node cannot read, or leaves it there; empty for any other error."""
     if not isinstance(error, UnreadableFiles):
         return ""
-    node, path = error.files[0]
+    index, path = error.files[0]
+    node = request_of(row).nodes_at[index] if request_of(row).nodes_at else index
     name = shlex.quote(path)
     leave = shlex.quote(f"!./{glob.escape(path)}")  # this file alone, wherever others of its name lie
     return (

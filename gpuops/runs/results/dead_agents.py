@@ -34,9 +34,10 @@ def salvage(ctx: Context, row: ClusterRow, run: RunRow) -> tuple[dict[int, NodeR
     """Bring home logs that are longer there than here. Returns the reports of nodes that have one, and why others were
     unreachable. Raises LocalDisk, RowGone."""
     reports, unreachable = {}, {}
-    for index, machine in enumerate(nodes_of(ctx, row)[: request_of(run).nodes]):
+    request, machines = request_of(run), nodes_of(ctx, row)
+    for index, number in enumerate(request.nodes_at or range(min(request.nodes, len(machines)))):
         try:
-            programs = open_programs(row, machine, index)
+            programs = open_programs(row, machines[number], number)
             try:
                 result = _salvage_node(programs, run, index)
             finally:

@@ -124,9 +124,9 @@ def complete_request(ctx: Context, session: ClusterSession, request: RunRequest)
     row = session.row
     rented = is_rented(ctx.provisioner(row.provider))
     hold = resolve_hold_s(request.hold_s, row.lease, cluster_price(ctx, row.id), rented=rented, ephemeral=row.ephemeral)
-    sink = request.sink
+    sink, ends = request.sink, row.ephemeral and request.array_index is None  # another run of an array may follow
     if sink:
-        sink = sinks.resolve_sink(sink, row.name, machines_of(ctx, row), end=row.ephemeral)
+        sink = sinks.resolve_sink(sink, row.name, machines_of(ctx, row), end=ends)
     return dataclasses.replace(request, hold_s=hold, sink=sink)
 
 

@@ -16,7 +16,7 @@ from gpuops.core.format import clock_time
 from gpuops.core.sink import BucketSink
 from gpuops.ledger.store import LedgerUnwritable, RunRow
 from gpuops.nodes.session import ClusterSession
-from gpuops.runs.launch_spec import request_of
+from gpuops.runs.launch_spec import request_of, session_of
 from gpuops.sync import bucket
 
 RENEW_BEFORE_END_S = 900.0
@@ -32,7 +32,7 @@ class UrlRenewal:
 
     def __init__(self, ctx: Context, session: ClusterSession, row: RunRow) -> None:
         self._ctx = ctx
-        self._session = session
+        self._session = session_of(session, row)
         self._row = row
         self._sink = request_of(row).sink
         facts = ctx.ledger.run(row.id).facts

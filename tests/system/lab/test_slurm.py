@@ -3,6 +3,7 @@ whatever becomes of the job, the laptop or what holds a machine. Nothing stays i
 
 from __future__ import annotations
 
+import json
 import re
 import shutil
 import signal
@@ -44,6 +45,18 @@ while step < 40 and not stop.exists():
 snapshot.write_text(str(step))
 print("rank", rank, "ends at", step, flush=True)
 """
+SWEEP = """
+import os, pathlib, sys, time
+index, home = sys.argv[1], pathlib.Path.home()
+print(index, "on", os.uname().nodename, "finds", [str(path) for path in pathlib.Path().glob("*.pt")], flush=True)
+pathlib.Path("model.pt").write_text(index)
+(home / f"at-work-{index}").touch()
+deadline = time.monotonic() + 60
+while index in "45" and not (home / f"at-work-{9 - int(index)}").exists():
+    assert time.monotonic() < deadline
+    time.sleep(0.05)
+sys.exit(3 if index == "6" else 0)
+"""
 ROOT = Path(__file__).parents[3]
 NODES = ("--nodes", "2", "--gpus", "2")
 RUN = ("run", "--all-nodes")
@@ -71,6 +84,10 @@ def begin(user: Laptop, slurm: Slurm, *more: str) -> subprocess.Popen[str]:
 
 def at_work(slurm: Slurm) -> list[str]:
     return [line for host in slurm.nodes for line in host.processes() if line.endswith("python3 script.py")]
+
+
+def finished_jobs(slurm: Slurm) -> list[str]:
+    return slurm.ask("cat", "/run/slurm/jobcomp")
 
 
 def results(user: Laptop) -> dict[str, str]:
@@ -133,6 +150,23 @@ def expect_forwarded(user: Laptop, login: Host, machine: Host) -> None:
     forward.communicate(timeout=HANG_S)
     until(lambda: not any("6006" in line for line in login.processes()), f"no way on, but {login.processes()}")
     assert [path for path in login.files("/tmp") if "gpuops" in path] == []
+
+
+def test_an_array_is_a_queue_in_one_job(user: Laptop, slurm: Slurm) -> None:
+    """Two of its runs end only where both are at work; the third follows on the machine that is free first."""
+    user.write("sweep.py", SWEEP)
+    array = ("--nodes", "2", "--gpus", "1", "--array", "4-6", "--json")
+    done = user.run("run", "--on", "slurm", *place(user, slurm), *array, "--", "python3", "sweep.py", "{index}")
+    assert done.returncode == 1, done.stderr
+    runs = json.loads(done.stdout)["runs"]
+    assert [(one["index"], one["exit_code"]) for one in runs] == [(4, 0), (5, 0), (6, 1)]
+    said = [Path(one["home"], "logs/node0/launcher.out").read_text() for one in runs]
+    assert {said[0], said[1]} == {"4 on c1 finds []\n", "5 on c2 finds []\n"}
+    assert said[2] in ("6 on c1 finds []\n", "6 on c2 finds []\n")
+    assert [Path(one["home"], "out/model.pt").read_text() for one in runs] == ["4", "5", "6"]
+    assert done.stderr.count("code: ") == 1, "one push"
+    assert len(finished_jobs(slurm)) == 1, "one job"
+    expect_nothing_left(user, slurm)
 
 
 @pytest.mark.real_torch

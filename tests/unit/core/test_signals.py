@@ -114,6 +114,31 @@ def test_what_is_ignored_on_entry_stays_so(number: int) -> None:
         signal.signal(number, former)
 
 
+def test_what_is_relayed_to_a_thread_is_raised_there_once() -> None:
+    with Signals() as signals:
+        signals.check()
+        signals.relay(1, Interrupted("interrupted", ""))
+        with pytest.raises(Interrupted):
+            signals.check()
+        signals.relay(2, Interrupted("interrupted", ""))
+        signals.check()
+        assert signals.hurry
+
+
+def test_what_is_relayed_waits_for_the_end_of_a_shield() -> None:
+    done = []
+
+    def work(signals: Signals) -> None:
+        with signals.shielded():
+            signals.relay(0, HandOver("gone", ""))
+            signals.check()
+            done.append(1)
+
+    with Signals() as signals, pytest.raises(HandOver):
+        work(signals)
+    assert done == [1]
+
+
 def test_in_another_thread_nothing_is_installed() -> None:
     before = signal.getsignal(signal.SIGINT)
     inside = []

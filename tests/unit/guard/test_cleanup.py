@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import threading
 from contextlib import nullcontext
 from pathlib import Path
 
@@ -13,9 +14,10 @@ from gpuops.core.models import Lease
 from gpuops.core.processes import Identity, myself
 from gpuops.core.run_models import Verdict, VerdictOutcome
 from gpuops.guard import cleanup
-from gpuops.ledger.store import LedgerUnwritable, RunRow
+from gpuops.ledger.store import ClusterRow, LedgerUnwritable, RunRow
 from gpuops.sync.run_folder import RunHome
 from gpuops.sync.run_record import RunRecord
+from tests.conftest import HANG_S
 from tests.fakes.provider import NAME, OWNER, Cloud, Scripted, surroundings
 
 ME = myself()
@@ -107,6 +109,26 @@ def test_a_run_that_this_attempt_did_not_finish_keeps_its_machines(
         cleanup.clean_up(world, lab)
     assert len(cloud.machines()) == 1
     assert world.ledger.run(one.id).state == "running"
+
+
+def test_runs_of_an_array_are_followed_at_the_same_time(
+    there: tuple[Cloud, Context], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The nodes of one that has ended wait for its results to be fetched, and not for ever."""
+    _, world = there
+    lab = add_cluster(world, "up")
+    names = {add_run(world, lab).name for _ in range(2)}
+    both, finished = threading.Barrier(2), set()
+
+    def finish(ctx: Context, _row: ClusterRow, run: RunRow, *_: object) -> bool:
+        both.wait(HANG_S)
+        ctx.ledger.set_run(run.id, state="home", owner_process=None)
+        finished.add(run.name)
+        return True
+
+    monkeypatch.setattr(cleanup, "_finish_run", finish)
+    cleanup.clean_up(world, lab)
+    assert finished == names
 
 
 @pytest.mark.parametrize("missing", ["", "a.pt is not home"])

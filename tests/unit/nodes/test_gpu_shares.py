@@ -5,9 +5,10 @@ from __future__ import annotations
 import os
 import shutil
 import time
+from dataclasses import replace
 from pathlib import Path
 from types import SimpleNamespace
-from typing import Any
+from typing import Any, cast
 
 import pytest
 
@@ -16,9 +17,18 @@ from gpuops.agent.node import Node, write_json
 from gpuops.clusters import virtual_nodes
 from gpuops.core.errors import NodeRefused, UsageError
 from gpuops.core.models import Lease, Resource
+from gpuops.core.run_models import RunRequest
 from gpuops.ledger.store import Ledger
 from gpuops.nodes import session
-from gpuops.nodes.gpu_shares import describe_shares, fold_virtual, host_index, is_virtual, share_gpus, with_virtual
+from gpuops.nodes.gpu_shares import (
+    count_gpus,
+    describe_shares,
+    fold_virtual,
+    host_index,
+    is_virtual,
+    share_gpus,
+    with_virtual,
+)
 from tests.unit.ledger.test_store import intend
 
 
@@ -41,6 +51,19 @@ def test_machines_bear_further_nodes_in_turn() -> None:
     assert [one.per_hour for one in nodes] == [2.0, 2.0, 0.0, 0.0, 0.0], "a machine is paid once"
     assert nodes[2].id == "id0", "its provider is asked for the machine"
     assert "gpus" not in nodes[2].data
+
+
+def test_a_batch_systems_machine_is_one_node() -> None:
+    """What makes another would begin beside its job, on the login node."""
+    machines = [machine(0, inside_modes=["connect"]), machine(1, inside_modes=["connect"])]
+    live = session.ClusterSession(cast(Any, SimpleNamespace(name="lab", provider="slurm")), machines)
+    request = RunRequest(kind="torchrun", mode="multinode", nodes=3, gpus=None)
+    with pytest.raises(UsageError, match="lab has 2 machines, each of which is one node of its job, and 3 nodes were"):
+        virtual_nodes.add_virtual_nodes(cast(Any, None), live, request)
+    virtual_nodes.add_virtual_nodes(cast(Any, None), live, replace(request, nodes=2))
+    gpus = [numbered(4), numbered(4)]
+    assert count_gpus(machines, gpus) == [0, 0]
+    assert count_gpus([machine(0), machine(1, gpus=["1", "3"])], gpus) == [4, 2]
 
 
 def test_what_a_machine_lists_is_there_without_being_asked_for() -> None:

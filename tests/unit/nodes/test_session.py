@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import time
 from collections.abc import Sequence
+from dataclasses import replace
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any, cast
@@ -87,6 +88,24 @@ def test_a_reconnection_that_fails_leaves_no_connection_open(monkeypatch: pytest
         with pytest.raises(ConnectionLost, match="does not answer"):
             live.reconnect(0)
     assert [connection.closed for connection in opened] == [True, True]
+
+
+def test_a_part_of_a_session_has_its_own_numbers_and_reconnects_the_whole(monkeypatch: pytest.MonkeyPatch) -> None:
+    machines = [Resource("machine", f"m{index}", "r", f"gpuops-0a1b2c3d-lab-{index}", False) for index in range(3)]
+    clients = [cast(Any, SimpleNamespace(close=lambda: None, paths=index)) for index in range(3)]
+    whole = ClusterSession(cast(Any, None), machines, list(clients), [None] * 3, [0.0, 1.0, 2.0])
+    part = whole.part([2, 0])
+    assert (part.machines, part.clients, part.skews) == (machines[2::-2], clients[2::-2], [2.0, 0.0])
+    assert [part.number(0), part.number(1), whole.number(1)] == [2, 0, 1]
+    assert part.part([2, 0]) is part
+    assert part.part([1]).clients == [clients[1]]
+
+    opened = SimpleNamespace()
+    monkeypatch.setattr(session, "_open_client", lambda paths, _machine, index: (paths, index) == (2, 2) and opened)
+    moved = replace(machines[2], address="10.0.0.9")
+    assert part.reconnect(0, moved) is opened
+    assert (part.clients[0], part.machines[0], whole.clients[2], whole.machines[2]) == (opened, moved, opened, moved)
+    assert whole.clients[:2] == clients[:2]
 
 
 def test_an_agent_that_somebody_removed_is_put_back(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:

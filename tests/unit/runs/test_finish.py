@@ -17,21 +17,21 @@ from gpuops.core.context import Context
 from gpuops.core.errors import AuthFailed, ConnectionLost, MalformedAnswer, NodeError, NodeRefused, UsageError
 from gpuops.core.models import Lease, MachineEnd, Resource
 from gpuops.core.polling import Clock
-from gpuops.core.processes import Identity
+from gpuops.core.processes import Identity, started
 from gpuops.core.reporting import Silent
 from gpuops.core.run_models import RunRequest
 from gpuops.core.sink import BucketSink, FolderSink
 from gpuops.ledger.store import ClusterRow, RunRow
 from gpuops.nodes.gpu_shares import is_virtual, with_virtual
 from gpuops.nodes.session import ClusterSession
-from gpuops.runs import retries
+from gpuops.runs import follow, retries
 from gpuops.runs.finish import Policy, RunOutcome, finish, finish_late, is_awaited
 from gpuops.runs.monitor import LiveFetch
 from gpuops.runs.outcome.node_report import NodeReport, ReasonKind, lost_report, parse_report
 from gpuops.runs.outcome.run_outcome import FinalFetch, Retryable
-from gpuops.runs.prepare import Sending, wait_for_turn
 from gpuops.runs.results import collect
 from gpuops.runs.results.collect import Agents, _fetch_from_nodes
+from gpuops.runs.turn import wait_for_turn
 from gpuops.sync.archive import FetchedNode
 from gpuops.sync.download import UnreadableFiles
 from gpuops.sync.run_folder import RunHome
@@ -536,11 +536,12 @@ def test_without_what_is_in_the_bucket_nothing_is_begun_anew(
     assert ("`gpuops pull r-1`" in end.verdict.hint) is not talks
 
 
-@pytest.mark.parametrize(("ephemeral", "hours"), [(True, 3), (False, 2)])
-def test_what_a_run_costs_and_how_long_it_was(world: Context, ephemeral: bool, hours: int) -> None:
+@pytest.mark.parametrize(("ephemeral", "index", "hours"), [(True, None, 3), (False, None, 2), (True, 0, 2)])
+def test_what_a_run_costs_and_how_long_it_was(world: Context, ephemeral: bool, index: int | None, hours: int) -> None:
     now = time.time()
     cluster = a_cluster(world, created=now - 3 * 3600, ephemeral=ephemeral)
     row = a_run(world, cluster, created=now - 2 * 3600)
+    world.ledger.set_run(row.id, request={**row.request, "array_index": index})
     world.ledger.set_run(row.id, state="ended", started=now - 3600, ended=now - 1800)  # its fetch took half an hour
     conclude(
         world, ClusterSession(cluster, []), world.ledger.run(row.id), {0: lost_report(0, "gone", ReasonKind.ENDED)}
@@ -688,8 +689,42 @@ def test_of_two_runs_the_earlier_goes_first(world: Context) -> None:
     cluster = a_cluster(world, created=time.time())
     live = ClusterSession(cluster, [])
     first, second = (a_run(world, cluster, created=time.time()) for _ in range(2))
-    assert wait_for_turn(world, live, Sending(), first).id == first.id
+    assert wait_for_turn(world, live, first, queue=False).id == first.id
     with pytest.raises(UsageError, match="r-1 is running on lab"):
-        wait_for_turn(world, live, Sending(), second)
+        wait_for_turn(world, live, second, queue=False)
     world.ledger.set_run(first.id, owner_process=DEAD)
-    assert wait_for_turn(world, live, Sending(queue=True), second).id == second.id
+    assert wait_for_turn(world, live, second, queue=True).id == second.id
+
+
+def test_a_run_waits_until_the_last_of_an_earlier_array(world: Context) -> None:
+    """Between two of its runs none is in the ledger that goes on."""
+    cluster = a_cluster(world, created=time.time())
+    live = ClusterSession(cluster, [])
+    of_array, mine = (a_run(world, cluster, created=time.time()) for _ in range(2))
+    world.ledger.set_run(of_array.id, state="home", owner_process=None)
+
+    def of(pid: int, start: float) -> None:
+        world.ledger.set_run(of_array.id, facts={**of_array.facts, "array": [pid, start]})
+
+    of(os.getppid(), started(os.getppid()))
+    with pytest.raises(UsageError, match="r-1 is running on lab"):
+        wait_for_turn(world, live, mine, queue=False)
+    of(DEAD.pid, DEAD.start)
+    assert wait_for_turn(world, live, mine, queue=False).id == mine.id
+    of(world.me.pid, world.me.start)
+    assert wait_for_turn(world, live, mine, queue=False).id == mine.id, "its own"
+
+
+def test_the_nodes_of_a_run_are_those_that_it_was_given(world: Context, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Its provider is asked about their machines, and they are numbered from 0 in the run."""
+    cluster = a_cluster(world, created=time.time())
+    row = a_run(world, cluster, created=time.time())
+    world.ledger.set_run(row.id, request={**row.request, "nodes": 1, "nodes_at": [2]})
+    asked: list[Any] = []
+    monkeypatch.setattr(follow, "node_has_ended", lambda _provider, _row, *machine: asked.append(machine) or True)
+    machines, clients = cast(Any, ["m0", "m1", "m2"]), cast(Any, ["c0", "c1", "c2"])
+    live = ClusterSession(cluster, machines, clients, [None] * 3, [0.0] * 3)
+    follower = follow.make_follower(world, live, world.ledger.run(row.id), lambda *_: None, print)
+    assert (follower.node_count, follower.session.clients) == (1, ["c2"])
+    assert follower._machine_has_ended(0)
+    assert asked == [("m2", 2)]

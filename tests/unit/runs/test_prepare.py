@@ -24,9 +24,10 @@ from gpuops.ledger.rows import RunFacts, RunState
 from gpuops.ledger.store import RunRow
 from gpuops.nodes.python import PreparedNode, run_setup, setup_command, setup_key
 from gpuops.nodes.session import ClusterSession
-from gpuops.runs import prepare
+from gpuops.runs import prepare, turn
 from gpuops.runs.launch import launch
-from gpuops.runs.prepare import Prepared, Sending, run_name_stem
+from gpuops.runs.prepare import Prepared, run_name_stem
+from gpuops.runs.ready_nodes import Sending
 from gpuops.transport.rpc import Items, Stream
 from gpuops.transport.schemas import FreePort, SetupOutput, SetupResult
 from tests.conftest import HANG_S
@@ -280,9 +281,9 @@ def queued(cluster: QueuedOn, monkeypatch: pytest.MonkeyPatch) -> Any:
     row = SimpleNamespace(id=7, name="train-7")
     ledger = SimpleNamespace(runs=lambda **_: [row], run=lambda _: row, resources=lambda _: [])
     world = SimpleNamespace(ledger=ledger, clock=FakeClock(), progress=Silent(), out=SimpleNamespace(say=print))
-    monkeypatch.setattr(prepare, "readmit_this_computer", lambda *_: False)
-    monkeypatch.setattr(prepare, "explain_connection_loss", lambda _ctx, _row, error: error)
-    return prepare.wait_for_turn(cast(Any, world), cast(Any, cluster), prepare.Sending(queue=True), cast(Any, row))
+    monkeypatch.setattr(turn, "readmit_this_computer", lambda *_: False)
+    monkeypatch.setattr(turn, "explain_connection_loss", lambda _ctx, _row, error: error)
+    return turn.wait_for_turn(cast(Any, world), cast(Any, cluster), cast(Any, row), queue=True)
 
 
 @pytest.mark.parametrize("reconnections", [1, 5])
@@ -349,10 +350,10 @@ def test_a_run_has_its_folder_before_anything_else_and_leaves_none_that_it_did_n
     ],
 )  # fmt: skip
 def test_what_may_run_beside_a_run_is_named(monkeypatch: pytest.MonkeyPatch, request_: RunRequest, beside: str) -> None:
-    monkeypatch.setattr(prepare, "_find_earlier_run", lambda *_: "digits-3")
+    monkeypatch.setattr(turn, "_find_earlier_run", lambda *_: "digits-3")
     session = cast("Any", SimpleNamespace(row=SimpleNamespace(name="lab")))
     with pytest.raises(UsageError) as caught:
-        prepare._refuse_second_run(cast("Any", None), session, None, request_)
+        turn.refuse_second_run(cast("Any", None), session, None, request_)
     assert caught.value.hint == f"wait for it with --queue, or end it: gpuops stop digits-3{beside}"
 
 

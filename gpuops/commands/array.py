@@ -1,0 +1,306 @@
+"""Runs an array: a queue of indices over places on one cluster, each of them nodes on which runs follow one another.
+
+Code and data are sent once, to all places. Each place has a thread, which starts the next index where the one before
+has ended; the main thread hears signals and relays them, so that every run is stopped as one run is.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import threading
+from collections import deque
+from collections.abc import Callable, Mapping, Sequence
+from contextlib import closing, suppress
+from dataclasses import dataclass
+from functools import partial
+from pathlib import Path
+from typing import Any
+
+from gpuops.agent.workers import WORKERS, Job
+from gpuops.clusters.virtual_nodes import add_virtual_nodes
+from gpuops.commands.array_plan import (
+    Array,
+    IndexOutcome,
+    choose_slots,
+    describe_outcomes,
+    documents,
+    gpus_of_run,
+    request_of_index,
+    summarise,
+)
+from gpuops.core.context import Context
+from gpuops.core.errors import GpuopsError, Interrupted, NodeError, worst_exit_code
+from gpuops.core.format import plural
+from gpuops.core.reporting import PrefixedReporter, Silent
+from gpuops.core.run_models import RunRequest
+from gpuops.core.settings import Settings, secret_values
+from gpuops.core.signals import HandOver
+from gpuops.core.timings import Whose
+from gpuops.ledger.store import ClusterRow, LedgerUnwritable, RunRow
+from gpuops.nodes.gpu_shares import count_gpus, is_virtual
+from gpuops.nodes.session import ClusterSession
+from gpuops.runs import prepare
+from gpuops.runs.prepare import Prepared
+from gpuops.runs.ready_nodes import ReadyNodes, Sending, clear_for_next, put_back, ready_nodes
+from gpuops.runs.results import retention
+from gpuops.runs.retries import JobOutcome
+from gpuops.runs.taken_over import TakenOver
+from gpuops.runs.turn import refuse_second_run
+
+POLL_INTERVAL_S = 0.2
+HAND_OVER_TIMEOUT_S = 10.0
+"""How long the runs' threads may take to let go once the terminal is gone."""
+
+
+@dataclass
+class Place:
+    """Some nodes of a cluster, on which an array's runs follow one another."""
+
+    session: ClusterSession
+    ready: ReadyNodes
+    sending: Sending
+    values: Mapping[str, str]
+    """The secrets."""
+    facts: Mapping[str, Any]
+    """What the ledger keeps with each of its runs."""
+    resume: str | None
+    """The run that every index resumes; another is what a retry resumes."""
+    first: tuple[RunRow, RunRequest] | None = None
+    """The run that stood for the array in the ledger while it waited for its turn: its first index's."""
+    used: bool = False
+    """Whether a run has been there since the nodes were made ready."""
+
+    def prepare(self, ctx: Context, request: RunRequest) -> Prepared:
+        """Make the next run ready for launch. Raises GpuopsError."""
+        if self.first is not None:
+            (row, request), self.first = self.first, None
+        else:
+            request = prepare.with_outputs(request)
+            row = prepare.add_run(ctx, self.session, request, self.facts)
+        with prepare.noted_unless_started(ctx, row):
+            ctx.signals.check()
+            prepare.create_home(row)
+            if request.resume != self.resume:
+                put_back(ctx, self.session.clients, request, row.tree, ctx.progress)
+            elif self.used:
+                clear_for_next(ctx, self.session, request, self.sending, row, self.ready, ctx.progress)
+            self.used = True
+            prepared = prepare.complete(ctx, self.session, request, row, self.ready, self.values)
+            ctx.ensure_guard(self.session.row)
+            return prepared
+
+
+RunOne = Callable[[Context, Place, RunRequest], JobOutcome]
+"""Carries one run out, with its retries, and brings its results home."""
+
+
+class IndexQueue:
+    """The indices that wait, those that go on, and what became of the others. Shared by the places' threads.
+
+    The first index never waits: its run stood in the ledger for the whole array.
+    """
+
+    def __init__(self, indices: Sequence[int]) -> None:
+        self.indices = indices
+        self.error: BaseException | None = None
+        """What ends the whole command: a fault of ours, or a guard that has taken over."""
+        self._waiting = deque(indices[1:])
+        self._outcomes: dict[int, IndexOutcome] = {}
+        self._live: dict[int, Context] = {}
+        self._signal: tuple[int, Interrupted] | None = None
+        self._why_stopped = ""
+        self._lock = threading.Lock()
+
+    def take(self) -> int | None:
+        """The next index; None where there is none, or none may begin any more."""
+        with self._lock:
+            return self._waiting.popleft() if self._waiting and not self._why_stopped else None
+
+    def stop(self, why: str, error: BaseException | None = None) -> None:
+        """No further run begins."""
+        with self._lock:
+            self._why_stopped = self._why_stopped or why
+            self.error = self.error or error
+
+    def relay(self, count: int, error: Interrupted) -> None:
+        """Tell every run of a signal."""
+        with self._lock:
+            self._signal = count, error
+            for ctx in self._live.values():
+                ctx.signals.relay(count, error)
+
+    def begin(self, index: int, ctx: Context) -> None:
+        with self._lock:
+            self._live[index] = ctx
+            if self._signal:
+                ctx.signals.relay(*self._signal)
+
+    def end(self, outcome: IndexOutcome) -> None:
+        with self._lock:
+            self._outcomes[outcome.index] = outcome
+            self._live.pop(outcome.index, None)
+
+    def describe(self) -> str:
+        with self._lock:
+            return f"{len(self._outcomes)} have ended, {len(self._live)} run, {len(self._waiting)} wait"
+
+    def outcomes(self, *, interrupted: bool) -> list[IndexOutcome]:
+        """Of every index; of those that were not begun as well."""
+        code = Interrupted.exit_code if interrupted else NodeError.exit_code
+        why = self._why_stopped or "no node of it is left"
+        return [self._outcomes.get(index) or IndexOutcome(index, code, f"not started: {why}") for index in self.indices]
+
+
+def run_array(
+    ctx: Context,
+    settings: Settings,
+    session: ClusterSession,
+    request: RunRequest,
+    array: Array,
+    sending: Sending,
+    run_one: RunOne,
+) -> JobOutcome:
+    """Carry an array out. Raises GpuopsError where it cannot begin, HandOver, TakenOver."""
+    places = _make_places(ctx, settings, session, request, array, sending)
+    on = f"{plural(len(array.indices), 'run')}, {len(places)} at once" if len(places) > 1 else "one run after another"
+    ctx.out.say(f"array {array.text}: {on}; results come to {ctx.folder / 'runs'}")
+    queue = IndexQueue(array.indices)
+    with ctx.progress.during(f"array {array.text}", whose=Whose.SCRIPT, aside=True):
+        jobs: list[Job] = []
+        try:
+            for number, place in enumerate(places):
+                jobs.append(WORKERS.start(partial(_serve, ctx, place, queue, request, run_one), f"place {number}"))
+            _wait(ctx, jobs, queue)
+        except HandOver as error:
+            _let_go(ctx, session.row, jobs, queue, error)
+            raise
+        except Interrupted as error:
+            queue.stop("interrupted")
+            while any(job.is_alive() for job in jobs):
+                queue.relay(ctx.signals.count, error)
+                ctx.clock.sleep(POLL_INTERVAL_S)
+    if queue.error is not None:
+        raise queue.error
+    return _outcome_of_all(ctx, session, array, queue.outcomes(interrupted=bool(ctx.signals.count)))
+
+
+def _make_places(
+    ctx: Context, settings: Settings, session: ClusterSession, request: RunRequest, array: Array, sending: Sending
+) -> list[Place]:
+    """Take the array's turn on the cluster, send code and data to all its nodes, and make them ready. Raises
+    GpuopsError."""
+    values = secret_values(request.secrets, ctx.folder, ctx.env)
+    machines = [machine for machine in session.machines if not is_virtual(machine)]
+    slots = choose_slots(count_gpus(machines, session.gpus()), request, array)
+    count = max(node for slot in slots for node in slot) + 1
+    # What one run and all of them need at once; a plain command is on each of the nodes, whatever it is for a run.
+    of_all = dataclasses.replace(
+        prepare.with_outputs(request), nodes=count, gpus=gpus_of_run(request), all_nodes=request.kind == "command"
+    )
+    if not sending.queue:
+        refuse_second_run(ctx, session, None, request)
+    if len(slots[0]) == 1:  # those of a run on several nodes are made with its turn
+        add_virtual_nodes(ctx, session, of_all)
+    per_hour = sum(machine.per_hour for machine in machines) * len(slots[0]) / count
+    facts = {"array": [ctx.me.pid, ctx.me.start], "per_hour": per_hour}
+    first = request_of_index(prepare.with_outputs(request), array.indices[0], slots[0])
+    first = retention.complete_request(ctx, session, first)
+    row = prepare.take_turn(ctx, session, first, sending, ctx.progress, facts)
+    with prepare.noted_unless_started(ctx, row):
+        fresh = dataclasses.replace(sending, fresh=True)  # an index must not go on from what another made
+        ready = ready_nodes(
+            ctx, settings, session, of_all, fresh, row, ctx.progress, apart=all(len(slot) == 1 for slot in slots)
+        )
+    places = [Place(session.part(slot), ready.part(slot), sending, values, facts, request.resume) for slot in slots]
+    places[0].first = row, first
+    return places
+
+
+def _serve(ctx: Context, place: Place, queue: IndexQueue, request: RunRequest, run_one: RunOne) -> None:
+    """A place's thread: one index after the other, while its nodes last."""
+    try:
+        index = queue.indices[0] if place.first else queue.take()
+        while index is not None:
+            one = ctx.for_thread(PrefixedReporter(ctx.out, f"[{index}] "), Silent())
+            queue.begin(index, one)
+            with closing(one.ledger):
+                outcome = _run_index(one, place, queue, index, request, run_one)
+                queue.end(outcome)
+            if not outcome.run or outcome.exit_code == NodeError.exit_code:
+                return  # the next would meet the same
+            index = queue.take()
+    except TakenOver as taken:
+        queue.stop("the guard has taken over", taken)
+    except HandOver:
+        pass  # the main thread does it
+    except BaseException as error:
+        queue.stop("an error of gpuops", error)
+
+
+def _run_index(
+    ctx: Context, place: Place, queue: IndexQueue, index: int, request: RunRequest, run_one: RunOne
+) -> IndexOutcome:
+    """Raises HandOver, TakenOver."""
+    try:
+        outcome = run_one(ctx, place, request_of_index(request, index, place.session.part_of or (0,)))
+    except (HandOver, TakenOver):
+        raise
+    except (GpuopsError, Interrupted) as error:
+        ctx.out.say(f"not started: {error.message}" + (f"\nhint: {error.hint}" if error.hint else ""))
+        return IndexOutcome(index, error.exit_code, f"not started: {error.message}")
+    if outcome.taken:
+        queue.stop(f"another command ends {place.session.row.name}")
+    document = outcome.document
+    verdict = document.get("verdict") or {}
+    say = verdict.get("say") or "it ended"
+    ctx.out.say(say)
+    return IndexOutcome(
+        index,
+        outcome.exit_code,
+        say,
+        str(document.get("run") or ""),
+        document.get("duration_s"),
+        str(document.get("home") or ""),
+        document,
+    )
+
+
+def _wait(ctx: Context, jobs: Sequence[Job], queue: IndexQueue) -> None:
+    """Until every place has nothing left to do. Raises Interrupted, HandOver."""
+    while any(job.is_alive() for job in jobs):
+        ctx.progress.waits(queue.describe())
+        ctx.clock.sleep(POLL_INTERVAL_S)
+
+
+def _let_go(ctx: Context, cluster: ClusterRow, jobs: Sequence[Job], queue: IndexQueue, error: HandOver) -> None:
+    """The terminal is gone: the guard brings home what runs, and nobody begins the rest, which is left word of."""
+    queue.stop("the terminal is gone")
+    queue.relay(0, error)
+    deadline = ctx.clock.monotonic() + HAND_OVER_TIMEOUT_S
+    for job in jobs:
+        job.join(max(0.0, deadline - ctx.clock.monotonic()))
+    with suppress(LedgerUnwritable):
+        runs = [run for run in ctx.ledger.runs(cluster=cluster.id) if run.started]
+        ours = [run for run in runs if run.facts.array_holder(ctx.ledger.beats) == ctx.me]
+        started = {run.request.get("array_index") for run in ours}
+        if rest := [str(index) for index in queue.indices if index not in started]:
+            ctx.ledger.add_notice(
+                f"{len(rest)} of {len(queue.indices)} runs of an array on {cluster.name} were not started, since its "
+                f"terminal went: --array {','.join(rest)} starts them"
+            )
+
+
+def _outcome_of_all(
+    ctx: Context, session: ClusterSession, array: Array, outcomes: Sequence[IndexOutcome]
+) -> JobOutcome:
+    code = worst_exit_code(*(one.exit_code for one in outcomes))
+    document = {"cluster": session.row.name, "array": array.text, "runs": [*documents(outcomes)], "exit_code": code}
+    shown = [dataclasses.replace(one, results=_as_typed(ctx.folder, one.results)) for one in outcomes]
+    return JobOutcome(
+        code, document, [*describe_outcomes(shown, ctx.out.columns(ctx.out.err)), *summarise(outcomes).splitlines()]
+    )
+
+
+def _as_typed(folder: Path, results: str) -> str:
+    path = Path(results)
+    return str(path.relative_to(folder)) if results and path.is_relative_to(folder) else results

@@ -1,0 +1,189 @@
+"""The queue of an array: who takes the next index, and what ends it, with runs that only say how they ended."""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Callable
+from types import SimpleNamespace
+from typing import Any, cast
+
+import pytest
+
+from gpuops.commands import array
+from gpuops.commands.array import IndexQueue, Place, run_array
+from gpuops.commands.array_plan import parse_array
+from gpuops.core.context import Context
+from gpuops.core.errors import Interrupted, NodeError, UsageError
+from gpuops.core.polling import Poller
+from gpuops.core.run_models import RunRequest
+from gpuops.core.settings import Settings
+from gpuops.core.signals import HandOver
+from gpuops.ledger.rows import RunState
+from gpuops.nodes.session import ClusterSession
+from gpuops.runs.ready_nodes import ReadyNodes, Sending
+from gpuops.runs.retries import JobOutcome
+from gpuops.runs.taken_over import TakenOver
+from tests.conftest import HANG_S
+from tests.unit.runs.test_finish import a_cluster, a_run
+
+RUN = RunRequest(kind="command", mode="run", nodes=1, gpus=None, argv=["job", "{index}"])
+
+Runs = Callable[[Context, int, int], JobOutcome]
+"""What becomes of a run: its surroundings, its node and its index."""
+
+
+def ended(index: int, code: int = 0, **more: Any) -> JobOutcome:
+    document = {"run": f"job-{index}", "verdict": {"say": f"ended with {code}"}, "duration_s": 1.0, "home": "/r"}
+    return JobOutcome(code, document, **more)
+
+
+def wait_for_signal(ctx: Context) -> None:
+    """Raises what is relayed to a run."""
+    for _ in Poller.every(ctx.clock, 0.01, ctx.clock.monotonic() + HANG_S):
+        ctx.signals.check()
+
+
+def outcome_of(
+    world: Context, monkeypatch: pytest.MonkeyPatch, indices: str, nodes: int, runs: Runs
+) -> tuple[int, dict[int, tuple[int, str]]]:
+    """Exit code of the array, and by index its own and its last sentence."""
+    cluster = a_cluster(world, created=0.0)
+    whole = ClusterSession(cluster, cast(Any, [SimpleNamespace(per_hour=0.0)] * nodes), cast(Any, [None] * nodes),
+                           [None] * nodes, [0.0] * nodes)  # fmt: skip
+    ready = ReadyNodes(cast(Any, None), [])
+
+    def make_places(*_: object) -> list[Place]:
+        places = [Place(whole.part([node]), ready, Sending(), {}, {}, None) for node in range(nodes)]
+        places[0].first = cast(Any, (None, None))
+        return places
+
+    def run_one(ctx: Context, place: Place, request: RunRequest) -> JobOutcome:
+        place.first = None
+        assert (request.argv, request.nodes_at) == (["job", str(request.array_index)], [*place.session.part_of])
+        return runs(ctx, place.session.part_of[0], cast(int, request.array_index))
+
+    monkeypatch.setattr(array, "_make_places", make_places)
+    monkeypatch.setattr(array, "POLL_INTERVAL_S", 0.01)
+    result = run_array(world, Settings(), whole, RUN, parse_array(indices), Sending(), run_one)
+    listed = cast(Any, result.document["runs"])
+    said = {one["index"]: (one["exit_code"], (one.get("verdict") or one.get("error"))["say"]) for one in listed}
+    return result.exit_code, said
+
+
+def test_two_nodes_take_from_one_queue_and_a_failure_stops_nobody(
+    world: Context, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Index 0 does not end before all others have: they follow one another on the other node."""
+    others = threading.Semaphore(0)
+    nodes: dict[int, int] = {}
+
+    def run(_ctx: Context, node: int, index: int) -> JobOutcome:
+        nodes[index] = node
+        if index == 0:
+            assert all(others.acquire(timeout=HANG_S) for _ in range(4))
+        others.release()
+        return ended(index, 1 if index == 2 else 0)
+
+    code, said = outcome_of(world, monkeypatch, "0-4", 2, run)
+    assert code == 1
+    assert {index: one for index, (one, _) in said.items()} == {0: 0, 1: 0, 2: 1, 3: 0, 4: 0}
+    assert nodes == {0: 0, 1: 1, 2: 1, 3: 1, 4: 1}
+
+
+@pytest.mark.parametrize("how", ["lost", "refused"])
+def test_a_node_that_is_lost_gets_no_further_run(world: Context, monkeypatch: pytest.MonkeyPatch, how: str) -> None:
+    ran: list[int] = []
+
+    def run(_ctx: Context, _node: int, index: int) -> JobOutcome:
+        ran.append(index)
+        if how == "refused":
+            raise UsageError("it cannot begin", "correct it")
+        return ended(index, NodeError.exit_code)
+
+    code, said = outcome_of(world, monkeypatch, "5,6,7", 1, run)
+    assert ran == [5]
+    assert code == 4
+    assert said[5] == ((2, "not started: it cannot begin") if how == "refused" else (4, "ended with 4"))
+    assert said[6] == said[7] == (4, "not started: no node of it is left")
+
+
+def test_an_array_on_a_cluster_that_is_being_ended_begins_no_further_run(
+    world: Context, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    code, said = outcome_of(world, monkeypatch, "0-2", 1, lambda _ctx, _node, index: ended(index, 130, taken=True))
+    assert code == 130
+    assert said[1] == (4, "not started: another command ends lab")
+
+
+def test_an_interrupt_reaches_every_run_and_begins_none(world: Context, monkeypatch: pytest.MonkeyPatch) -> None:
+    both = threading.Barrier(3)
+
+    def run(ctx: Context, _node: int, index: int) -> JobOutcome:
+        both.wait(HANG_S)
+        with pytest.raises(Interrupted):
+            wait_for_signal(ctx)
+        assert ctx.signals.count == 1
+        ctx.signals.check()  # once
+        return ended(index, 130)
+
+    def wait(ctx: Context, *_: object) -> None:
+        both.wait(HANG_S)
+        ctx.signals.count = 1
+        raise Interrupted("interrupted", "")
+
+    monkeypatch.setattr(array, "_wait", wait)
+    code, said = outcome_of(world, monkeypatch, "0-3", 2, run)
+    assert code == 130
+    assert said == {
+        **dict.fromkeys((0, 1), (130, "ended with 130")),
+        **dict.fromkeys((2, 3), (130, "not started: interrupted")),
+    }
+
+
+def test_a_terminal_that_goes_leaves_word_of_what_was_not_started(
+    world: Context, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    both = threading.Barrier(3)
+
+    def run(ctx: Context, _node: int, index: int) -> JobOutcome:
+        if index == 0:
+            row = a_run(ctx, ctx.ledger.clusters()[0], created=0.0)
+            request = {**row.request, "array_index": 0}
+            facts = {**row.facts, "array": [ctx.me.pid, ctx.me.start]}
+            ctx.ledger.set_run(row.id, state=RunState.RUNNING, started=1.0, request=request, facts=facts)
+        both.wait(HANG_S)
+        wait_for_signal(ctx)
+        raise AssertionError("no signal came")
+
+    def wait(*_: object) -> None:
+        both.wait(HANG_S)
+        raise HandOver("the terminal is gone", "")
+
+    monkeypatch.setattr(array, "_wait", wait)
+    with pytest.raises(HandOver):
+        outcome_of(world, monkeypatch, "0-3", 2, run)
+    (notice,) = world.ledger.take_notices()
+    assert "3 of 4 runs of an array on lab were not started, since its terminal went: --array 1,2,3" in str(notice)
+
+
+@pytest.mark.parametrize("error", [ZeroDivisionError(), TakenOver(cast(Any, SimpleNamespace(name="job-1")))])
+def test_what_is_not_a_runs_own_ends_the_command(
+    world: Context, monkeypatch: pytest.MonkeyPatch, error: BaseException
+) -> None:
+    ran: list[int] = []
+
+    def run(_ctx: Context, _node: int, index: int) -> JobOutcome:
+        ran.append(index)
+        raise error
+
+    with pytest.raises(type(error)):
+        outcome_of(world, monkeypatch, "0-3", 1, run)
+    assert ran == [0]
+
+
+def test_a_run_that_begins_after_a_signal_hears_of_it() -> None:
+    queue, relayed = IndexQueue([0]), []
+    error = Interrupted("interrupted", "")
+    queue.relay(1, error)
+    queue.begin(0, cast(Any, SimpleNamespace(signals=SimpleNamespace(relay=lambda *said: relayed.append(said)))))
+    assert relayed == [(1, error)]
