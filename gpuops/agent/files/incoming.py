@@ -18,7 +18,7 @@ import os
 import shutil
 import tempfile
 from collections import deque
-from typing import Iterable, Iterator, Mapping, NamedTuple
+from typing import Iterable, Iterator, Mapping, NamedTuple, Sequence
 
 from gpuops.agent.files.folder import FULL_DISK_ERRORS, disk_full, path_bytes, stat_entry
 from gpuops.agent.files.push_comparison import parse_files
@@ -70,15 +70,23 @@ class Incoming:
 
     def has(self, path: str, entry: Entry) -> bool:
         """Whether a content has arrived whole: it gets its name, and its time with it, only then."""
-        staged = stat_entry(self.at(path, entry))
-        if staged.kind != FILE or staged.entry.size != entry.size:
-            return False
-        return staged.entry.mtime_ns == entry.mtime_ns or staged.entry.mtime_ns == self._kept_time(entry.mtime_ns)
+        return self._whole(path, entry, ()) is not None
 
-    def has_rounded(self, path: str, entry: Entry) -> bool:
-        """As `has`, or with a time that rsync has rounded: for what this push itself has brought."""
-        rounded = [entry._replace(mtime_ns=entry.mtime_ns // unit * unit) for unit in ROUNDINGS_NS]
-        return any(self.has(path, one) for one in (entry, *rounded))
+    def whole_or_rounded(self, path: str, entry: Entry) -> Entry | None:
+        """The stat of a content that this push itself has brought whole: rsync may have rounded its time."""
+        return self._whole(path, entry, ROUNDINGS_NS)
+
+    def _whole(self, path: str, entry: Entry, roundings_ns: Sequence[int]) -> Entry | None:
+        """The stat of a content that has arrived whole."""
+        kind, staged, _ = stat_entry(self.at(path, entry))
+        if kind != FILE or staged.size != entry.size:
+            return None
+        wanted = entry.mtime_ns
+        if staged.mtime_ns != wanted:
+            times = [wanted, *(wanted // unit * unit for unit in roundings_ns)]
+            if staged.mtime_ns not in times and staged.mtime_ns not in map(self._kept_time, times):
+                return None
+        return staged
 
     def _kept_time(self, mtime_ns: int) -> int:
         """What this disk keeps of a file's time: some keep whole seconds or microseconds."""

@@ -18,7 +18,7 @@ from typing import Any, BinaryIO, Mapping
 
 from gpuops.agent import wire_format
 from gpuops.agent.files.contents_here import Changed, ContentsHere, copied
-from gpuops.agent.files.folder import TreeFolder, apply_stat, check_room, path_bytes
+from gpuops.agent.files.folder import TreeFolder, apply_stat, check_room, parent_paths, path_bytes, stat_entry
 from gpuops.agent.files.incoming import COPY, Incoming, Plan, superseded, tree_lock
 from gpuops.agent.files.push_comparison import (
     Record,
@@ -140,8 +140,10 @@ def commit(node: Node, args: dict[str, Any], emit: Emit) -> dict[str, Any]:  # n
             folder.remove(path)
         for path in state.stale + state.gone:
             folder.prune(path)
+        moved = folder.place_folders(os.fsencode(incoming.files), pending)
         for path in pending:
-            folder.place(path, incoming.at(path, push_plan.files[path]))
+            if moved.isdisjoint(parent_paths(path)):
+                folder.place(path, incoming.at(path, push_plan.files[path]))
         store_record(node, record_name, Record(_new_record(folder, push_plan, state, pending), {}, []).merged(others))
         incoming.close()
     return {"written": len(pending), "removed": len(state.stale)}
@@ -161,9 +163,10 @@ def _stage(incoming: Incoming, path: str, entry: Entry) -> Written:
     """
     staged = incoming.at(path, entry)
     if entry.link is None:
-        if not incoming.has_rounded(path, entry):
+        present = incoming.whole_or_rounded(path, entry)
+        if present is None:
             raise Refusal("incomplete", f"'{path}' has not arrived", "push again")
-        return Written(entry, apply_stat(staged, entry))
+        return Written(entry, apply_stat(staged, entry, present))
     with contextlib.suppress(FileNotFoundError):
         os.unlink(staged)
     os.symlink(path_bytes(entry.link), staged)
@@ -177,7 +180,9 @@ def _new_record(folder: TreeFolder, push_plan: Plan, state: Survey, pending: dic
         files[path] = Written(push_plan.files[path], state.settled[path].here)
     for path in state.having(TOUCH):
         wanted = push_plan.files[path]
-        files[path] = Written(wanted, wanted if wanted.link is not None else apply_stat(folder.at(path), wanted))
+        at = folder.at(path)
+        here = wanted if wanted.link is not None else apply_stat(at, wanted, stat_entry(at).entry)
+        files[path] = Written(wanted, here)
     return {**files, **pending}
 
 

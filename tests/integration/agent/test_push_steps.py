@@ -328,6 +328,23 @@ def test_a_disk_with_coarse_times_keeps_what_arrived(node: Node, here: Path, mon
     assert contents(Path(node.tree("project"))) == contents(here)
 
 
+def test_a_new_folder_is_moved_at_once_with_what_the_push_has_in_it_alone(
+    node: Node, here: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    make(here, {f"{folder}/{name}": name for folder in ("new", "new/in", "there", "odd") for name in "abc"}, 10**18)
+    answer = plan(node, here)
+    receive(node, answer["push"], stream_of(here, listed(here), answer["need"]))
+    there = Path(node.tree("project"))
+    (there / "there").mkdir(parents=True)
+    (there / "there" / "mine").write_text("a run's")
+    (staging(node, answer["push"]) / "odd" / "stranger").write_text("of no push")
+    moved, replace = [], os.replace
+    monkeypatch.setattr(os, "replace", lambda old, new: (moved.append(os.fsdecode(new)), replace(old, new)))
+    commit(node, answer["push"])
+    assert contents(there) == {**contents(here), "there/mine": "a run's"}
+    assert sorted(Path(path).parent.name for path in moved if str(there) in path) == ["odd"] * 3 + ["there"] * 3
+
+
 def test_what_streams_that_were_cut_left_is_removed(node: Node, here: Path) -> None:
     make(here, {"a": "a" * 600}, 10**18)
     answer = plan(node, here)
@@ -578,7 +595,7 @@ def test_an_edit_after_a_killed_commit_is_not_lost(versions: tuple[Path, Path], 
     push(node, one)
     answer = plan(node, two)
     receive(node, answer["push"], stream_of(two, listed(two), answer["need"]))
-    assert killed_at(30, lambda: commit(node, answer["push"]))
+    assert killed_at(24, lambda: commit(node, answer["push"]))  # all is placed, and not yet recorded
     Path(node.tree("project"), "train.py").write_text("edited after")
     assert plan(node, two)["conflicts"] == ["train.py"]
     assert Path(node.tree("project"), "train.py").read_text() == "edited after"
