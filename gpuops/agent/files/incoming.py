@@ -21,9 +21,9 @@ from collections import deque
 from typing import Iterable, Iterator, Mapping, NamedTuple, Sequence
 
 from gpuops.agent.files.folder import FULL_DISK_ERRORS, disk_full, path_bytes, stat_entry
-from gpuops.agent.files.push_comparison import parse_files
 from gpuops.agent.files.push_decision import FILE, Entry
 from gpuops.agent.node import Node, Refusal, read_json, write_json
+from gpuops.agent.wire_format import Whole
 
 PARTIAL = b".gpuops-partial"
 """Where rsync leaves the part of a file that it has (`--partial-dir`): a folder beside the file."""
@@ -61,11 +61,14 @@ class Incoming:
         self.folder = os.path.join(os.path.dirname(node.tree(tree)), "incoming", tree)
         self.files = os.path.join(self.folder, STAGED + push)
         self._push = push
+        self._base = os.fsencode(self.files) + b"/"
+        self._has_parts: dict[bytes, bool] = {}
+        """Of folders for contents that there are by now: whether rsync has left parts there."""
 
     def at(self, path: str, entry: Entry) -> bytes:
         """Where a content is staged."""
         if entry.link is None:
-            return os.fsencode(self.files) + b"/" + path_bytes(path)
+            return self._base + path_bytes(path)
         return os.fsencode(f"{self.folder}/links/{hashlib.sha256(path_bytes(path)).hexdigest()[:32]}")
 
     def has(self, path: str, entry: Entry) -> bool:
@@ -101,7 +104,7 @@ class Incoming:
         return max(0, entry.size - part.entry.size) if part.kind == FILE else entry.size
 
     def _partial(self, path: str) -> bytes:
-        folder, name = os.path.split(os.fsencode(self.files) + b"/" + path_bytes(path))
+        folder, name = os.path.split(self._base + path_bytes(path))
         return os.path.join(folder, PARTIAL, name)
 
     def write(self, path: str, entry: Entry, blocks: Iterable[bytes]) -> None:
@@ -111,23 +114,38 @@ class Incoming:
         self.take(part, path, entry)
 
     def write_part(self, part: str, path: str, entry: Entry, blocks: Iterable[bytes]) -> None:
-        """Write a content with its mode and time, not yet where it is staged. Raises as `write`."""
-        with contextlib.suppress(OSError):  # rsync has given up, and its part takes room
-            os.unlink(self._partial(path))
-        with _removed_on_error(part):
-            with open(part, "wb") as file:
+        """Write a content with its time, not yet where it is staged. Raises as `write`."""
+        try:
+            if self._make_folder(path):
+                with contextlib.suppress(OSError):  # rsync has given up, and its part takes room
+                    os.unlink(self._partial(path))
+            # the commit gives it its mode, where this process may not give it all of that here
+            with open(os.open(part, os.O_WRONLY | os.O_CREAT | os.O_TRUNC, entry.mode), "wb", buffering=0) as file:
+                stream = Whole(file)
                 for block in blocks:
-                    file.write(block)
-                os.fchmod(file.fileno(), entry.mode)
+                    stream.write(block)
             os.utime(part, ns=(entry.mtime_ns, entry.mtime_ns))
+        except BaseException:
+            _remove(part)
+            raise
 
     def take(self, part: str, path: str, entry: Entry) -> None:
         """Stage what `write_part` has written. Raises as `write`."""
-        staged = self.at(path, entry)
-        with _removed_on_error(part):
-            if not os.path.isdir(os.path.dirname(staged)) and os.path.isdir(self.files):
-                os.makedirs(os.path.dirname(staged), exist_ok=True)
-            os.replace(part, staged)
+        try:
+            os.replace(part, self.at(path, entry))
+        except BaseException:
+            _remove(part)
+            raise
+
+    def _make_folder(self, path: str) -> bool:
+        """Make the folder where a content is staged; whether rsync has left parts there. Once the push's own folder is
+        gone, none is made: another push has begun."""
+        folder = (self._base + path_bytes(path)).rpartition(b"/")[0]
+        if folder not in self._has_parts:
+            if not os.path.isdir(folder) and os.path.isdir(self.files):
+                os.makedirs(folder, exist_ok=True)
+            self._has_parts[folder] = os.path.isdir(folder + b"/" + PARTIAL)
+        return self._has_parts[folder]
 
     def open(self, files: Mapping[str, Entry]) -> bool:
         """Make the folders, take over what older pushes left of `files`, and remove the rest.
@@ -186,7 +204,8 @@ class Incoming:
         document = read_json(os.path.join(self.folder, "plan.json"))
         if not document or document["push"] != self._push:
             raise superseded()
-        return Plan(self._push, parse_files(document["files"]), *(document[name] for name in Plan._fields[2:]))
+        files = {path: Entry(*fields) for path, *fields in document["files"]}
+        return Plan(self._push, files, *(document[name] for name in Plan._fields[2:]))
 
     def close(self) -> None:
         shutil.rmtree(self.folder, ignore_errors=True)
@@ -262,14 +281,9 @@ def _explain(error: OSError) -> Refusal:
     return Refusal("cannot-write", f"a file cannot be written: {error.strerror or error}", "check the node's disk")
 
 
-@contextlib.contextmanager
-def _removed_on_error(part: str) -> Iterator[None]:
-    try:
-        yield
-    except BaseException:
-        with contextlib.suppress(OSError):
-            os.unlink(part)
-        raise
+def _remove(part: str) -> None:
+    with contextlib.suppress(OSError):
+        os.unlink(part)
 
 
 def superseded() -> Refusal:

@@ -300,6 +300,19 @@ def test_a_staged_file_that_is_not_the_plans_is_refused(node: Node, here: Path, 
     assert contents(Path(node.tree("project"))) == {}
 
 
+def test_a_file_gets_its_mode_whatever_the_mask_of_the_program_that_receives_it(node: Node, here: Path) -> None:
+    make(here, {"a": "a" * 600}, 10**18)
+    (here / "a").chmod(0o775)
+    answer = plan(node, here)
+    before = os.umask(0o077)
+    try:
+        receive(node, answer["push"], stream_of(here, listed(here), [0]))
+    finally:
+        os.umask(before)
+    commit(node, answer["push"])
+    assert os.stat(node.path("project", "a")).st_mode & 0o777 == 0o775
+
+
 @pytest.mark.parametrize("unit", [1_000, 1_000_000_000])
 def test_a_time_that_rsync_has_rounded_is_made_exact(node: Node, here: Path, unit: int) -> None:
     stamp = 1_600_000_000_123_456_789
