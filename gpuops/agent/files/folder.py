@@ -18,6 +18,7 @@ from gpuops.agent.node import Refusal
 
 MOUNT_ESCAPE = re.compile(r"\\([0-7]{3})")
 """The kernel's notation of a blank in the name of a mount point."""
+NO_NAMES = frozenset(("", ".", ".."))
 HASH_BLOCK_BYTES = 1 << 20
 FULL_DISK_ERRORS = (errno.ENOSPC, errno.EDQUOT)
 
@@ -34,7 +35,7 @@ def path_text(path: bytes) -> str:
 
 def is_inside(path: str) -> bool:
     """Whether a relative path with `/` stays inside its folder."""
-    return "\0" not in path and not {"", ".", ".."} & set(path.split("/"))
+    return "\0" not in path and NO_NAMES.isdisjoint(path.split("/"))
 
 
 def checked_path(path: object) -> str:
@@ -116,6 +117,21 @@ class TreeFolder:
                 self._without[above] = missing
                 return missing
         return stat_entry(self.at(path))
+
+    def has(self, path: str, entry: Entry) -> bool:
+        """Whether there is this file or link at `path`, with its mode: as `look` would show it."""
+        above = path.rpartition("/")[0]
+        if entry.link is not None or (above not in self._folders and self._look_above(path)):
+            return self.look(path).entry == entry
+        try:
+            status = os.lstat(self.folder + b"/" + path.encode("utf-8", "surrogateescape"))
+        except OSError:
+            return False
+        return (
+            status.st_mtime_ns == entry.mtime_ns
+            and status.st_size == entry.size
+            and status.st_mode & ~0o7000 == stat.S_IFREG | entry.mode
+        )
 
     def _look_above(self, path: str) -> Found | None:
         """What `path` finds where a parent is no folder; None where all are."""

@@ -23,6 +23,7 @@ from gpuops.agent.files.incoming import COPY, Incoming, Plan, superseded, tree_l
 from gpuops.agent.files.push_comparison import (
     Record,
     Survey,
+    is_as_pushed,
     is_settled,
     load_record,
     parse_files,
@@ -63,11 +64,11 @@ def plan(node: Node, args: dict[str, Any], emit: Emit) -> dict[str, Any]:  # noq
     with tree_lock(node, name):
         end_rsync(node, name)
         record, _ = _read_records(node, name, push_plan)
+        if files and is_as_pushed(folder, record, files):
+            return _nothing_to_do(node, name, push_plan, [])
         state = survey(folder, record, files, push_plan.overwrite, sums)
         if is_settled(record, state) and os.path.isdir(folder.folder):
-            Incoming(node, name).close()  # invalidates an older push
-            return {"push": "", "need": [], "ask": [], "stale": [], "conflicts": [], "rsync": "", "replaces": 0,
-                    "adds": push_plan.adds, "kept": state.having(KEPT) + state.edited}  # fmt: skip
+            return _nothing_to_do(node, name, push_plan, state.having(KEPT) + state.edited)
         incoming = Incoming(node, name, push_plan.push)
         has_contents = incoming.open(files)
         incoming.store(push_plan)
@@ -93,6 +94,12 @@ def plan(node: Node, args: dict[str, Any], emit: Emit) -> dict[str, Any]:  # noq
         "rsync": find_version() if need and args.get("rsync") else "",
         "replaces": sum(files[path].size - (0 if path in record.files else missing[path]) for path in need),
     }
+
+
+def _nothing_to_do(node: Node, tree: str, push_plan: Plan, kept: list[str]) -> dict[str, Any]:
+    Incoming(node, tree).close()  # invalidates an older push
+    return {"push": "", "need": [], "ask": [], "stale": [], "conflicts": [], "rsync": "", "replaces": 0,
+            "adds": push_plan.adds, "kept": kept}  # fmt: skip
 
 
 def _read_records(node: Node, tree: str, push_plan: Plan) -> tuple[Record, Record]:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import fcntl
 import hashlib
 import io
@@ -689,6 +690,41 @@ def test_no_edit_is_ever_lost(tmp_path: Path, node: Node, seed: int) -> None:
 
 def _text(path: Path) -> str:
     return path.read_text() if path.exists() else ""
+
+
+def _replace_by_link(folder: Path) -> None:
+    folder.rename(folder.parent.parent / "elsewhere")
+    folder.symlink_to(folder.parent.parent / "elsewhere")
+
+
+MEANWHILE: dict[str, tuple[bool, Callable[[Path], object]]] = {
+    "nothing": (True, lambda _: None),
+    "edited": (False, lambda there: (there / "d" / "a").write_text("2")),
+    "same bytes, other time": (False, lambda there: os.utime(there / "d" / "a", ns=(5, 5))),
+    "mode": (False, lambda there: (there / "d" / "a").chmod(0o700)),
+    "gone": (False, lambda there: (there / "d" / "a").unlink()),
+    "folder gone": (False, lambda there: shutil.rmtree(there)),
+    "other link": (False, lambda there: ((there / "l").unlink(), (there / "l").symlink_to("b"))),
+    "no link": (False, lambda there: ((there / "l").unlink(), (there / "l").mkdir())),
+    "folder is a link": (False, lambda there: _replace_by_link(there / "d")),
+    "of a run": (True, lambda there: (there / "model.pt").write_text("weights")),
+}
+
+
+@pytest.mark.parametrize("what", MEANWHILE)
+def test_an_unchanged_tree_is_seen_soon_and_any_other_looked_at_closely(
+    node: Node, here: Path, monkeypatch: pytest.MonkeyPatch, what: str
+) -> None:
+    make(here, {"d/a": "1", "b": "2", "l->d/a": None}, 10**18)
+    push(node, here)
+    is_same, change = MEANWHILE[what]
+    change(Path(node.tree("project")))
+    looks: list[object] = []
+    survey = push_steps.survey
+    monkeypatch.setattr(push_steps, "survey", lambda *args: (looks.append(args), survey(*args))[1])
+    with contextlib.suppress(Refusal):
+        plan(node, here)
+    assert bool(looks) is not is_same
 
 
 def test_a_plan_changes_nothing(node: Node, here: Path) -> None:
