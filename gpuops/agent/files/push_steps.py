@@ -64,7 +64,7 @@ def plan(node: Node, args: dict[str, Any], emit: Emit) -> dict[str, Any]:  # noq
     with tree_lock(node, name):
         end_rsync(node, name)
         record, _ = _read_records(node, name, push_plan)
-        if files and is_as_pushed(folder, record, files):
+        if files and is_as_pushed(folder, record, files):  # without files, the tree itself may be absent
             return _nothing_to_do(node, name, push_plan, [])
         state = survey(folder, record, files, push_plan.overwrite, sums)
         if is_settled(record, state) and os.path.isdir(folder.folder):
@@ -92,6 +92,7 @@ def plan(node: Node, args: dict[str, Any], emit: Emit) -> dict[str, Any]:  # noq
         "conflicts": state.having(CONFLICT),
         "adds": push_plan.adds,
         "rsync": find_version() if need and args.get("rsync") else "",
+        "inplace": True,
         "replaces": sum(files[path].size - (0 if path in record.files else missing[path]) for path in need),
     }
 

@@ -401,8 +401,7 @@ def test_a_file_that_another_node_sends_twice_does_not_take_the_proof_of_the_fir
 
 
 def with_part(node: Node, push: str, size: int) -> Path:
-    part = staging(node, push) / ".gpuops-partial" / "a"
-    part.parent.mkdir()
+    part = staging(node, push) / "a"
     part.write_bytes(bytes(size))
     return part
 
@@ -421,17 +420,32 @@ def test_the_part_of_a_file_that_is_there_needs_no_room(
     assert answer["need"] == [0, 1]
 
 
-def test_a_stream_removes_the_part_that_rsync_left(node: Node, here: Path) -> None:
+@pytest.mark.parametrize(("size", "stays"), [(400, True), (800, True), (600, False)])
+def test_a_part_of_an_older_push_whose_size_does_not_tell_that_it_is_one_is_left(
+    node: Node, here: Path, size: int, stays: bool
+) -> None:
     make(here, {"a": "a" * 600}, 10**18)
+    with_part(node, plan(node, here)["push"], size)
     answer = plan(node, here)
-    part = with_part(node, answer["push"], 400)
-    receive(node, answer["push"], stream_of(here, listed(here), [0]))
-    assert not part.exists()
+    assert answer["need"] == [0]
+    assert (staging(node, answer["push"]) / "a").exists() is stays
 
 
-def test_a_file_with_the_name_of_rsyncs_folder(node: Node, here: Path) -> None:
+def test_a_stream_removes_the_part_that_rsync_left_before_it_takes_room(node: Node, here: Path) -> None:
     make(here, {"a": "a" * 600}, 10**18)
-    with_part(node, plan(node, here)["push"], 400)
+    part = with_part(node, (push := plan(node, here)["push"]), 400)
+    incoming, files = push_steps.open_push(node, ["--tree", "project", "--push", push])
+    found: list[bool] = []
+    incoming.write(*files[0], (found.append(part.exists()) or b"a" * 300 for _ in range(2)))
+    assert found == [False, False]
+    assert part.read_text() == "a" * 600
+
+
+def test_a_file_with_the_name_of_the_folder_where_older_clients_leave_parts(node: Node, here: Path) -> None:
+    make(here, {"a": "a" * 600}, 10**18)
+    older = staging(node, plan(node, here)["push"]) / ".gpuops-partial"
+    older.mkdir()
+    (older / "a").write_text("a" * 400)
     make(here, {"a": "a" * 600, ".gpuops-partial": "mine"}, 10**18)
     receive(node, (answer := plan(node, here))["push"], stream_of(here, listed(here), answer["need"]))
     commit(node, answer["push"])
