@@ -69,7 +69,7 @@ def members(stream: BinaryIO) -> Iterator[tuple[str, int, Iterator[bytes]]]:
 def _parse_header(line: bytes) -> tuple[str, int] | None:
     """Name and size; None for the closing line."""
     try:
-        document: Any = json.loads(line)
+        document: Any = json.loads(line.decode())  # of bytes, `loads` would look for the encoding first
         if document == []:
             return None
         name, size = document

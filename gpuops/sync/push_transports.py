@@ -1,8 +1,8 @@
 """The two ways by which a push brings files to one node: rsync, and a stream to the agent's own program.
 
-Both stage every file on the node under its path, whole or not at all; the commit puts them in their places. rsync is
-taken wherever both ends have it: it sends only what changed of a large file, and goes on within one that was cut. A
-small push goes as a stream, which needs one trip where rsync needs several.
+Both stage every file on the node under its path, with its time once it is whole; the commit puts them in their places.
+rsync is taken wherever both ends have it: it sends only what changed of a large file, and goes on within one that was
+cut. A small push goes as a stream, which needs one trip where rsync needs several.
 """
 
 from __future__ import annotations
@@ -38,6 +38,8 @@ class Delivery:
     """With their numbers in the list that the node was given."""
     rsync: str = ""
     """What the node's rsync says of its version; empty without one."""
+    inplace: bool = False
+    """Whether that may write in place."""
     may_chain: bool = False
     """Whether the node may get them from another node, and pass them on."""
 
@@ -95,7 +97,7 @@ class ByRsync:
     def send(self, delivery: Delivery, on_bytes: Callable[[int], None]) -> None:
         client, paths = delivery.client, [file.path for _, file in delivery.files]
         largest = max(file.size for _, file in delivery.files)
-        upload = rsync.Upload(str(delivery.folder), paths, largest, self.compresses)
+        upload = rsync.Upload(str(delivery.folder), paths, largest, self.compresses, delivery.inplace)
         receiver = partial(client.bulk, "rsync-receive", "--tree", delivery.tree_name, "--push", delivery.push)
         rsync.send(client.label, receiver, self.here, upload, on_bytes, self.uplink.passed)
 
@@ -107,7 +109,8 @@ def may_use_rsync(size: int) -> bool:
 
 def choose_transport(delivery: Delivery, uplink: Uplink) -> Transport:
     """How a push goes from here to one node."""
-    hidden = any(rsync.PARTIAL in file.path for _, file in delivery.files)  # rsync leaves such a path out
+    # rsync leaves such a path out
+    hidden = not delivery.inplace and any(rsync.PARTIAL in file.path for _, file in delivery.files)
     here = rsync.local_rsync() if not hidden and may_use_rsync(delivery.size) else None
     there = rsync.parse_version("rsync", delivery.rsync)
     if not (here and there):

@@ -23,6 +23,8 @@ class UploadPlan(Struct, frozen=True):
     """Files that were edited on the node and differ here as well."""
     rsync: Name = ""
     """What the node's rsync says of its version; empty without one, and where nobody asked."""
+    inplace: bool = False
+    """Whether its rsync may write in place; False: an agent that looks for parts in a folder of their own."""
     adds: bool = False
     """Whether all else that the node has stays, as it was asked; False: an agent that knows no such plan."""
     replaces: Count | None = None

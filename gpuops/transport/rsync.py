@@ -38,7 +38,7 @@ MENDED_PROTOCOL = 32
 VERSION = re.compile(r"rsync {1,4}version {1,4}v?((\d{1,4})\.(\d{1,4})(?:\.(\d{1,4}))?)(?!\d)")
 PROTOCOL = re.compile(r"protocol version (\d{1,4})")
 PARTIAL = ".gpuops-partial"
-"""The folder, beside a file, where the part of it that came stays after a cut. The agent knows the name."""
+"""The folder, beside a file, where the part of it that came stays after a cut: of agents that know nothing else."""
 TIMEOUT_S = 60
 """After so many seconds without a byte rsync gives up. Its signs of life count as bytes."""
 SILENCE_S = 180.0
@@ -134,13 +134,16 @@ class Upload:
     """Bytes of the largest file."""
     compresses: bool = False
     """With zstd, which both ends must know."""
+    inplace: bool = False
+    """Whether a file is written where it stays, instead of renamed once it is whole: its time then tells that it is."""
 
     def argv(self, here: Rsync) -> list[str]:
         """The command line. Paths come by stdin. What the node's rsync is to do stands in the command that this one
         composes (`--no-s`), so that the agent can look at it; the agent knows which folder is meant by `files`."""
         words = [
             here.program, "--no-s", "-tIL", "--from0", "--files-from=-", "--no-implied-dirs",
-            f"--timeout={TIMEOUT_S}", f"--partial-dir={PARTIAL}", "--info=progress2,flist0", "--no-human-readable",
+            f"--timeout={TIMEOUT_S}", "--info=progress2,flist0", "--no-human-readable",
+            "--inplace" if self.inplace else f"--partial-dir={PARTIAL}",
         ]  # fmt: skip
         words += ["--compress", "--compress-choice=zstd", "--compress-level=1"] if self.compresses else []
         return [*words, f"{self.folder}/", "node:files"]

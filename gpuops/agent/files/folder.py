@@ -11,13 +11,14 @@ import errno
 import os
 import re
 import stat
-from typing import Iterable
+from typing import Container, Iterable
 
 from gpuops.agent.files.push_decision import ABSENT, BLOCKED, FILE, FOLDER, LINK, NOTHING, OTHER, Entry, Found
 from gpuops.agent.node import Refusal
 
 MOUNT_ESCAPE = re.compile(r"\\([0-7]{3})")
 """The kernel's notation of a blank in the name of a mount point."""
+NO_NAMES = frozenset(("", ".", ".."))
 HASH_BLOCK_BYTES = 1 << 20
 FULL_DISK_ERRORS = (errno.ENOSPC, errno.EDQUOT)
 
@@ -34,7 +35,7 @@ def path_text(path: bytes) -> str:
 
 def is_inside(path: str) -> bool:
     """Whether a relative path with `/` stays inside its folder."""
-    return "\0" not in path and not {"", ".", ".."} & set(path.split("/"))
+    return "\0" not in path and NO_NAMES.isdisjoint(path.split("/"))
 
 
 def checked_path(path: object) -> str:
@@ -89,7 +90,7 @@ def mounts_below(folder: str) -> list[str]:
 
 
 class TreeFolder:
-    """One tree on disk. It caches which parents are folders: make a new instance for each request."""
+    """One tree on disk. It caches what the parents of paths are: make a new instance for each request."""
 
     def __init__(self, folder: str) -> None:
         """Raises Refusal(`outside`) where the folder is a link."""
@@ -101,23 +102,46 @@ class TreeFolder:
             )
         self.folder = os.fsencode(folder)
         self._folders: set[str] = set()
+        self._without: dict[str, Found] = {}
+        """What a path finds in each parent that is no folder."""
 
     def at(self, path: str) -> bytes:
         return self.folder + b"/" + path_bytes(path)
 
     def look(self, path: str) -> Found:
         """What is at `path`, without following links on the way."""
-        is_parent_known = path.rpartition("/")[0] in self._folders  # then the folders above it are known as well
-        for parent in () if is_parent_known else parent_paths(path):
-            if parent in self._folders:
-                continue
-            kind = stat_entry(self.at(parent)).kind
-            if kind == ABSENT:
-                return NOTHING
-            if kind != FOLDER:
-                return Found(BLOCKED, blocker=parent)
-            self._folders.add(parent)
+        above = path.rpartition("/")[0]
+        if above not in self._folders:  # if it is, the folders above it are known as well
+            missing = self._without.get(above) or self._look_above(path)
+            if missing:
+                self._without[above] = missing
+                return missing
         return stat_entry(self.at(path))
+
+    def has(self, path: str, entry: Entry) -> bool:
+        """Whether there is this file or link at `path`, with its mode: as `look` would show it."""
+        above = path.rpartition("/")[0]
+        if entry.link is not None or (above not in self._folders and self._look_above(path)):
+            return self.look(path).entry == entry
+        try:
+            status = os.lstat(self.folder + b"/" + path.encode("utf-8", "surrogateescape"))
+        except OSError:
+            return False
+        return (
+            status.st_mtime_ns == entry.mtime_ns
+            and status.st_size == entry.size
+            and status.st_mode & ~0o7000 == stat.S_IFREG | entry.mode
+        )
+
+    def _look_above(self, path: str) -> Found | None:
+        """What `path` finds where a parent is no folder; None where all are."""
+        for parent in ("", *parent_paths(path)):
+            if parent not in self._folders:
+                kind = stat_entry(self.at(parent)).kind
+                if kind != FOLDER:
+                    return NOTHING if kind == ABSENT else Found(BLOCKED, blocker=parent)
+                self._folders.add(parent)
+        return None
 
     def files_under(self, path: str) -> Iterable[str]:
         """Every file, link and special file below a folder."""
@@ -135,16 +159,46 @@ class TreeFolder:
             with contextlib.suppress(OSError):
                 os.replace(staged, self.at(path))
                 return
-        os.makedirs(self.folder, exist_ok=True)
-        for parent in parent_paths(path):
-            if self.look(parent).kind == ABSENT:
-                os.mkdir(self.at(parent))
-        present = self.look(path)
+        present = self._look_for_place(path)
         if present.kind == BLOCKED:
             raise blocked(path, present)
         if present.kind == FOLDER:
             self._remove_empty(path)
         os.replace(staged, self.at(path))
+
+    def place_folders(self, staged: bytes, wanted: Container[str]) -> set[str]:
+        """Move every folder below `staged` that holds nothing but `wanted` paths to where there is none yet, with all
+        that it holds. Returns the folders."""
+        whole: dict[str, list[str]] = {}
+        """The folders to move at and below each folder."""
+        for place, folders, names in os.walk(staged, topdown=False):
+            path = path_text(place[len(staged) + 1 :])
+            base = path + "/" if path else ""
+            below = [base + path_text(name) for name in folders]
+            is_whole = all(whole.get(one) == [one] for one in below) and all(
+                base + path_text(name) in wanted for name in names
+            )
+            is_moved = is_whole and path and (below or names) and self.look(path).kind == ABSENT
+            whole[path] = [path] if is_moved else [one for found in below for one in whole.get(found, ())]
+        return {path for path in whole.get("", ()) if self._move_folder(staged + b"/" + path_bytes(path), path)}
+
+    def _move_folder(self, staged: bytes, path: str) -> bool:
+        if self._look_for_place(path).kind != ABSENT:
+            return False
+        try:
+            os.rename(staged, self.at(path))
+        except OSError:
+            return False  # something has come there since: each file goes by itself
+        return True
+
+    def _look_for_place(self, path: str) -> Found:
+        """What is at `path`, once there are the folders above it."""
+        os.makedirs(self.folder, exist_ok=True)
+        self._without.clear()
+        for parent in parent_paths(path):
+            if self.look(parent).kind == ABSENT:
+                os.mkdir(self.at(parent))
+        return self.look(path)
 
     def _remove_empty(self, path: str) -> None:
         for folder, _, _ in os.walk(self.at(path), topdown=False):
@@ -157,6 +211,7 @@ class TreeFolder:
         """Remove a file or link; one that is absent counts as removed."""
         if self.look(path).kind in (FILE, LINK):
             os.unlink(self.at(path))
+            self._without.clear()
 
     def prune(self, path: str) -> None:
         """Remove empty folders above `path`."""
@@ -188,9 +243,8 @@ def in_the_way(path: str) -> Refusal:
     )
 
 
-def apply_stat(path: bytes, wanted: Entry) -> Entry:
-    """Give a file the client's mode and time. Returns its stat afterwards."""
-    present = stat_entry(path).entry
+def apply_stat(path: bytes, wanted: Entry, present: Entry) -> Entry:
+    """Give a file, whose stat is `present`, the client's mode and time. Returns its stat afterwards."""
     if (present.mode, present.mtime_ns) == (wanted.mode, wanted.mtime_ns):
         return present
     os.chmod(path, wanted.mode)

@@ -6,7 +6,8 @@
     relay-<any>/   files that another node has passed on, until the client vouches for them
 
 Each plan has a folder of its own, so that an older push which still writes cannot mix its bytes into a newer one. What
-an older push brought is moved to the new folder: files that came whole, and parts of files that rsync goes on from.
+an older push brought is moved to the new folder: files that came whole, and parts of files that rsync, which writes in
+place, goes on from.
 """
 
 from __future__ import annotations
@@ -18,15 +19,13 @@ import os
 import shutil
 import tempfile
 from collections import deque
-from typing import Iterable, Iterator, Mapping, NamedTuple
+from typing import Iterable, Iterator, Mapping, NamedTuple, Sequence
 
 from gpuops.agent.files.folder import FULL_DISK_ERRORS, disk_full, path_bytes, stat_entry
-from gpuops.agent.files.push_comparison import parse_files
-from gpuops.agent.files.push_decision import FILE, Entry
+from gpuops.agent.files.push_decision import FILE, Entry, Found
 from gpuops.agent.node import Node, Refusal, read_json, write_json
+from gpuops.agent.wire_format import Whole
 
-PARTIAL = b".gpuops-partial"
-"""Where rsync leaves the part of a file that it has (`--partial-dir`): a folder beside the file."""
 STAGED = "files-"
 """Before the name of a push, the name of the folder of what it has brought."""
 COPY = "copy"
@@ -61,24 +60,31 @@ class Incoming:
         self.folder = os.path.join(os.path.dirname(node.tree(tree)), "incoming", tree)
         self.files = os.path.join(self.folder, STAGED + push)
         self._push = push
+        self._base = os.fsencode(self.files) + b"/"
+        self._had_files: dict[bytes, bool] = {}
+        """Of folders for contents that there are by now: whether one had something in it."""
 
     def at(self, path: str, entry: Entry) -> bytes:
         """Where a content is staged."""
         if entry.link is None:
-            return os.fsencode(self.files) + b"/" + path_bytes(path)
+            return self._base + path_bytes(path)
         return os.fsencode(f"{self.folder}/links/{hashlib.sha256(path_bytes(path)).hexdigest()[:32]}")
 
     def has(self, path: str, entry: Entry) -> bool:
-        """Whether a content has arrived whole: it gets its name, and its time with it, only then."""
-        staged = stat_entry(self.at(path, entry))
-        if staged.kind != FILE or staged.entry.size != entry.size:
-            return False
-        return staged.entry.mtime_ns == entry.mtime_ns or staged.entry.mtime_ns == self._kept_time(entry.mtime_ns)
+        """Whether a content has arrived whole: it gets its time only then."""
+        return self._is_whole(stat_entry(self.at(path, entry)), entry)
 
-    def has_rounded(self, path: str, entry: Entry) -> bool:
-        """As `has`, or with a time that rsync has rounded: for what this push itself has brought."""
-        rounded = [entry._replace(mtime_ns=entry.mtime_ns // unit * unit) for unit in ROUNDINGS_NS]
-        return any(self.has(path, one) for one in (entry, *rounded))
+    def whole_or_rounded(self, path: str, entry: Entry) -> Entry | None:
+        """The stat of a content that this push itself has brought whole: rsync may have rounded its time."""
+        found = stat_entry(self.at(path, entry))
+        return found.entry if self._is_whole(found, entry, ROUNDINGS_NS) else None
+
+    def _is_whole(self, found: Found, entry: Entry, roundings_ns: Sequence[int] = ()) -> bool:
+        actual, wanted = found.entry.mtime_ns, entry.mtime_ns
+        if found.kind != FILE or found.entry.size != entry.size:
+            return False
+        times = [wanted, *(wanted // unit * unit for unit in roundings_ns)] if actual != wanted else []
+        return actual == wanted or actual in times or actual in map(self._kept_time, times)
 
     def _kept_time(self, mtime_ns: int) -> int:
         """What this disk keeps of a file's time: some keep whole seconds or microseconds."""
@@ -89,12 +95,8 @@ class Incoming:
 
     def missing_bytes(self, path: str, entry: Entry) -> int:
         """What the disk must still hold of a file: rsync writes on within the part that it has."""
-        part = stat_entry(self._partial(path))
+        part = stat_entry(self.at(path, entry))
         return max(0, entry.size - part.entry.size) if part.kind == FILE else entry.size
-
-    def _partial(self, path: str) -> bytes:
-        folder, name = os.path.split(os.fsencode(self.files) + b"/" + path_bytes(path))
-        return os.path.join(folder, PARTIAL, name)
 
     def write(self, path: str, entry: Entry, blocks: Iterable[bytes]) -> None:
         """Stage a content. Raises FileNotFoundError where another push has begun, and OSError."""
@@ -103,23 +105,37 @@ class Incoming:
         self.take(part, path, entry)
 
     def write_part(self, part: str, path: str, entry: Entry, blocks: Iterable[bytes]) -> None:
-        """Write a content with its mode and time, not yet where it is staged. Raises as `write`."""
-        with contextlib.suppress(OSError):  # rsync has given up, and its part takes room
-            os.unlink(self._partial(path))
-        with _removed_on_error(part):
-            with open(part, "wb") as file:
+        """Write a content with its time, not yet where it is staged. Raises as `write`."""
+        try:
+            if self._make_folder(path):
+                _remove(self.at(path, entry))  # a part that rsync has given up takes room
+            # the commit gives it its mode, where this process may not give it all of that here
+            with open(os.open(part, os.O_WRONLY | os.O_CREAT | os.O_TRUNC, entry.mode), "wb", buffering=0) as file:
+                stream = Whole(file)
                 for block in blocks:
-                    file.write(block)
-                os.fchmod(file.fileno(), entry.mode)
+                    stream.write(block)
             os.utime(part, ns=(entry.mtime_ns, entry.mtime_ns))
+        except BaseException:
+            _remove(part)
+            raise
 
     def take(self, part: str, path: str, entry: Entry) -> None:
         """Stage what `write_part` has written. Raises as `write`."""
-        staged = self.at(path, entry)
-        with _removed_on_error(part):
-            if not os.path.isdir(os.path.dirname(staged)) and os.path.isdir(self.files):
-                os.makedirs(os.path.dirname(staged), exist_ok=True)
-            os.replace(part, staged)
+        try:
+            os.replace(part, self.at(path, entry))
+        except BaseException:
+            _remove(part)
+            raise
+
+    def _make_folder(self, path: str) -> bool:
+        """Make the folder where a content is staged; whether it had something in it. Once the push's own folder is
+        gone, none is made: another push has begun."""
+        folder = (self._base + path_bytes(path)).rpartition(b"/")[0]
+        if folder not in self._had_files:
+            if not os.path.isdir(folder) and os.path.isdir(self.files):
+                os.makedirs(folder, exist_ok=True)
+            self._had_files[folder] = bool(os.listdir(folder))
+        return self._had_files[folder]
 
     def open(self, files: Mapping[str, Entry]) -> bool:
         """Make the folders, take over what older pushes left of `files`, and remove the rest.
@@ -129,7 +145,8 @@ class Incoming:
         shutil.rmtree(os.path.join(self.folder, "links"), ignore_errors=True)
         for folder in (self.files, os.path.join(self.folder, "links")):
             os.makedirs(folder, exist_ok=True)
-        wanted, is_useful = {path_bytes(path) for path, entry in files.items() if entry.link is None}, False
+        wanted = {path_bytes(path): entry for path, entry in files.items() if entry.link is None}
+        is_useful = False
         for left in list(os.scandir(self.folder)):
             if left.name in ("links", "plan.json", os.path.basename(self.files)):
                 continue
@@ -149,20 +166,22 @@ class Incoming:
         is_copy = os.path.basename(self.files).startswith(copies)
         return older.startswith(STAGED) and older.startswith(copies) == is_copy
 
-    def _take_over(self, older: bytes, wanted: set[bytes]) -> bool:
+    def _take_over(self, older: bytes, wanted: Mapping[bytes, Entry]) -> bool:
         """Move the wanted files, and parts of such, out of an older push's folder."""
         newer, took = os.fsencode(self.files), False
-        has_such_names = any(PARTIAL in path for path in wanted)  # it goes as a stream: no part is of use
         for folder, _, names in os.walk(older):
             inside = folder[len(older) + 1 :]
-            is_part = os.path.basename(inside) == PARTIAL and not has_such_names
-            place, target = os.path.dirname(inside) if is_part else inside, os.path.join(newer, inside)
+            target = os.path.join(newer, inside)
             for name in names:
                 source = os.path.join(folder, name)
-                if os.path.join(place, name) not in wanted or stat_entry(source).kind != FILE:
+                entry, found = wanted.get(os.path.join(inside, name)), stat_entry(source)
+                if entry is None or found.kind != FILE:
                     continue
+                is_whole = self._is_whole(found, entry)
+                if found.entry.size == entry.size and not is_whole:
+                    continue  # the size is to tell that rsync, which writes in place, has not come to the end
                 with contextlib.suppress(OSError):  # what cannot be moved is sent again
-                    if is_part:
+                    if not is_whole:
                         os.chmod(source, 0o600)  # rsync gives it the file's mode, and is to write in it again
                     os.makedirs(target, exist_ok=True)
                     os.replace(source, os.path.join(target, name))
@@ -178,7 +197,8 @@ class Incoming:
         document = read_json(os.path.join(self.folder, "plan.json"))
         if not document or document["push"] != self._push:
             raise superseded()
-        return Plan(self._push, parse_files(document["files"]), *(document[name] for name in Plan._fields[2:]))
+        files = {path: Entry(*fields) for path, *fields in document["files"]}
+        return Plan(self._push, files, *(document[name] for name in Plan._fields[2:]))
 
     def close(self) -> None:
         shutil.rmtree(self.folder, ignore_errors=True)
@@ -254,14 +274,9 @@ def _explain(error: OSError) -> Refusal:
     return Refusal("cannot-write", f"a file cannot be written: {error.strerror or error}", "check the node's disk")
 
 
-@contextlib.contextmanager
-def _removed_on_error(part: str) -> Iterator[None]:
-    try:
-        yield
-    except BaseException:
-        with contextlib.suppress(OSError):
-            os.unlink(part)
-        raise
+def _remove(part: str | bytes) -> None:
+    with contextlib.suppress(OSError):
+        os.unlink(part)
 
 
 def superseded() -> Refusal:

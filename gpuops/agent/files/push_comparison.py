@@ -60,11 +60,21 @@ def load_record(node: Node, tree: str) -> Record:
 
 def store_record(node: Node, tree: str, record: Record) -> None:
     os.makedirs(node.path("trees"), exist_ok=True)
-    write_json(_record_path(node, tree), {"schema": 1, **record._asdict()})
+    rows = {name: {path: _row(*one) for path, one in getattr(record, name).items()} for name in ("files", "pending")}
+    write_json(_record_path(node, tree), {"schema": 1, **rows, "leaving": record.leaving})
+
+
+def _row(sent: Entry, here: Entry) -> tuple[Entry, Entry | None]:
+    """A file here is most often exactly as it was sent, and is noted once."""
+    return sent, None if here == sent else here
 
 
 def _written(document: Mapping[str, Any] | None) -> dict[str, Written]:
-    return {path: Written(Entry.parse(sent), Entry.parse(here)) for path, (sent, here) in (document or {}).items()}
+    written = {}
+    for path, (sent, here) in (document or {}).items():
+        entry = Entry(*sent)
+        written[path] = Written(entry, Entry(*here) if here else entry)
+    return written
 
 
 def parse_files(files: list[list[Any]]) -> dict[str, Entry]:
@@ -72,8 +82,8 @@ def parse_files(files: list[list[Any]]) -> dict[str, Entry]:
     wanted = {checked_path(path): Entry.parse(fields) for path, *fields in files}
     if len(wanted) != len(files):
         raise Refusal("bad-path", "a path is listed twice", "push again")
-    for path in wanted:
-        above = next((parent for parent in parent_paths(path) if parent in wanted), None)
+    for folder in {path.rpartition("/")[0] for path in wanted}:
+        above = next((parent for parent in parent_paths(folder + "/") if parent in wanted), None)
         if above is not None:
             raise Refusal("bad-path", f"'{above}' is listed as a file and as a folder", "push again")
     return wanted
@@ -143,6 +153,14 @@ def _after_leaving(folder: TreeFolder, path: str, found: Found, leaving: set[str
             return NOTHING
         raise in_the_way(path)
     return found
+
+
+def is_as_pushed(folder: TreeFolder, record: Record, wanted: Mapping[str, Entry]) -> bool:
+    """Whether a tree has just what is wanted, as an earlier push wrote it: most often, and sooner seen than by `survey`
+    and `is_settled`, which come to the same."""
+    if record.pending or record.leaving or record.files.keys() != wanted.keys():
+        return False
+    return all(one.sent == wanted[path] and folder.has(path, one.here) for path, one in record.files.items())
 
 
 def is_settled(record: Record, seen: Survey) -> bool:

@@ -18,11 +18,12 @@ from typing import Any, BinaryIO, Mapping
 
 from gpuops.agent import wire_format
 from gpuops.agent.files.contents_here import Changed, ContentsHere, copied
-from gpuops.agent.files.folder import TreeFolder, apply_stat, check_room, path_bytes
+from gpuops.agent.files.folder import TreeFolder, apply_stat, check_room, parent_paths, path_bytes, stat_entry
 from gpuops.agent.files.incoming import COPY, Incoming, Plan, superseded, tree_lock
 from gpuops.agent.files.push_comparison import (
     Record,
     Survey,
+    is_as_pushed,
     is_settled,
     load_record,
     parse_files,
@@ -63,11 +64,11 @@ def plan(node: Node, args: dict[str, Any], emit: Emit) -> dict[str, Any]:  # noq
     with tree_lock(node, name):
         end_rsync(node, name)
         record, _ = _read_records(node, name, push_plan)
+        if files and is_as_pushed(folder, record, files):  # without files, the tree itself may be absent
+            return _nothing_to_do(node, name, push_plan, [])
         state = survey(folder, record, files, push_plan.overwrite, sums)
         if is_settled(record, state) and os.path.isdir(folder.folder):
-            Incoming(node, name).close()  # invalidates an older push
-            return {"push": "", "need": [], "ask": [], "stale": [], "conflicts": [], "rsync": "", "replaces": 0,
-                    "adds": push_plan.adds, "kept": state.having(KEPT) + state.edited}  # fmt: skip
+            return _nothing_to_do(node, name, push_plan, state.having(KEPT) + state.edited)
         incoming = Incoming(node, name, push_plan.push)
         has_contents = incoming.open(files)
         incoming.store(push_plan)
@@ -91,8 +92,15 @@ def plan(node: Node, args: dict[str, Any], emit: Emit) -> dict[str, Any]:  # noq
         "conflicts": state.having(CONFLICT),
         "adds": push_plan.adds,
         "rsync": find_version() if need and args.get("rsync") else "",
+        "inplace": True,
         "replaces": sum(files[path].size - (0 if path in record.files else missing[path]) for path in need),
     }
+
+
+def _nothing_to_do(node: Node, tree: str, push_plan: Plan, kept: list[str]) -> dict[str, Any]:
+    Incoming(node, tree).close()  # invalidates an older push
+    return {"push": "", "need": [], "ask": [], "stale": [], "conflicts": [], "rsync": "", "replaces": 0,
+            "adds": push_plan.adds, "kept": kept}  # fmt: skip
 
 
 def _read_records(node: Node, tree: str, push_plan: Plan) -> tuple[Record, Record]:
@@ -140,8 +148,10 @@ def commit(node: Node, args: dict[str, Any], emit: Emit) -> dict[str, Any]:  # n
             folder.remove(path)
         for path in state.stale + state.gone:
             folder.prune(path)
+        moved = folder.place_folders(os.fsencode(incoming.files), pending)
         for path in pending:
-            folder.place(path, incoming.at(path, push_plan.files[path]))
+            if moved.isdisjoint(parent_paths(path)):
+                folder.place(path, incoming.at(path, push_plan.files[path]))
         store_record(node, record_name, Record(_new_record(folder, push_plan, state, pending), {}, []).merged(others))
         incoming.close()
     return {"written": len(pending), "removed": len(state.stale)}
@@ -161,9 +171,10 @@ def _stage(incoming: Incoming, path: str, entry: Entry) -> Written:
     """
     staged = incoming.at(path, entry)
     if entry.link is None:
-        if not incoming.has_rounded(path, entry):
+        present = incoming.whole_or_rounded(path, entry)
+        if present is None:
             raise Refusal("incomplete", f"'{path}' has not arrived", "push again")
-        return Written(entry, apply_stat(staged, entry))
+        return Written(entry, apply_stat(staged, entry, present))
     with contextlib.suppress(FileNotFoundError):
         os.unlink(staged)
     os.symlink(path_bytes(entry.link), staged)
@@ -177,7 +188,9 @@ def _new_record(folder: TreeFolder, push_plan: Plan, state: Survey, pending: dic
         files[path] = Written(push_plan.files[path], state.settled[path].here)
     for path in state.having(TOUCH):
         wanted = push_plan.files[path]
-        files[path] = Written(wanted, wanted if wanted.link is not None else apply_stat(folder.at(path), wanted))
+        at = folder.at(path)
+        here = wanted if wanted.link is not None else apply_stat(at, wanted, stat_entry(at).entry)
+        files[path] = Written(wanted, here)
     return {**files, **pending}
 
 

@@ -17,7 +17,7 @@ import threading
 import time
 from typing import IO, BinaryIO, Sequence, cast
 
-from gpuops.agent.files.incoming import PARTIAL, Incoming, tree_lock
+from gpuops.agent.files.incoming import Incoming, tree_lock
 from gpuops.agent.node import TOUCH_INTERVAL_S, Node, Refusal, parse_options
 from gpuops.agent.wire_format import BLOCK_BYTES, Whole
 
@@ -27,9 +27,10 @@ HEAD_WORDS = 4
 """`--tree T --push P`; all behind them are rsync's."""
 KNOWN = re.compile(
     r"-[tIR]{1,3}e(\.|\d{1,3}\.\d{1,3})[A-Za-z]*|--timeout=\d{1,4}|--no-implied-dirs|--compress-choice=zstd|--compress-level=\d"
-    r"|--partial-dir|" + re.escape(PARTIAL.decode())
+    r"|--inplace|--partial-dir|\.gpuops-partial"
 )
-"""What rsync 3.1 to 3.5 composes of the options that gpuops gives it. The letters behind `e` are what it can do."""
+"""What rsync 3.1 to 3.5 composes of the options that gpuops gives it. The letters behind `e` are what it can do. An
+older gpuops has parts put in a folder of that name, and sends those files again."""
 TARGET = [".", "files"]
 """How the client names the folder; ours is put in its place."""
 END_S = 5.0
@@ -106,7 +107,7 @@ def _open_lock(node: Node, tree: str) -> IO[str]:
 
 
 def end_rsync(node: Node, tree: str) -> None:
-    """End an rsync that still writes the tree's incoming files; SIGTERM lets it keep the part that it has.
+    """End an rsync that still writes the tree's incoming files.
 
     Under `tree_lock`. Raises Refusal(`busy`) where it does not end.
     """

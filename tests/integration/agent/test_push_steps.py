@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import fcntl
 import hashlib
 import io
@@ -300,6 +301,19 @@ def test_a_staged_file_that_is_not_the_plans_is_refused(node: Node, here: Path, 
     assert contents(Path(node.tree("project"))) == {}
 
 
+def test_a_file_gets_its_mode_whatever_the_mask_of_the_program_that_receives_it(node: Node, here: Path) -> None:
+    make(here, {"a": "a" * 600}, 10**18)
+    (here / "a").chmod(0o775)
+    answer = plan(node, here)
+    before = os.umask(0o077)
+    try:
+        receive(node, answer["push"], stream_of(here, listed(here), [0]))
+    finally:
+        os.umask(before)
+    commit(node, answer["push"])
+    assert os.stat(node.path("project", "a")).st_mode & 0o777 == 0o775
+
+
 @pytest.mark.parametrize("unit", [1_000, 1_000_000_000])
 def test_a_time_that_rsync_has_rounded_is_made_exact(node: Node, here: Path, unit: int) -> None:
     stamp = 1_600_000_000_123_456_789
@@ -326,6 +340,23 @@ def test_a_disk_with_coarse_times_keeps_what_arrived(node: Node, here: Path, mon
     assert again["need"] == []
     commit(node, again["push"])
     assert contents(Path(node.tree("project"))) == contents(here)
+
+
+def test_a_new_folder_is_moved_at_once_with_what_the_push_has_in_it_alone(
+    node: Node, here: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    make(here, {f"{folder}/{name}": name for folder in ("new", "new/in", "there", "odd") for name in "abc"}, 10**18)
+    answer = plan(node, here)
+    receive(node, answer["push"], stream_of(here, listed(here), answer["need"]))
+    there = Path(node.tree("project"))
+    (there / "there").mkdir(parents=True)
+    (there / "there" / "mine").write_text("a run's")
+    (staging(node, answer["push"]) / "odd" / "stranger").write_text("of no push")
+    moved, replace = [], os.replace
+    monkeypatch.setattr(os, "replace", lambda old, new: (moved.append(os.fsdecode(new)), replace(old, new)))
+    commit(node, answer["push"])
+    assert contents(there) == {**contents(here), "there/mine": "a run's"}
+    assert sorted(Path(path).parent.name for path in moved if str(there) in path) == ["odd"] * 3 + ["there"] * 3
 
 
 def test_what_streams_that_were_cut_left_is_removed(node: Node, here: Path) -> None:
@@ -370,8 +401,7 @@ def test_a_file_that_another_node_sends_twice_does_not_take_the_proof_of_the_fir
 
 
 def with_part(node: Node, push: str, size: int) -> Path:
-    part = staging(node, push) / ".gpuops-partial" / "a"
-    part.parent.mkdir()
+    part = staging(node, push) / "a"
     part.write_bytes(bytes(size))
     return part
 
@@ -390,17 +420,32 @@ def test_the_part_of_a_file_that_is_there_needs_no_room(
     assert answer["need"] == [0, 1]
 
 
-def test_a_stream_removes_the_part_that_rsync_left(node: Node, here: Path) -> None:
+@pytest.mark.parametrize(("size", "stays"), [(400, True), (800, True), (600, False)])
+def test_a_part_of_an_older_push_whose_size_does_not_tell_that_it_is_one_is_left(
+    node: Node, here: Path, size: int, stays: bool
+) -> None:
     make(here, {"a": "a" * 600}, 10**18)
+    with_part(node, plan(node, here)["push"], size)
     answer = plan(node, here)
-    part = with_part(node, answer["push"], 400)
-    receive(node, answer["push"], stream_of(here, listed(here), [0]))
-    assert not part.exists()
+    assert answer["need"] == [0]
+    assert (staging(node, answer["push"]) / "a").exists() is stays
 
 
-def test_a_file_with_the_name_of_rsyncs_folder(node: Node, here: Path) -> None:
+def test_a_stream_removes_the_part_that_rsync_left_before_it_takes_room(node: Node, here: Path) -> None:
     make(here, {"a": "a" * 600}, 10**18)
-    with_part(node, plan(node, here)["push"], 400)
+    part = with_part(node, (push := plan(node, here)["push"]), 400)
+    incoming, files = push_steps.open_push(node, ["--tree", "project", "--push", push])
+    found: list[bool] = []
+    incoming.write(*files[0], (found.append(part.exists()) or b"a" * 300 for _ in range(2)))
+    assert found == [False, False]
+    assert part.read_text() == "a" * 600
+
+
+def test_a_file_with_the_name_of_the_folder_where_older_clients_leave_parts(node: Node, here: Path) -> None:
+    make(here, {"a": "a" * 600}, 10**18)
+    older = staging(node, plan(node, here)["push"]) / ".gpuops-partial"
+    older.mkdir()
+    (older / "a").write_text("a" * 400)
     make(here, {"a": "a" * 600, ".gpuops-partial": "mine"}, 10**18)
     receive(node, (answer := plan(node, here))["push"], stream_of(here, listed(here), answer["need"]))
     commit(node, answer["push"])
@@ -578,7 +623,7 @@ def test_an_edit_after_a_killed_commit_is_not_lost(versions: tuple[Path, Path], 
     push(node, one)
     answer = plan(node, two)
     receive(node, answer["push"], stream_of(two, listed(two), answer["need"]))
-    assert killed_at(30, lambda: commit(node, answer["push"]))
+    assert killed_at(24, lambda: commit(node, answer["push"]))  # all is placed, and not yet recorded
     Path(node.tree("project"), "train.py").write_text("edited after")
     assert plan(node, two)["conflicts"] == ["train.py"]
     assert Path(node.tree("project"), "train.py").read_text() == "edited after"
@@ -659,6 +704,41 @@ def test_no_edit_is_ever_lost(tmp_path: Path, node: Node, seed: int) -> None:
 
 def _text(path: Path) -> str:
     return path.read_text() if path.exists() else ""
+
+
+def _replace_by_link(folder: Path) -> None:
+    folder.rename(folder.parent.parent / "elsewhere")
+    folder.symlink_to(folder.parent.parent / "elsewhere")
+
+
+MEANWHILE: dict[str, tuple[bool, Callable[[Path], object]]] = {
+    "nothing": (True, lambda _: None),
+    "edited": (False, lambda there: (there / "d" / "a").write_text("2")),
+    "same bytes, other time": (False, lambda there: os.utime(there / "d" / "a", ns=(5, 5))),
+    "mode": (False, lambda there: (there / "d" / "a").chmod(0o700)),
+    "gone": (False, lambda there: (there / "d" / "a").unlink()),
+    "folder gone": (False, lambda there: shutil.rmtree(there)),
+    "other link": (False, lambda there: ((there / "l").unlink(), (there / "l").symlink_to("b"))),
+    "no link": (False, lambda there: ((there / "l").unlink(), (there / "l").mkdir())),
+    "folder is a link": (False, lambda there: _replace_by_link(there / "d")),
+    "of a run": (True, lambda there: (there / "model.pt").write_text("weights")),
+}
+
+
+@pytest.mark.parametrize("what", MEANWHILE)
+def test_an_unchanged_tree_is_seen_soon_and_any_other_looked_at_closely(
+    node: Node, here: Path, monkeypatch: pytest.MonkeyPatch, what: str
+) -> None:
+    make(here, {"d/a": "1", "b": "2", "l->d/a": None}, 10**18)
+    push(node, here)
+    is_same, change = MEANWHILE[what]
+    change(Path(node.tree("project")))
+    looks: list[object] = []
+    survey = push_steps.survey
+    monkeypatch.setattr(push_steps, "survey", lambda *args: (looks.append(args), survey(*args))[1])
+    with contextlib.suppress(Refusal):
+        plan(node, here)
+    assert bool(looks) is not is_same
 
 
 def test_a_plan_changes_nothing(node: Node, here: Path) -> None:

@@ -16,6 +16,7 @@ from gpuops.cli.terminal.progress import PlainProgress
 from gpuops.core.errors import ConnectionLost, UsageError
 from gpuops.core.reporting import Silent
 from gpuops.sync import push_transports
+from gpuops.sync.project_files import FileEntry
 from gpuops.sync.push_transports import choose_transport
 from gpuops.sync.uplink import Uplink, parse_rate
 from gpuops.sync.upload import PushReport, push_many
@@ -226,13 +227,18 @@ def test_a_node_without_rsync_or_with_an_old_one_gets_a_stream(world: World) -> 
 
     class Wish(NamedTuple):
         rsync: str
+        files: tuple[tuple[int, FileEntry], ...] = ()
+        inplace: bool = False
         size: int = 2_000_000
-        files: tuple[()] = ()
 
-    def chosen(version: str) -> str:
-        return choose_transport(Wish(version), Uplink()).describe()  # type: ignore[arg-type]
+    def chosen(version: str, *more: Any) -> str:
+        return choose_transport(Wish(version, *more), Uplink()).describe()  # type: ignore[arg-type]
 
-    assert chosen("rsync  version 3.2.7  protocol version 31\n") == f"by rsync {here.version}"
+    good = "rsync  version 3.2.7  protocol version 31\n"
+    assert chosen(good) == f"by rsync {here.version}"
+    hidden = ((0, FileEntry(f"lib/{rsync.PARTIAL}/x", 4, 0, 0o644)),)
+    assert chosen(good, hidden) == "as a stream", "of an agent that looks for parts there"
+    assert chosen(good, hidden, True) == f"by rsync {here.version}"
     for text in ("", "rsync  version 3.1.2  protocol version 31", "openrsync: protocol version 29", "x" * 4096):
         assert chosen(text) == "as a stream"
 
@@ -242,10 +248,23 @@ def test_a_small_push_goes_as_a_stream(world: World, monkeypatch: pytest.MonkeyP
     assert world.push().way == "as a stream"
 
 
-def test_a_name_that_rsync_would_leave_out_goes_as_a_stream(world: World) -> None:
+def test_a_name_that_an_older_rsync_option_would_leave_out_arrives(world: World) -> None:
     (world.here / rsync.PARTIAL).mkdir()
     (world.here / rsync.PARTIAL / "x").write_text("mine")
-    assert world.push().way == "as a stream"
+    assert "rsync" in world.push().way
+    assert contents(world.there) == contents(world.here)
+
+
+def test_a_file_that_rsync_has_not_come_to_the_end_of_is_not_taken_for_whole(
+    world: World, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Also where it has its size: it was another version's, which rsync was changing in its place."""
+    (world.here / "big.bin").write_bytes(os.urandom(8_000_000))
+    cut_after(world, 4_000_000, monkeypatch)
+    (part,) = Path(world.node.node.dir).rglob("big.bin")
+    assert part.stat().st_mtime_ns != (world.here / "big.bin").stat().st_mtime_ns
+    os.truncate(part, 8_000_000)
+    world.push()
     assert contents(world.there) == contents(world.here)
 
 

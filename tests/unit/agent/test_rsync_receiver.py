@@ -20,8 +20,8 @@ def test_the_folders_are_the_nodes(tmp_path: Path) -> None:
 
 @pytest.mark.parametrize("flags", ["-tIRe.LsfxC", "-tIRe31.14LsfxCIvu", FLAGS])
 def test_what_every_version_composes_is_taken(flags: str) -> None:
-    compressing = ["--compress-level=1", "--compress-choice=zstd"]
-    assert _command(["--server", flags, *compressing, *ASKED[2:]], "")[:2] == ["rsync", "--server"]
+    more = ["--compress-level=1", "--compress-choice=zstd", "--inplace"]
+    assert _command(["--server", flags, *more, *ASKED[2:]], "")[:2] == ["rsync", "--server"]
 
 
 @pytest.mark.parametrize(
