@@ -49,12 +49,13 @@ VERBS = {
     "tail": "run.log_tail:tail",
     "outs": "files.output_files:outs",
     "sums": "files.output_files:sums",
+    "left": "files.output_files:left_here",
     "made": "files.earlier_outputs:made",
     "discard": "run.run_verbs:discard",
     "lease": "lease_clock:lease",
 }
 """Module and function of each verb, imported with its first request."""
-READING = frozenset({"ping", "run", "tail", "outs", "sums", "made", "stop", "home"})
+READING = frozenset({"ping", "run", "tail", "outs", "sums", "left", "made", "stop", "home"})
 """Verbs that need nothing but the node's files."""
 ACTIVITY = frozenset({"python", "setup", "plan", "commit", "discard", "start", "home"})
 """Verbs that are a sign of use, at their start and with every item."""
