@@ -22,8 +22,9 @@ from contextlib import suppress
 from typing import Any, Sequence
 
 from gpuops.agent import processes
-from gpuops.agent.daemon.init_command import prepare_node, refuse_foreign, start_watchdog
+from gpuops.agent.daemon.init_command import prepare_node, refuse_foreign
 from gpuops.agent.daemon.main import UNWATCHED_LIMIT_S
+from gpuops.agent.daemon.start_mode import start_mode
 from gpuops.agent.daemon.watchdog import Wake, record_process
 from gpuops.agent.lease_clock import is_run_live
 from gpuops.agent.node import LOCAL, Node, Refusal, log, parse_options, read_json, remove_file, write_json
@@ -91,10 +92,11 @@ class _Holder:
         wake = Wake([signal.SIGCHLD, signal.SIGTERM, signal.SIGUSR1, signal.SIGINT, signal.SIGHUP])
         processes.become_subreaper()
         record_process(self._node, HOLDER)
-        start_watchdog(self._node)
+        watchdog = start_mode(self._node, "watchdog")
         watched_at, noticed, quiet_at = time.monotonic() + UNWATCHED_LIMIT_S, False, 0.0
         while True:
             received = wake.wait(CHECK_INTERVAL_S)
+            watchdog.poll()
             processes.reap_orphans()
             now = time.monotonic()
             if not noticed and received & {signal.SIGTERM, signal.SIGUSR1}:
