@@ -131,7 +131,9 @@ class NodePlan:
         push, answer = self.push, self.answer
         # where rsync spares most of it, another node has nothing to add
         may_chain = answer.replaces is not None and not (answer.rsync and 2 * answer.replaces > self.size)
-        return Delivery(self.client, push.tree_name, answer.push, push.folder, self.need, answer.rsync, may_chain)
+        return Delivery(
+            self.client, push.tree_name, answer.push, push.folder, self.need, answer.rsync, may_chain, answer.messages
+        )
 
     @property
     def size(self) -> int:

@@ -25,6 +25,8 @@ class UploadPlan(Struct, frozen=True):
     """What the node's rsync says of its version; empty without one, and where nobody asked."""
     adds: bool = False
     """Whether all else that the node has stays, as it was asked; False: an agent that knows no such plan."""
+    messages: bool = False
+    """Whether the agent takes a small push in a message; False: an agent without that verb."""
     replaces: Count | None = None
     """Bytes of the needed files that an older version or a part on the node may spare; None: an agent without
     `relay`."""

@@ -303,6 +303,7 @@ VERB_SHAPES = {
     "python": VerbShapes(NodePython, ProgressLine),
     "setup": VerbShapes(SetupResult, SetupOutput),
     "plan": VerbShapes(file_schemas.UploadPlan),
+    "receive": VerbShapes(Acknowledgement),
     "commit": VerbShapes(file_schemas.UploadCommit),
     "copies": VerbShapes(file_schemas.NodeCopies),
     "edits": VerbShapes(file_schemas.NodeEdits),

@@ -38,6 +38,7 @@ except Refusal as refusal:
 Verb = Callable[[Node, dict[str, Any], Callable[[dict[str, Any]], None]], dict[str, Any]]
 VERBS: dict[str, Verb] = {
     "plan": push_steps.plan,
+    "receive": push_steps.receive_message,
     "commit": push_steps.commit,
     "edits": push_steps.edits,
     "copies": copies,

@@ -1,7 +1,7 @@
 """A push, the node's side: the verbs `plan`, `commit` and `edits`, the bulk mode `receive`.
 
     plan     compares the client's list with the tree; answers what must be sent, and whether rsync may bring it
-    receive  stores the requested contents in incoming/<tree>/, as the mode `rsync-receive` does
+    receive  stores the requested contents in incoming/<tree>/, as the mode `rsync-receive` does; few bytes as a verb
     commit   compares again, then removes, renames and records
 
 A push may be interrupted at any byte. Files that were received whole are not sent again. `commit` records what it is
@@ -11,14 +11,16 @@ a tree at a time: a new `plan` invalidates the older push.
 
 from __future__ import annotations
 
+import base64
 import contextlib
+import io
 import os
 import secrets
 from typing import Any, BinaryIO, Mapping
 
 from gpuops.agent import wire_format
 from gpuops.agent.files.contents_here import Changed, ContentsHere, copied
-from gpuops.agent.files.folder import TreeFolder, apply_stat, check_room, path_bytes
+from gpuops.agent.files.folder import FULL_DISK_ERRORS, TreeFolder, apply_stat, check_room, disk_full, path_bytes
 from gpuops.agent.files.incoming import COPY, Incoming, Plan, superseded, tree_lock
 from gpuops.agent.files.push_comparison import (
     Record,
@@ -67,7 +69,7 @@ def plan(node: Node, args: dict[str, Any], emit: Emit) -> dict[str, Any]:  # noq
         if is_settled(record, state) and os.path.isdir(folder.folder):
             Incoming(node, name).close()  # invalidates an older push
             return {"push": "", "need": [], "ask": [], "stale": [], "conflicts": [], "rsync": "", "replaces": 0,
-                    "adds": push_plan.adds, "kept": state.having(KEPT) + state.edited}  # fmt: skip
+                    "adds": push_plan.adds, "messages": True, "kept": state.having(KEPT) + state.edited}  # fmt: skip
         incoming = Incoming(node, name, push_plan.push)
         has_contents = incoming.open(files)
         incoming.store(push_plan)
@@ -90,6 +92,7 @@ def plan(node: Node, args: dict[str, Any], emit: Emit) -> dict[str, Any]:  # noq
         "kept": state.having(KEPT) + state.edited,
         "conflicts": state.having(CONFLICT),
         "adds": push_plan.adds,
+        "messages": True,
         "rsync": find_version() if need and args.get("rsync") else "",
         "replaces": sum(files[path].size - (0 if path in record.files else missing[path]) for path in need),
     }
@@ -211,6 +214,19 @@ def open_push(node: Node, arguments: list[str]) -> tuple[Incoming, list[tuple[st
         files = list(incoming.load().files.items())
         end_rsync(node, flags["tree"])  # the client has given it up
     return incoming, files
+
+
+def receive_message(node: Node, args: dict[str, Any], emit: Emit) -> dict[str, Any]:  # noqa: ARG001
+    """Verb `receive`: what the mode reads, in one message: a small push needs no program. Raises as the mode does, and
+    Refusal(`disk`)."""
+    stream = io.BytesIO(base64.b64decode(args["stream"]))
+    try:
+        receive(node, ["--tree", args["tree"], "--push", args["push"]], stream, stream)
+    except OSError as error:
+        if error.errno in FULL_DISK_ERRORS:
+            raise disk_full() from error
+        raise
+    return {}
 
 
 def receive(node: Node, arguments: list[str], stdin: BinaryIO, stdout: BinaryIO) -> int:  # noqa: ARG001
