@@ -305,6 +305,14 @@ class GrantsMachines(Protocol):
     were, that failed, or whose time was over."""
 
 
+class EndsOnlyItsOwn(Protocol):
+    """What a provisioner may have besides whose machines are the user's own."""
+
+    ends_only_its_own: bool
+    """True: `destroy` itself leaves alone what was made in the place of a resource since, whose token is another. So
+    what is known of a cluster may be ended before it is listed."""
+
+
 class ForgetsRegions(Protocol):
     """What a provisioner may have besides where regions are machines of the user's own: `gpuops reap --forget`."""
 
@@ -322,6 +330,8 @@ class LoadedProvisioner(Provisioner, Protocol):
     """`LaunchesOneByOne.launches_apart_s`; else 0."""
     grants_machines: bool
     """`GrantsMachines.grants_machines`; else False."""
+    ends_only_its_own: bool
+    """`EndsOnlyItsOwn.ends_only_its_own`; else False."""
 
     def list_every_owner(self) -> Sequence[Resource]:
         """`ListsEveryOwner.list_every_owner`; else none."""
