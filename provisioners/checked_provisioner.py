@@ -59,6 +59,7 @@ class CheckedProvisioner:
         self.launches_apart_s = float(getattr(inner, "launches_apart_s", 0.0))
         self.grants_machines = bool(getattr(inner, "grants_machines", False))
         self.examples: Sequence[str] = tuple(map(str, getattr(inner, "examples", ())))
+        self.ends_only_its_own = bool(getattr(inner, "ends_only_its_own", False))
         self.settle_s = float(inner.settle_s)
         self.gone_s = float(inner.gone_s)
 

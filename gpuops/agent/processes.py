@@ -13,7 +13,7 @@ import sys
 import threading
 import time
 from collections import defaultdict
-from typing import Any, Callable, Collection, Iterable, Iterator, Mapping, NamedTuple, Sequence
+from typing import Any, Callable, Collection, Iterable, Iterator, Mapping, NamedTuple, Sequence, Union
 
 SET_PDEATHSIG = 1
 SET_CHILD_SUBREAPER = 36
@@ -260,22 +260,51 @@ END_POLL_INTERVAL_S = 0.05
 HUNG_OUTPUT_LIMIT_S = 1.0
 """Time for the output of a killed program: one that hangs in the kernel (a dead NFS, a driver) never closes it."""
 
+
+class ForkedChild:
+    """A child that runs no other program than we do; as much of Popen as a child's owner needs."""
+
+    def __init__(self, pid: int) -> None:
+        self.pid = pid
+        self.returncode: int | None = None
+
+    def poll(self) -> int | None:
+        """The exit code, or the signal's negative number; None while it lives."""
+        if self.returncode is None:
+            pid, status = os.waitpid(self.pid, os.WNOHANG)
+            if pid:
+                self.returncode = -os.WTERMSIG(status) if os.WIFSIGNALED(status) else os.WEXITSTATUS(status)
+        return self.returncode
+
+
+Child = Union["subprocess.Popen[bytes]", ForkedChild]
 _FORK = threading.RLock()
 """Held from fork to registration, and while it is decided to whom a process belongs."""
-_STARTED: dict[int, subprocess.Popen[bytes]] = {}
-"""Children that a Popen waits for; `reap_orphans` collects all others."""
+_STARTED: dict[int, Child] = {}
+"""Children that are waited for by these; `reap_orphans` collects all others."""
 _HELPERS: dict[int, subprocess.Popen[bytes]] = {}
 """Leaders of the helpers' sessions. The kernel does not reuse a session's number while it has a member."""
 
 
+def register(child: Child) -> None:
+    """Leave a child's exit code to its owner: `reap_orphans` does not collect it."""
+    for pid in [pid for pid, started in _STARTED.items() if started.returncode is not None]:
+        del _STARTED[pid]
+    _STARTED[child.pid] = child
+
+
+def forget_children() -> None:
+    """In a process that was forked: its parent's are none of its own."""
+    _STARTED.clear()
+    _HELPERS.clear()
+
+
 def start_child(argv: Sequence[str], **popen: Any) -> subprocess.Popen[bytes]:
-    """Start a child in a session of its own; its Popen collects its exit code, not `reap_orphans`."""
+    """Start a child in a session of its own; its Popen collects its exit code."""
     popen["start_new_session"] = True
     with _FORK:
         process: subprocess.Popen[bytes] = subprocess.Popen(list(argv), **popen)
-        for pid in [pid for pid, started in _STARTED.items() if started.returncode is not None]:
-            del _STARTED[pid]
-        _STARTED[process.pid] = process
+        register(process)
     return process
 
 

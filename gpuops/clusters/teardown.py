@@ -45,9 +45,12 @@ PERMANENT_ERRORS = (AuthFailed, QuotaExceeded, Rejected)
 PERMANENT_ERRORS_MAX = 4
 
 
-def tear_down(ctx: Context, cluster: int, why: str, *, force: bool = False, notice: bool = False) -> None:
+def tear_down(
+    ctx: Context, cluster: int, why: str, *, force: bool = False, notice: bool = False, seen: bool = False
+) -> None:
     """Destroy everything of a cluster and wait until nothing of it costs money. Raises StillBilling.
 
+    `seen`: the caller has just conversed with all of its nodes, so that these may be ended before they are listed.
     With `force`, what is on hosts of the user's own and cannot be ended is given up; what is rented never is. `notice`:
     `why` is left for the next command to show.
     A ledger that cannot be written (a full disk) does not keep anything alive: its error is raised afterwards. One that
@@ -67,7 +70,8 @@ def tear_down(ctx: Context, cluster: int, why: str, *, force: bool = False, noti
         with ctx.progress.during(
             f"ending {row.name}", max(provisioner.gone_s, provisioner.settle_s), whose=Whose.PROVIDER
         ):
-            remaining = destroy_cluster(ctx, provisioner, row, force=force)
+            known_first = seen and provisioner.ends_only_its_own and _is_all_known(ctx, row)
+            remaining = destroy_cluster(ctx, provisioner, row, force=force, known_first=known_first)
     except LedgerUnwritable as error:
         name = row.name if row else "what was to be ended"
         raise StillBilling(f"{name} may still be there: {error.message}", error.hint) from error
@@ -160,16 +164,19 @@ def next_step(listing: Listing, error: ProviderError | None) -> Done | Destroy |
 
 
 def destroy_cluster(
-    ctx: Context, provisioner: Provisioner, row: ClusterRow, *, force: bool = False
+    ctx: Context, provisioner: Provisioner, row: ClusterRow, *, force: bool = False, known_first: bool = False
 ) -> Sequence[Resource]:
-    """Destroy what has a cluster's tag until nothing of it costs money, within `gone_s`. Returns what is still
-    there, and costs nothing. Raises StillBilling."""
+    """Destroy what has a cluster's tag until nothing of it costs money, within `gone_s`. `known_first`: what the ledger
+    knows is ended without a list before. Returns what is still there, and costs nothing. Raises StillBilling."""
     teardown = _Teardown(ctx, provisioner, row, force=force and not is_rented(provisioner))
     error: ProviderError | None = None
     deadline = teardown.began + max(provisioner.gone_s, provisioner.settle_s)
     poller = Poller(ctx.clock, deadline, POLL_S if is_rented(provisioner) else POLL_OWN_S, POLL_SLOW_S)
     for attempt in poller:
-        listing, error = teardown.list_remaining(attempt.started)
+        if known_first:
+            listing, error, known_first = Listing(teardown.remaining, is_settled=False), None, False
+        else:
+            listing, error = teardown.list_remaining(attempt.started)
         step = next_step(listing, error)
         if isinstance(step, Destroy):
             listing, error = teardown.destroy(listing)
@@ -269,6 +276,14 @@ def _destroy_unlisted(ctx: Context, provisioner: Provisioner, row: ClusterRow) -
         return
     with suppress(ProviderError):  # the next attempt retries
         provisioner.destroy(known)
+
+
+def _is_all_known(ctx: Context, row: ClusterRow) -> bool:
+    """Whether a list of a cluster's resources can add nothing to those that the ledger knows: virtual nodes are listed
+    alone, and what a creation has left is found by its tag."""
+    known = ctx.ledger.resources(row.id)
+    has_more = ctx.ledger.has_open_intents(row.id) or any(resource.data.get("virtual") for resource in known)
+    return row.ready is not None and bool(known) and not has_more
 
 
 def _is_settled(ctx: Context, row: ClusterRow, listed_ids: set[str]) -> bool:

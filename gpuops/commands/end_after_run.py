@@ -65,10 +65,10 @@ def _end_cluster(ctx: Context, session: ClusterSession, why: str, finished: int 
                 f"`gpuops down {session.row.name} --force` gives them up"
             )
         return NodeError.exit_code
-    nodes = len(session.machines)
+    nodes, seen = len(session.machines), len(session.present()) == len(session.clients)
     session.close()
     try:
-        tear_down(ctx, session.row.id, why)
+        tear_down(ctx, session.row.id, why, seen=seen)
     except LedgerUnwritable as error:
         ended = f"{plural(nodes, 'node')} of {session.row.name} ended"
         ctx.out.say(f"note: {ended}, and the ledger does not know: {error.message}; the next command looks again")

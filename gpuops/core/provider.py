@@ -312,6 +312,14 @@ class ShowsExamples(Protocol):
     """What may stand behind `gpuops up NAME`, each a line: `--gpus 4 --max-hours 3`."""
 
 
+class EndsOnlyItsOwn(Protocol):
+    """What a provisioner may have besides whose machines are the user's own."""
+
+    ends_only_its_own: bool
+    """True: `destroy` itself leaves alone what was made in the place of a resource since, whose token is another. So
+    what is known of a cluster may be ended before it is listed."""
+
+
 class ForgetsRegions(Protocol):
     """What a provisioner may have besides where regions are machines of the user's own: `gpuops reap --forget`."""
 
@@ -331,6 +339,8 @@ class LoadedProvisioner(Provisioner, Protocol):
     """`GrantsMachines.grants_machines`; else False."""
     examples: Sequence[str]
     """`ShowsExamples.examples`; else none."""
+    ends_only_its_own: bool
+    """`EndsOnlyItsOwn.ends_only_its_own`; else False."""
 
     def list_every_owner(self) -> Sequence[Resource]:
         """`ListsEveryOwner.list_every_owner`; else none."""

@@ -27,6 +27,10 @@ class Process(Protocol):
     def poll(self) -> int | None: ...
 
 
+_started: dict[tuple[Path, int], tuple[Process, float]] = {}
+"""By home and cluster: the last guard that this process has started, and when (monotonic)."""
+
+
 def ensure(home: Path, row: ClusterRow, *, waits: bool) -> None:
     """Start the guard of a cluster unless one works. `waits`: until its first heartbeat. Raises OSError; LocalDisk
     where that does not come.
@@ -36,7 +40,7 @@ def ensure(home: Path, row: ClusterRow, *, waits: bool) -> None:
     """
     process, log_bytes = None, _log_size(home)
     if _is_free(home, row.id):
-        process = _start(home, row.id)
+        process = _beginning(home, row.id) or _start(home, row.id)
     elif guard_heartbeat.must_be_replaced(home, row, os.environ, time.monotonic()):
         guard_heartbeat.kill_guard(home, row.id)
         process = _start(home, row.id)
@@ -53,9 +57,20 @@ def _is_free(home: Path, cluster: int) -> bool:
         return False
 
 
+def _beginning(home: Path, cluster: int) -> Process | None:
+    """The guard that this process has just started, where it has not taken the lock yet; once it has, it looks at the
+    ledger, and finds there what this command has written by now."""
+    process, started_at = _started.get((home, cluster), (None, 0.0))
+    if process is None or process.poll() is not None or time.monotonic() - started_at > guard_heartbeat.FIRST_BEAT_S:
+        return None
+    last = guard_heartbeat.read(home, cluster)
+    return None if last and last.at >= started_at else process
+
+
 def _start(home: Path, cluster: int) -> Process:
     from gpuops.core.processes import start_background
 
+    started_at = time.monotonic()
     with open(home / LOG, "ab") as log:
         process: Process = start_background(
             command(home, cluster),
@@ -65,6 +80,7 @@ def _start(home: Path, cluster: int) -> Process:
             cwd=home,
             env={**os.environ, "PYTHONSAFEPATH": "1"},
         )
+    _started[home, cluster] = process, started_at
     return process
 
 

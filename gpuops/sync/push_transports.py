@@ -7,6 +7,8 @@ cut. A small push goes as a stream, which needs one trip where rsync needs sever
 
 from __future__ import annotations
 
+import base64
+import io
 import os
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
@@ -22,6 +24,10 @@ from gpuops.transport.rpc import AgentClient
 
 MIN_RSYNC_BYTES = 1_000_000
 """A smaller push goes as a stream."""
+MAX_MESSAGE_BYTES, MAX_MESSAGE_FILES = 200_000, 1000
+"""What a message to the agent may carry: it delays those behind it, and is held in memory."""
+MESSAGE_TIMEOUT_S = 600.0
+"""So much on a line of 5 kbit/s."""
 MAX_COMPRESSED_BYTES_PER_S = 40e6
 """A line that is known to carry more is faster than the processors at its ends."""
 
@@ -42,6 +48,8 @@ class Delivery:
     """Whether that may write in place."""
     may_chain: bool = False
     """Whether the node may get them from another node, and pass them on."""
+    takes_messages: bool = False
+    """Whether the agent takes a stream in a message."""
 
     @property
     def size(self) -> int:
@@ -64,8 +72,15 @@ class Transport(Protocol):
 
 
 @dataclass(frozen=True)
+class _Message:
+    """What a stream is written to that becomes a message."""
+
+    stdin: io.BytesIO
+
+
+@dataclass(frozen=True)
 class Stream:
-    """Everything to the agent's mode `receive`, one file behind the other."""
+    """Everything to the agent, one file behind the other: a little in a message, more to a program of its own."""
 
     uplink: Uplink
 
@@ -78,6 +93,14 @@ class Stream:
             on_bytes(count)
 
         client = delivery.client
+        if delivery.takes_messages and delivery.size <= MAX_MESSAGE_BYTES and len(delivery.files) <= MAX_MESSAGE_FILES:
+            message = _Message(io.BytesIO())
+            write_files(message, delivery.folder, delivery.files, passed)
+            stream = base64.b64encode(message.stdin.getvalue()).decode()
+            client.call(
+                "receive", timeout=MESSAGE_TIMEOUT_S, tree=delivery.tree_name, push=delivery.push, stream=stream
+            )
+            return
         program = client.bulk("receive", "--tree", delivery.tree_name, "--push", delivery.push)
         with transfer(program, client.label) as channel:
             write_files(channel, delivery.folder, delivery.files, passed)

@@ -9,9 +9,11 @@ from __future__ import annotations
 import glob
 import json
 from collections.abc import Mapping, Sequence
+from contextlib import suppress
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
+from gpuops.core.errors import NodeRefused
 from gpuops.core.format import amount, first_few
 from gpuops.core.parallel import on_each
 from gpuops.core.platform import HERE, System
@@ -20,7 +22,7 @@ from gpuops.core.safe_paths import may_come
 from gpuops.sync.download import LIST_TIMEOUT_S
 from gpuops.sync.project_files import printable_path
 from gpuops.transport.bulk_transfer import exchange, read_files, transfer
-from gpuops.transport.rpc import Programs
+from gpuops.transport.rpc import AgentClient, Programs
 
 if TYPE_CHECKING:
     from gpuops.transport.program_schemas import UnmatchedListing
@@ -59,9 +61,14 @@ def list_unmatched_files(nodes: Mapping[int, Programs], patterns: Sequence[str],
 
 
 def _request_listing(client: Programs, patterns: Sequence[str], root: Mapping[str, str]) -> UnmatchedListing:
+    """Asked of the agent; where it refuses (it is older, or these are too many) or none is there, by a program."""
     from gpuops.transport import validation
     from gpuops.transport.program_schemas import UnmatchedListing
 
+    if isinstance(client, AgentClient):
+        with suppress(NodeRefused):
+            told: UnmatchedListing = client.call("left", timeout=LIST_TIMEOUT_S, patterns=list(patterns), **root)
+            return told
     question = json.dumps({"patterns": list(patterns), **root}).encode()
     answer = exchange(client.bulk("left"), client.label, question, LIST_TIMEOUT_S)
     listing: UnmatchedListing = validation.parse_document(client.label, "what is on it", answer, UnmatchedListing)

@@ -132,7 +132,15 @@ class NodePlan:
         # where rsync spares most of it, another node has nothing to add
         may_chain = answer.replaces is not None and not (answer.rsync and 2 * answer.replaces > self.size)
         return Delivery(
-            self.client, push.tree_name, answer.push, push.folder, self.need, answer.rsync, answer.inplace, may_chain
+            client=self.client,
+            tree_name=push.tree_name,
+            push=answer.push,
+            folder=push.folder,
+            files=self.need,
+            rsync=answer.rsync,
+            inplace=answer.inplace,
+            may_chain=may_chain,
+            takes_messages=answer.messages,
         )
 
     @property

@@ -27,6 +27,8 @@ class UploadPlan(Struct, frozen=True):
     """Whether its rsync may write in place; False: an agent that looks for parts in a folder of their own."""
     adds: bool = False
     """Whether all else that the node has stays, as it was asked; False: an agent that knows no such plan."""
+    messages: bool = False
+    """Whether the agent takes a small push in a message; False: an agent without that verb."""
     replaces: Count | None = None
     """Bytes of the needed files that an older version or a part on the node may spare; None: an agent without
     `relay`."""

@@ -33,7 +33,7 @@ HeaderText = Annotated[str, Meta(max_length=1000, pattern=r"^[^\r\n\x00\u0100-\U
 
 
 class UnmatchedListing(Struct, frozen=True):
-    """Mode `left`: path, size, time of the last change, and whether the file was pushed and edited."""
+    """Mode and verb `left`: path, size, time of the last change, and whether the file was pushed and edited."""
 
     files: Annotated[list[tuple[Name, Count, Nanoseconds, bool]], FileCount]
 

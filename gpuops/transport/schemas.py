@@ -16,7 +16,7 @@ from typing import Annotated, Any, Literal, NamedTuple, NotRequired, TypedDict
 import msgspec
 from msgspec import Meta, Struct
 
-from gpuops.transport import file_schemas, usage_schemas
+from gpuops.transport import file_schemas, program_schemas, usage_schemas
 from gpuops.transport.schema_types import (
     Address,
     Amount,
@@ -303,6 +303,7 @@ VERB_SHAPES = {
     "python": VerbShapes(NodePython, ProgressLine),
     "setup": VerbShapes(SetupResult, SetupOutput),
     "plan": VerbShapes(file_schemas.UploadPlan),
+    "receive": VerbShapes(Acknowledgement),
     "commit": VerbShapes(file_schemas.UploadCommit),
     "copies": VerbShapes(file_schemas.NodeCopies),
     "edits": VerbShapes(file_schemas.NodeEdits),
@@ -315,6 +316,7 @@ VERB_SHAPES = {
     "tail": VerbShapes(LogEnd, LogPiece),
     "outs": VerbShapes(file_schemas.OutputListing),
     "sums": VerbShapes(Acknowledgement, file_schemas.Checksum),
+    "left": VerbShapes(program_schemas.UnmatchedListing),
     "made": VerbShapes(file_schemas.MadeFiles),
     "discard": VerbShapes(file_schemas.DiscardedFiles),
     "lease": VerbShapes(Acknowledgement),

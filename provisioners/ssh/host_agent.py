@@ -42,7 +42,7 @@ END_SCRIPT = (
     FIND_AGENT
     + """if [ ! -d "$3" ]; then printf '{"ended": 0, "left": 0}'; exit 0; fi
 [ -n "$agent" ] || no_agent
-exec "$1" -IS "$agent" end --node "$3" --host "$4" --remove --root """
+exec "$1" -IS "$agent" end --node "$3" --host "$4" --token "$5" --remove --root """
 )
 
 
@@ -111,10 +111,11 @@ class HostAgent:
             raise Rejected(f"what answers on {name} is no agent of gpuops", f"look at what {self._python} is there")
         return [record for document in documents if (record := parse_record(document)) is not None]
 
-    def end_node(self, name: str, folder: str) -> bool:
-        """End a node and remove its folder, the shared ones with the last node. Returns whether a node is left on the
-        host, which is called `name`. Raises Rejected, NodeRefused, NodeError, ConnectionLost."""
-        left = self._call(END_SCRIPT, folder, name).nodes
+    def end_node(self, name: str, folder: str, token: str = "") -> bool:
+        """End a node and remove its folder, the shared ones with the last node. A node of another token stays; an empty
+        one says nothing. Returns whether a node is left on the host, which is called `name`. Raises Rejected,
+        NodeRefused, NodeError, ConnectionLost."""
+        left = self._call(END_SCRIPT, folder, name, token).nodes
         return bool(self.list_nodes(name) if left is None else left)  # an older agent does not tell
 
     def _call(self, script: str, *arguments: str) -> program_schemas.ModeAnswer:

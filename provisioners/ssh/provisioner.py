@@ -98,6 +98,7 @@ class SshProvisioner:
     surroundings: Sequence[str] = OURS["ssh"].surroundings
     settle_s = 0.0
     gone_s = 60.0
+    ends_only_its_own = True
 
     def __init__(self, context: Context) -> None:
         self.context = context
@@ -334,7 +335,7 @@ class SshProvisioner:
             is_used = entry is None or bool(self._list_nodes(name, known_host))
         else:
             folder = str(resource.data["folder"])
-            is_used = as_provider_errors(lambda: self._agent(name, known_host).end_node(name, folder))
+            is_used = as_provider_errors(lambda: self._agent(name, known_host).end_node(name, folder, resource.token))
         if entry is not None and not is_used:
             if known_host.engine:
                 bootstrap.remove_agent(self._connection(name, known_host), known_host.root)

@@ -13,7 +13,7 @@ from typing import Any
 
 from gpuops.agent.files import push_steps
 from gpuops.agent.files.copies import copies
-from gpuops.agent.files.output_files import sums
+from gpuops.agent.files.output_files import left_here, sums
 from gpuops.agent.node import Node, Refusal
 from gpuops.core.errors import NodeRefused
 from gpuops.transport import validation
@@ -38,10 +38,12 @@ except Refusal as refusal:
 Verb = Callable[[Node, dict[str, Any], Callable[[dict[str, Any]], None]], dict[str, Any]]
 VERBS: dict[str, Verb] = {
     "plan": push_steps.plan,
+    "receive": push_steps.receive_message,
     "commit": push_steps.commit,
     "edits": push_steps.edits,
     "copies": copies,
     "sums": sums,
+    "left": left_here,
 }
 
 

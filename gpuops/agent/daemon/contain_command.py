@@ -9,13 +9,13 @@ from __future__ import annotations
 
 import os
 import signal
-import subprocess
 import time
 from typing import Sequence
 
 from gpuops.agent import processes
+from gpuops.agent.daemon.start_mode import start_mode
 from gpuops.agent.daemon.watchdog import Wake
-from gpuops.agent.node import Node, open_append, parse_node, program_argv
+from gpuops.agent.node import Node, parse_node
 
 INIT_LIMIT_S = 300.0
 """Time in which a client must make the node."""
@@ -32,7 +32,7 @@ def main(_mode: str, arguments: Sequence[str]) -> int:
         if time.monotonic() > deadline or ENDS & wake.wait(POLL_INTERVAL_S):
             return 1
         processes.reap_orphans()
-    watchdog = _start_watchdog(node)
+    watchdog = start_mode(node, "watchdog")
     while watchdog.poll() is None:
         if ENDS & wake.wait(POLL_INTERVAL_S * 10):
             processes.send_signal([watchdog.pid], signal.SIGTERM)
@@ -42,14 +42,3 @@ def main(_mode: str, arguments: Sequence[str]) -> int:
 
 def _is_made(node: Node) -> bool:
     return all(os.path.exists(node.path(name)) for name in ("node.json", "lease.json"))
-
-
-def _start_watchdog(node: Node) -> subprocess.Popen[bytes]:
-    with open_append(node.path("watchdog.log")) as errors:
-        return processes.start_child(
-            [*program_argv(), "watchdog", "--node", node.dir],
-            stdin=subprocess.DEVNULL,
-            stdout=errors,
-            stderr=errors,
-            cwd=node.dir,
-        )

@@ -32,22 +32,31 @@ WATCHDOG_POLL_INTERVAL_S = 0.05
 
 def main(mode: str, arguments: Sequence[str]) -> int:
     """Mode `end` prints `{"ended": n, "left": n}`, exit code 1 if processes are left; with `--root`, `nodes` as well:
-    what is left under the root then. Mode `nodes`: `print_nodes`."""
+    what is left under the root then. `--token T`: a node with another one, made in the place of the one that is meant,
+    stays. Mode `nodes`: `print_nodes`."""
     if mode == "nodes":
         return print_nodes(arguments)
     node, rest = parse_node(arguments)
-    answer: dict[str, Any] = {**end_node(node)} if os.path.isdir(node.dir) else {"ended": 0, "left": 0}
+    token = _word_behind(rest, "--token")
+    is_meant = not token or node.settings_document().get("token", token) == token
+    answer: dict[str, Any] = {"ended": 0, "left": 0}
+    if is_meant and os.path.isdir(node.dir):
+        answer.update(end_node(node))
     if "--remove" in rest and not answer["left"]:
         try:
-            remove_node(node)
+            if is_meant:
+                remove_node(node)
         except FileNotFoundError:
             pass  # another process removes it as well; the caller checks that it is gone
         if "--root" in rest:
-            host = rest[rest.index("--host") + 1] if "--host" in rest[:-1] else None
             remove_root(node.root)
-            answer["nodes"] = list_nodes(node.root, host)
+            answer["nodes"] = list_nodes(node.root, _word_behind(rest, "--host"))
     print(json.dumps(answer), flush=True)
     return 1 if answer["left"] else 0
+
+
+def _word_behind(words: Sequence[str], option: str) -> str | None:
+    return words[words.index(option) + 1] if option in words[:-1] else None
 
 
 def end_node(node: Node) -> dict[str, int]:

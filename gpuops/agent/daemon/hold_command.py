@@ -22,8 +22,9 @@ from contextlib import suppress
 from typing import Any, Sequence
 
 from gpuops.agent import processes
-from gpuops.agent.daemon.init_command import prepare_node, refuse_foreign, start_watchdog
+from gpuops.agent.daemon.init_command import prepare_node, refuse_foreign
 from gpuops.agent.daemon.main import UNWATCHED_LIMIT_S
+from gpuops.agent.daemon.start_mode import start_mode
 from gpuops.agent.daemon.watchdog import Wake, record_process
 from gpuops.agent.lease_clock import is_run_live
 from gpuops.agent.node import LOCAL, Node, Refusal, log, parse_options, read_json, remove_file, write_json
@@ -93,11 +94,12 @@ class _Holder:
         if self._job.get("apart"):
             _start_apart(self._node)  # first: a subreaper would become its parent
         processes.become_subreaper()
-        if not self._job.get("apart"):
-            start_watchdog(self._node)
+        watchdog = None if self._job.get("apart") else start_mode(self._node, "watchdog")
         watched_at, noticed, quiet_at = time.monotonic() + UNWATCHED_LIMIT_S, False, 0.0
         while True:
             received = wake.wait(CHECK_INTERVAL_S)
+            if watchdog:
+                watchdog.poll()
             processes.reap_orphans()
             now = time.monotonic()
             if not noticed and received & {signal.SIGTERM, signal.SIGUSR1}:
@@ -147,7 +149,7 @@ def _start_apart(node: Node) -> None:
     end before the notice reaches its agent. The watchdog ends by itself where this process does."""
     child = os.fork()
     if child == 0:
-        start_watchdog(node)
+        start_mode(node, "watchdog")
         os._exit(0)
     os.waitpid(child, 0)
 

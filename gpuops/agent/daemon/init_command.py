@@ -4,14 +4,14 @@ from __future__ import annotations
 
 import json
 import os
-import subprocess
 import sys
 import time
 from typing import Any, Sequence
 
 from gpuops.agent import lease_clock
+from gpuops.agent.daemon.start_mode import start_mode
 from gpuops.agent.files import local_disk
-from gpuops.agent.node import Node, Refusal, open_append, parse_node, program_argv, remove_file, write_json
+from gpuops.agent.node import Node, Refusal, parse_node, remove_file, write_json
 from gpuops.agent.rpc.connect import ask, is_watched, refuse_ended
 
 AGENT_START_LIMIT_S = 45.0
@@ -45,7 +45,7 @@ def main(_mode: str, arguments: Sequence[str]) -> int:
 
 def _answer(node: Node) -> int:
     if not (node.settings().contained or is_watched(node)):
-        start_watchdog(node)
+        start_mode(node, "watchdog")
     print(json.dumps(wait_for_agent(node)), flush=True)
     return 0
 
@@ -85,19 +85,6 @@ def refuse_foreign(present: dict[str, Any], requested: dict[str, Any]) -> None:
             "foreign",
             f"this folder belongs to a node of {present.get('cluster')} that was made before",
             "end that one first: gpuops down, or gpuops reap where nobody remembers it",
-        )
-
-
-def start_watchdog(node: Node) -> None:
-    """Start the watchdog detached: in its own session, without our stdio, in the node's folder."""
-    with open_append(node.path("watchdog.log")) as errors:
-        subprocess.Popen(
-            [*program_argv(), "watchdog", "--node", node.dir],
-            stdin=subprocess.DEVNULL,
-            stdout=errors,
-            stderr=errors,
-            cwd=node.dir,
-            start_new_session=True,
         )
 
 

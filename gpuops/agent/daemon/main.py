@@ -11,7 +11,7 @@ from typing import Sequence
 
 from gpuops.agent import processes, run_files
 from gpuops.agent.daemon import image_variables
-from gpuops.agent.daemon.init_command import start_watchdog
+from gpuops.agent.daemon.start_mode import start_mode
 from gpuops.agent.daemon.watchdog import Wake, record_process
 from gpuops.agent.node import Node, log, parse_node
 from gpuops.agent.result_storage import end_after_upload, sink
@@ -78,5 +78,5 @@ def close_orphaned(node: Node) -> None:
     run_verbs.end_runs(reason, StopMode.NOW, Outcome.LOST, UNWATCHED_LIMIT_S)
     processes.end_all(processes.helper_processes)
     if os.path.exists("node.json") and not os.path.exists("ended.json"):
-        start_watchdog(node)
+        start_mode(node, "watchdog")
     os._exit(0)  # threads that serve clients have nothing left to do

@@ -18,15 +18,14 @@ import time
 from typing import Any, Iterable, Sequence
 
 from gpuops.agent import client_activity, lease_clock, processes
+from gpuops.agent.daemon.start_mode import start_mode
 from gpuops.agent.node import (
     LOCAL,
     Node,
     NodeSettings,
     local_path,
     log,
-    open_append,
     parse_node,
-    program_argv,
     write_json,
 )
 from gpuops.agent.processes import find_process
@@ -114,7 +113,7 @@ class Watchdog:
         self._held_runs: dict[str, HeldRuns] = {}
         """By the node's folder: of this node and of those that share its machine."""
         self._work_schedule = client_activity.WorkSchedule()
-        self._agent: subprocess.Popen[bytes] | None = None
+        self._agent: processes.Child | None = None
         self._agent_started = 0.0
         self._restart_pause_s = 0.0
 
@@ -230,14 +229,7 @@ class Watchdog:
 
     def _start_agent(self) -> None:
         self._agent_started = time.monotonic()
-        with open_append(self._node.path("agent.log")) as errors:
-            self._agent = processes.start_child(
-                [*program_argv(), "agent", "--node", self._node.dir, "--watchdog", str(os.getpid())],
-                stdin=subprocess.DEVNULL,
-                stdout=errors,
-                stderr=errors,
-                cwd=self._node.dir,
-            )
+        self._agent = start_mode(self._node, "agent", "--watchdog", str(os.getpid()))
 
     def _end_processes(self, kind: str, say: str, how: str, farewell_s: float = 0.0) -> None:
         """Ask the agent for an orderly end of its run, then end every process."""

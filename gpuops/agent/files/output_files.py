@@ -38,6 +38,8 @@ PATTERN_TOKEN = re.compile(r"\*+|\[!?\]?[^\]]*\]|.", re.DOTALL)
 SET_MEMBER = re.compile("(.)-(.)|.", re.DOTALL)
 """A part of a set: a range, or one character. A dash elsewhere stands for itself."""
 HASH_CHUNK_BYTES = 1 << 20
+MAX_LISTED_FILES = 100_000
+"""More files than this a verb does not list in its one message."""
 
 
 def outs(node: Node, args: dict[str, Any], emit: Emit) -> dict[str, Any]:  # noqa: ARG001 (a verb's signature)
@@ -228,6 +230,14 @@ def left(node: Node, arguments: Sequence[str], stdin: BinaryIO, stdout: BinaryIO
     stdout.write(json.dumps(list_unnamed(node, json.loads(stdin.read()))).encode() + b"\n")
     stdout.flush()
     return 0
+
+
+def left_here(node: Node, args: dict[str, Any], emit: Emit) -> dict[str, Any]:  # noqa: ARG001 (a verb's signature)
+    """Verb `left`: as the mode, without the start of a program. Raises Refusal(`many`)."""
+    listing = list_unnamed(node, args)
+    if len(listing["files"]) > MAX_LISTED_FILES:
+        raise Refusal("many", f"these are more than {MAX_LISTED_FILES} files", "use the mode `left`")
+    return listing
 
 
 def list_unnamed(node: Node, args: dict[str, Any]) -> dict[str, Any]:

@@ -1,7 +1,7 @@
 """A push, the node's side: the verbs `plan`, `commit` and `edits`, the bulk mode `receive`.
 
     plan     compares the client's list with the tree; answers what must be sent, and whether rsync may bring it
-    receive  stores the requested contents in incoming/<tree>/, as the mode `rsync-receive` does
+    receive  stores the requested contents in incoming/<tree>/, as the mode `rsync-receive` does; few bytes as a verb
     commit   compares again, then removes, renames and records
 
 A push may be interrupted at any byte. Files that were received whole are not sent again. `commit` records what it is
@@ -11,14 +11,25 @@ a tree at a time: a new `plan` invalidates the older push.
 
 from __future__ import annotations
 
+import base64
 import contextlib
+import io
 import os
 import secrets
 from typing import Any, BinaryIO, Mapping
 
 from gpuops.agent import wire_format
 from gpuops.agent.files.contents_here import Changed, ContentsHere, copied
-from gpuops.agent.files.folder import TreeFolder, apply_stat, check_room, parent_paths, path_bytes, stat_entry
+from gpuops.agent.files.folder import (
+    FULL_DISK_ERRORS,
+    TreeFolder,
+    apply_stat,
+    check_room,
+    disk_full,
+    parent_paths,
+    path_bytes,
+    stat_entry,
+)
 from gpuops.agent.files.incoming import COPY, Incoming, Plan, superseded, tree_lock
 from gpuops.agent.files.push_comparison import (
     Record,
@@ -91,6 +102,7 @@ def plan(node: Node, args: dict[str, Any], emit: Emit) -> dict[str, Any]:  # noq
         "kept": state.having(KEPT) + state.edited,
         "conflicts": state.having(CONFLICT),
         "adds": push_plan.adds,
+        "messages": True,
         "rsync": find_version() if need and args.get("rsync") else "",
         "inplace": True,
         "replaces": sum(files[path].size - (0 if path in record.files else missing[path]) for path in need),
@@ -100,7 +112,7 @@ def plan(node: Node, args: dict[str, Any], emit: Emit) -> dict[str, Any]:  # noq
 def _nothing_to_do(node: Node, tree: str, push_plan: Plan, kept: list[str]) -> dict[str, Any]:
     Incoming(node, tree).close()  # invalidates an older push
     return {"push": "", "need": [], "ask": [], "stale": [], "conflicts": [], "rsync": "", "replaces": 0,
-            "adds": push_plan.adds, "kept": kept}  # fmt: skip
+            "adds": push_plan.adds, "messages": True, "kept": kept}  # fmt: skip
 
 
 def _read_records(node: Node, tree: str, push_plan: Plan) -> tuple[Record, Record]:
@@ -224,6 +236,19 @@ def open_push(node: Node, arguments: list[str]) -> tuple[Incoming, list[tuple[st
         files = list(incoming.load().files.items())
         end_rsync(node, flags["tree"])  # the client has given it up
     return incoming, files
+
+
+def receive_message(node: Node, args: dict[str, Any], emit: Emit) -> dict[str, Any]:  # noqa: ARG001
+    """Verb `receive`: what the mode reads, in one message: a small push needs no program. Raises as the mode does, and
+    Refusal(`disk`)."""
+    stream = io.BytesIO(base64.b64decode(args["stream"]))
+    try:
+        receive(node, ["--tree", args["tree"], "--push", args["push"]], stream, stream)
+    except OSError as error:
+        if error.errno in FULL_DISK_ERRORS:
+            raise disk_full() from error
+        raise
+    return {}
 
 
 def receive(node: Node, arguments: list[str], stdin: BinaryIO, stdout: BinaryIO) -> int:  # noqa: ARG001

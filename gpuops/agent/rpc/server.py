@@ -36,6 +36,7 @@ VERBS = {
     "python": "python.setup:python",
     "setup": "python.setup:setup",
     "plan": "files.push_steps:plan",
+    "receive": "files.push_steps:receive_message",
     "commit": "files.push_steps:commit",
     "copies": "files.copies:copies",
     "edits": "files.push_steps:edits",
@@ -49,14 +50,15 @@ VERBS = {
     "tail": "run.log_tail:tail",
     "outs": "files.output_files:outs",
     "sums": "files.output_files:sums",
+    "left": "files.output_files:left_here",
     "made": "files.earlier_outputs:made",
     "discard": "run.run_verbs:discard",
     "lease": "lease_clock:lease",
 }
 """Module and function of each verb, imported with its first request."""
-READING = frozenset({"ping", "run", "tail", "outs", "sums", "made", "stop", "home"})
+READING = frozenset({"ping", "run", "tail", "outs", "sums", "left", "made", "stop", "home"})
 """Verbs that need nothing but the node's files."""
-ACTIVITY = frozenset({"python", "setup", "plan", "commit", "discard", "start", "home"})
+ACTIVITY = frozenset({"python", "setup", "plan", "receive", "commit", "discard", "start", "home"})
 """Verbs that are a sign of use, at their start and with every item."""
 MAX_WAITING_CONNECTIONS = 64
 """Connections that may wait to be accepted."""

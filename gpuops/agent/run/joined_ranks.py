@@ -43,6 +43,7 @@ class Sampler:
         self._joined: set[int] = set()
         self._clients: set[str] = set()
         """Addresses of all clients of the store that were seen."""
+        self._table_read_at = -LATE_SAMPLE_INTERVAL_S
         self._living: Mapping[int, int] = {}
         self._stop_requested = threading.Event()
 
@@ -70,18 +71,22 @@ class Sampler:
 
     def sample(self, pids: Mapping[int, int]) -> None:
         """Check once the ranks (rank -> pid) that were not seen joined yet."""
+        now = self._clock()
         inodes: set[str] | None = None
         for rank, pid in pids.items():
             if rank in self._joined:
                 continue
-            family = with_children(pid)
-            if inodes is None:
-                inodes = self._store_inodes(pid)
-            if not os.path.isdir(f"/proc/{pid}/fd") or inodes is None:
+            held = {inode for member in with_children(pid) for inode in socket_inodes(member)}
+            # The table may have thousands of rows, and a script that still imports torch holds no socket.
+            if inodes is None and (held or now - self._table_read_at >= LATE_SAMPLE_INTERVAL_S):
+                self._table_read_at, inodes = now, self._store_inodes(pid)
+                if inodes is None:
+                    continue
+            if not os.path.isdir(f"/proc/{pid}/fd"):
                 continue
-            self._last_sampled[rank] = self._clock()
-            self._first_sampled.setdefault(rank, self._last_sampled[rank])
-            if any(inodes & socket_inodes(member) for member in family):
+            self._last_sampled[rank] = now
+            self._first_sampled.setdefault(rank, now)
+            if held and inodes and held & inodes:
                 self._joined.add(rank)
 
     def _store_inodes(self, pid: int | None = None) -> set[str] | None:

@@ -106,6 +106,27 @@ def test_a_long_enough_look_without_a_connection_is_a_no() -> None:
         assert sampler.joined(0) is expected
 
 
+def test_the_table_is_read_seldom_while_a_rank_holds_no_socket(monkeypatch: pytest.MonkeyPatch) -> None:
+    """It may be long, and torch is imported for seconds."""
+    now, reads = [0.0], [0]
+    real = sockets.list_connections
+
+    def read(pid: int | None = None) -> list[sockets.Connection] | None:
+        reads[0] += 1
+        return real(pid)
+
+    monkeypatch.setattr(joined_ranks, "list_connections", read)
+    sampler = joined_ranks.Sampler(1, 1, 4, clock=lambda: now[0])
+    with subprocess.Popen(["sleep", "600"]) as other:
+        for now[0] in (0.0, 0.5, 1.0, joined_ranks.LATE_SAMPLE_INTERVAL_S):
+            sampler.sample({0: other.pid})
+        other.kill()
+    assert reads == [2]
+    with socket.socket():
+        sampler.sample({1: os.getpid()})
+    assert reads == [3]
+
+
 def test_who_lives_is_looked_at_until_the_end() -> None:
     with socket.create_server(("127.0.0.1", 0)) as listener:
         sampler = joined_ranks.Sampler(listener.getsockname()[1], 1, 4)

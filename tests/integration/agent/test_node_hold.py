@@ -127,7 +127,7 @@ def test_its_node_ends_where_what_holds_it_is_killed(held: Held) -> None:
 
 def test_a_conversation_ends_where_its_client_is_silent(held: Held) -> None:
     """Whose srun was killed is told of no end; an empty line is a sign of life."""
-    held.start()
+    process = held.start()
     words = held.node.paths.argv("connect", "--silence", "1.5")
     with subprocess.Popen(words, stdin=subprocess.PIPE, stdout=subprocess.PIPE) as connect:
         assert connect.stdin
@@ -140,6 +140,7 @@ def test_a_conversation_ends_where_its_client_is_silent(held: Held) -> None:
         assert connect.poll() is None
         assert connect.wait(HANG_S) == 0
     assert held.node.end()["left"] == 0
+    assert process.wait(HANG_S) == 0
 
 
 def test_a_machine_with_another_home_says_so(held: Held) -> None:

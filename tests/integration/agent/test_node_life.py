@@ -99,6 +99,20 @@ def test_init_again_starts_nothing_twice(node: RealNode) -> None:
     assert first == node.init() == {"watchdog": node.process("watchdog"), "agent": node.process("agent")}
 
 
+@pytest.mark.skipif(not PROC, reason="needs /proc, without which nothing is forked")
+def test_watchdog_and_agent_have_nothing_of_who_forked_them(node: RealNode) -> None:
+    """With the watchdog's lock open in the agent no other watchdog could begin, and with our pipes no client's `init`
+    would end."""
+    for name in ("watchdog", "agent"):
+        pid = node.process(name)
+        place = Path(f"/proc/{pid}")
+        open_files = {int(fd.name): os.readlink(fd) for fd in (place / "fd").iterdir()}
+        log = str(node.folder / f"{name}.log")
+        assert [open_files[stream] for stream in range(3)] == ["/dev/null", log, log]
+        assert (str(node.folder / "watchdog.lock") in open_files.values()) == (name == "watchdog")
+        assert (os.getsid(pid), (place / "comm").read_text()) == (pid, f"gpuops-{name}\n")
+
+
 @pytest.mark.parametrize(
     ("other", "say"),
     [
@@ -257,6 +271,7 @@ def test_what_a_run_downloads_is_kept_for_the_nodes_of_a_root_and_is_no_result(
         assert node.file(run, "launcher.out") == known
         client = node.client()
         assert client.call("outs", run=run, patterns=["*.gz"]).files == []
+        assert client.call("left", run=run, patterns=[]).files == []
         client.close()
         code, left, errors = node.mode("left", stdin=json.dumps({"run": run, "patterns": []}))
         assert (code, left) == (0, '{"files": []}\n'), errors

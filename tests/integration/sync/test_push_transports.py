@@ -1,4 +1,4 @@
-"""What holds of both ways by which a push brings files to a node, rsync and the stream: by real processes."""
+"""What holds of all ways by which a push brings files to a node, rsync, the stream and a message: by real processes."""
 
 from __future__ import annotations
 
@@ -6,8 +6,9 @@ import itertools
 import os
 import shutil
 import stat
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -19,19 +20,22 @@ from gpuops.sync.uplink import Uplink
 from gpuops.sync.upload import PushReport, push_many
 from gpuops.transport import rsync
 from gpuops.transport.connection import ProcessChannel
+from tests.fakes import inprocess
 from tests.fakes.inprocess import InProcessClient
 from tests.integration.sync.push_world import Meddling, World, contents
 
-PROGRAM = {"stream": "receive", "rsync": "rsync-receive"}
+PROGRAM = {"message": "receive", "stream": "receive", "rsync": "rsync-receive"}
+WORDS = {"message": "as a stream", "stream": "as a stream", "rsync": "by rsync"}
 
 
-@pytest.fixture(params=["stream", "rsync"])
+@pytest.fixture(params=["message", "stream", "rsync"])
 def way(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> str:
     """The only way that there is, for pushes of any size."""
-    if request.param == "stream":
-        monkeypatch.setattr(rsync, "local_rsync", lambda: None)
-    else:
+    if request.param == "rsync":
         monkeypatch.setattr(push_transports, "MIN_RSYNC_BYTES", 0)
+    else:
+        monkeypatch.setattr(rsync, "local_rsync", lambda: None)
+        monkeypatch.setattr(push_transports, "MAX_MESSAGE_BYTES", -1 if request.param == "stream" else 1 << 40)
     return str(request.param)
 
 
@@ -63,7 +67,7 @@ def test_everything_arrives_byte_for_byte(world: World) -> None:
 
 def test_a_program_does_not_run_as_its_owner_there(world: World, way: str) -> None:
     (world.here / "run.sh").chmod(0o6755)
-    assert way in world.push().way
+    assert WORDS[way] in world.push().way
     assert stat.S_IMODE((world.there / "run.sh").stat().st_mode) == 0o755
     assert world.push().files_sent == 0
 
@@ -105,13 +109,17 @@ def test_files_turn_into_folders_and_links_and_back(world: World) -> None:
 def test_an_edit_during_the_transfer_is_seen(world: World, monkeypatch: pytest.MonkeyPatch) -> None:
     world.push()
     (world.here / "train.py").write_text("new here")
-    start = world.node.start
+    start, receive = world.node.start, inprocess.VERBS["receive"]
 
-    def edit_then_send(argv: Sequence[str]) -> ProcessChannel:
-        (world.there / "train.py").write_text("edited meanwhile")
-        return start(argv)
+    def edit_then(go_on: Callable[..., Any]) -> Callable[..., Any]:
+        def edit(*arguments: Any) -> Any:
+            (world.there / "train.py").write_text("edited meanwhile")
+            return go_on(*arguments)
 
-    monkeypatch.setattr(world.node, "start", edit_then_send)
+        return edit
+
+    monkeypatch.setattr(world.node, "start", edit_then(start))
+    monkeypatch.setitem(inprocess.VERBS, "receive", edit_then(receive))
     with pytest.raises(NodeRefused) as refused:
         world.push()
     assert refused.value.kind == "edited"
@@ -160,8 +168,12 @@ def test_a_receiver_that_dies_is_a_lost_connection(world: World, monkeypatch: py
     def dies(argv: Sequence[str]) -> ProcessChannel:  # noqa: ARG001
         return ProcessChannel(["sh", "-c", "echo out of luck >&2; exit 255"])
 
+    def ends(*_: Any) -> dict[str, Any]:
+        raise ConnectionLost("out of luck")
+
     with monkeypatch.context() as broken:
         broken.setattr(world.node, "start", dies)
+        broken.setitem(inprocess.VERBS, "receive", ends)
         with pytest.raises(ConnectionLost, match="out of luck"):
             world.push()
     world.push()

@@ -11,6 +11,7 @@ from typing import cast
 
 import pytest
 
+from gpuops.agent.files import output_files
 from gpuops.agent.files.output_files import compile_patterns
 from gpuops.core.context import Context
 from gpuops.core.errors import NodeError
@@ -33,6 +34,7 @@ from gpuops.sync.unmatched_files import (
 )
 from gpuops.sync.upload import push_many
 from gpuops.transport.connection import ProcessChannel
+from gpuops.transport.rpc import AgentClient
 from tests.fakes.inprocess import InProcessClient
 
 
@@ -53,9 +55,25 @@ def there(client: InProcessClient) -> Path:
     return Path(client.node.tree("project"))
 
 
+class Agent(InProcessClient, AgentClient):  # type: ignore[misc]
+    """One that converses, where the others stand for its programs alone."""
+
+
 def seen(client: InProcessClient, patterns: list[str]) -> dict[str, tuple[int, bool]]:
     found = list_unmatched_files({0: client}, patterns, tree="project")  # type: ignore[dict-item]
     return {one.path: (one.size, one.edited) for one in found}
+
+
+def test_an_agent_says_what_is_left_and_a_program_where_it_refuses(
+    client: InProcessClient, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    agent = Agent(Path(client.node.dir))
+    (there(client) / "notes.txt").write_text("precious")
+    assert seen(agent, []) == {"notes.txt": (8, False)}
+    assert agent.asked == ["left"]
+    monkeypatch.setattr(output_files, "MAX_LISTED_FILES", 0)
+    assert seen(agent, []) == {"notes.txt": (8, False)}
+    assert agent.asked == ["left", "left", "left"], "the second one is refused"
 
 
 def test_what_was_pushed_is_not_left(client: InProcessClient) -> None:

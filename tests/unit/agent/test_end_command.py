@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import errno
+import json
 import os
 import shutil
 from pathlib import Path
@@ -10,7 +11,7 @@ from typing import Any
 
 import pytest
 
-from gpuops.agent.daemon.end_command import remove_node, remove_root
+from gpuops.agent.daemon.end_command import main, remove_node, remove_root
 from gpuops.agent.node import Node, Refusal
 
 
@@ -76,3 +77,19 @@ def test_a_disk_that_became_read_only_is_said_in_words(tmp_path: Path, monkeypat
     with pytest.raises(Refusal) as caught:
         remove_node(Node(str(tmp_path)))
     assert caught.value.say == f"{tmp_path}/watchdog.log cannot be removed"
+
+
+def test_a_node_that_took_the_place_of_the_one_that_is_meant_stays(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    folder = tmp_path / ".gpuops-0badcafe" / "lab" / "n0"
+    folder.mkdir(parents=True)
+    (folder / "node.json").write_text(json.dumps({"token": "later-0"}))
+    words = ["--node", str(folder), "--remove", "--root", "--token"]
+    assert main("end", [*words, "sooner-0"]) == 0
+    said = json.loads(capsys.readouterr().out)
+    assert (said["ended"], said["left"], [node["token"] for node in said["nodes"]]) == (0, 0, ["later-0"])
+    assert [path.name for path in folder.iterdir()] == ["node.json"]
+    assert main("end", [*words, "later-0"]) == 0
+    assert json.loads(capsys.readouterr().out)["nodes"] == []
+    assert list(tmp_path.iterdir()) == []

@@ -25,11 +25,11 @@ def test_results_that_take_long_to_store_leave_no_machine_without_its_lease(
     guard.start()
     (tmp_path / "node.json").write_text("{}")
     monkeypatch.chdir(tmp_path)
-    watchdogs: list[Node] = []
-    monkeypatch.setattr(main, "start_watchdog", watchdogs.append)
+    watchdogs: list[str] = []
+    monkeypatch.setattr(main, "start_mode", lambda _node, mode: watchdogs.append(mode))
     monkeypatch.setattr(main.processes, "end_all", lambda _find: 0)
     monkeypatch.setattr(main.os, "_exit", lambda _code: None)
     main.close_orphaned(Node(str(tmp_path)))
     guard.cancel()
     assert not storing.done.is_set(), "it is not waited for"
-    assert len(watchdogs) == 1
+    assert watchdogs == ["watchdog"]

@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from contextlib import nullcontext
+import dataclasses
+from contextlib import nullcontext, suppress
 from pathlib import Path
 
 import pytest
@@ -89,6 +90,23 @@ def test_who_ends_a_cluster_does_not_wait_until_it_has_left(
     assert left(world, row) == [f"gpuops-{OWNER}-lab-0", f"gpuops-{OWNER}-lab-1"]
     assert not any(one.bills or one.per_hour for one in world.ledger.list_leftovers(row.id))
     assert down(world, [world.ledger.cluster(row.id)], Silent(), force=False) == ["lab is gone already (gpuops down)"]
+
+
+@pytest.mark.parametrize("more", ["", "unseen", "another provider", "virtual", "intent"])
+def test_what_was_just_seen_is_ended_without_a_list_where_that_can_add_nothing(
+    there: tuple[Cloud, Context], monkeypatch: pytest.MonkeyPatch, more: str
+) -> None:
+    cloud, world = there
+    row = cluster(world, 2)
+    monkeypatch.setattr(world.provisioner(NAME), "ends_only_its_own", more != "another provider")
+    if more == "virtual":
+        machine = world.ledger.resources(row.id)[0]
+        world.ledger.update_resource(row.id, dataclasses.replace(machine, data={**machine.data, "virtual": [2]}))
+    elif more == "intent":
+        world.ledger.will(row.id, "machine", f"gpuops-{OWNER}-lab-2", "lab-token-2", "here")
+    with suppress(StillBilling):
+        tear_down(world, row.id, "its end", seen=more != "unseen")
+    assert (cloud.folder / "calls").read_text().split()[0] == ("list_owned" if more else "destroy")
 
 
 def test_its_name_is_free_and_a_newer_one_is_left_alone(there: tuple[Cloud, Context]) -> None:

@@ -70,3 +70,20 @@ def test_a_guard_that_never_begins_is_not_waited_for_for_ever(home: Path, proces
 
 def test_a_guard_that_had_nothing_to_do_is_no_failure(home: Path) -> None:
     wait(home, Process(0))
+
+
+def test_a_guard_that_begins_is_started_once(home: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    begun: list[Process] = []
+    monkeypatch.setattr("gpuops.core.processes.start_background", lambda *_, **__: begun.append(Process()) or begun[-1])
+    start.ensure(home, row(), waits=False)
+    start.ensure(home, row(), waits=False)
+    assert len(begun) == 1, "it has not taken the lock yet"
+    guard_heartbeat.claim(home, 1)
+    start.ensure(home, row(), waits=False)
+    assert len(begun) == 2, "the first one has had the lock: it leaves, and may not see what is new"
+    begun[-1].status = 1
+    start.ensure(home, row(), waits=False)
+    assert len(begun) == 3, "it has ended"
+    monkeypatch.setattr(guard_heartbeat, "FIRST_BEAT_S", -1.0)
+    start.ensure(home, row(), waits=False)
+    assert len(begun) == 4, "it does not begin"

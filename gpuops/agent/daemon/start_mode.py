@@ -1,0 +1,81 @@
+"""The start of the watchdog and of the agent, each in a session of its own, without our standard streams.
+
+Where that is safe they are forked: Python and the modules that they share with us have been loaded, which takes longer
+than all else that they do to begin. A process with threads would fork with whatever locks these hold, and what macOS
+has loaded does not survive a fork: there the program is started anew.
+"""
+
+from __future__ import annotations
+
+import importlib
+import os
+import signal
+import subprocess
+import threading
+import traceback
+from typing import Iterable, NoReturn, Sequence
+
+from gpuops.agent import processes
+from gpuops.agent.node import Node, open_append, program_argv
+
+MODULES = {"watchdog": "gpuops.agent.daemon.watchdog", "agent": "gpuops.agent.daemon.main"}
+OPEN_FILES = "/proc/self/fd"
+STREAMS = 3
+
+
+def start_mode(node: Node, mode: str, *more: str) -> processes.Child:
+    """Start a mode of MODULES as a child in the node's folder, which writes to `<mode>.log`. Raises OSError."""
+    arguments = ["--node", node.dir, *more]
+    with open_append(node.path(f"{mode}.log")) as log:
+        if processes.PROC and threading.active_count() == 1:
+            child = _fork(node, mode, arguments, log.fileno())
+            processes.register(child)  # no other thread collects it before
+            return child
+        return processes.start_child(
+            [*program_argv(), mode, *arguments], stdin=subprocess.DEVNULL, stdout=log, stderr=log, cwd=node.dir
+        )
+
+
+def _fork(node: Node, mode: str, arguments: Sequence[str], log: int) -> processes.ForkedChild:
+    # Until its handlers are gone, a signal to the child would be told to us, through the pipe of our `Wake`.
+    blocked = signal.pthread_sigmask(signal.SIG_BLOCK, signal.valid_signals())
+    try:
+        pid = os.fork()
+        if not pid:
+            _become(node, mode, arguments, log, blocked)
+    finally:
+        signal.pthread_sigmask(signal.SIG_SETMASK, blocked)
+    return processes.ForkedChild(pid)
+
+
+def _become(node: Node, mode: str, arguments: Sequence[str], log: int, mask: Iterable[int]) -> NoReturn:
+    """In the child: leave nothing of the parent's that the start of a program would not leave either."""
+    code = 1
+    try:
+        os.setsid()
+        os.chdir(node.dir)
+        nothing = os.open(os.devnull, os.O_RDONLY)
+        for stream, source in enumerate((nothing, log, log)):
+            os.dup2(source, stream)
+        for fd in map(int, os.listdir(OPEN_FILES)):
+            if fd >= STREAMS:
+                _close(fd)  # among them the lock of the watchdog, which ends with it alone
+        signal.set_wakeup_fd(-1)
+        for sign in signal.valid_signals():
+            if callable(signal.getsignal(sign)):
+                signal.signal(sign, signal.SIG_DFL)
+        signal.pthread_sigmask(signal.SIG_SETMASK, mask)
+        processes.forget_children()
+        with open("/proc/self/comm", "w") as name:
+            name.write(f"gpuops-{mode}")  # its command line is still ours
+        code = importlib.import_module(MODULES[mode]).main(mode, arguments)
+    except BaseException:
+        traceback.print_exc()
+    os._exit(code)
+
+
+def _close(fd: int) -> None:
+    try:
+        os.close(fd)
+    except OSError:
+        pass  # the one that listed them
