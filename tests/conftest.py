@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+import functools
 import gc
 import json
 import os
@@ -11,7 +12,7 @@ import subprocess
 import sys
 import tempfile
 import time
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Generator, Iterator, Sequence
 from contextlib import ExitStack, closing, contextmanager
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -42,9 +43,11 @@ HANG_S = 600.0
 TESTS = Path(__file__).parent
 LONG = (
     "system/lab/test_workloads.py", "system/lab/test_deadmen.py", "system/packaging/", "system/lab/test_cut.py",
-    "system/chaos/", "system/lab/",
+    "system/train/", "system/chaos/", "system/lab/",
 )  # fmt: skip
 """What takes minutes comes first, the longest file before all, so that no worker has one left when others are done."""
+TOGETHER = ("system/train/",)
+"""Folders of which one worker plays all files: torch is loaded there once, and in a process that forks ranks."""
 
 os.environ.setdefault("KF_RULE_CACHE_DIR", str(TESTS.parent / ".pytest_cache" / "rules"))
 """Where Kingfisher keeps its compiled rules: with a home of its own each test would compile them, for seconds."""
@@ -74,22 +77,45 @@ def pytest_ignore_collect(collection_path: Path) -> bool | None:
     return True if why_not(HERE.kind, place if collection_path.is_file() else f"{place}/") else None
 
 
+@pytest.hookimpl(optionalhook=True)
+def pytest_xdist_make_scheduler(config: pytest.Config, log: Any) -> Any:
+    """Files of tests side by side, as by `--dist loadfile`, but for those that share what takes long to make."""
+    if config.getoption("dist") != "loadfile":
+        return None
+    from xdist.scheduler import LoadFileScheduling
+
+    class ByFile(LoadFileScheduling):
+        def _split_scope(self, nodeid: str) -> str:
+            return next(
+                (f"tests/{one}" for one in TOGETHER if nodeid.startswith(f"tests/{one}")), nodeid.split("::")[0]
+            )
+
+    return ByFile(config, log)
+
+
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
-    items.sort(key=_how_late)
+    items.sort(key=lambda item: _how_late(item.path))
     for item in items:
         if why := why_not(HERE.kind, item.nodeid):
             item.add_marker(pytest.mark.skip(reason=f"{HERE.kind}: {why}"))
 
 
-def pytest_collection_finish() -> None:
-    """What was collected stays: no collection of garbage looks at it again, which costs a test process a tenth."""
-    gc.collect()
-    gc.freeze()
+@pytest.hookimpl(wrapper=True)
+def pytest_collection() -> Generator[None, Any, Any]:
+    """What is collected stays: no collection of garbage looks at it, neither now, which costs each test process more
+    than a second, nor later, which costs a tenth."""
+    gc.disable()
+    try:
+        return (yield)
+    finally:
+        gc.freeze()
+        gc.enable()
 
 
-def _how_late(item: pytest.Item) -> int:
-    """Its place by LONG."""
-    place = item.path.relative_to(TESTS).as_posix() if item.path.is_relative_to(TESTS) else ""
+@functools.cache
+def _how_late(path: Path) -> int:
+    """A file's place by LONG."""
+    place = path.relative_to(TESTS).as_posix() if path.is_relative_to(TESTS) else ""
     return next((at for at, where in enumerate(LONG) if place.startswith(where)), len(LONG))
 
 

@@ -19,6 +19,7 @@ policy, prove; and train_run (`train`, `run`), push_pull (`push`, `pull`), ssh (
 
 from __future__ import annotations
 
+import gc
 import sys
 from typing import NoReturn
 
@@ -26,6 +27,7 @@ from typing import NoReturn
 def main(argv: list[str] | None = None) -> NoReturn:
     """Run one command and exit with its code (0, 1, 2, 3, 4, 5, 130; a bug is 70)."""
     code = None
+    gc.set_threshold(50_000)  # what is imported stays: to look for garbage in it takes a tenth of a short command
     try:
         from gpuops.cli.entry import execute, flush_streams, open_closed_streams
 
@@ -34,4 +36,5 @@ def main(argv: list[str] | None = None) -> NoReturn:
         flush_streams()
     except KeyboardInterrupt:  # before the command started, or after it ended
         code = 130 if code is None else code
+    gc.freeze()  # the process ends, and with it what the last collections of garbage would look at
     sys.exit(code)

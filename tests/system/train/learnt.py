@@ -7,7 +7,7 @@ from pathlib import Path
 from types import ModuleType
 from typing import Any
 
-import torch
+from late import torch
 
 TRAIN = Path(__file__).parents[3] / "train"
 

@@ -9,12 +9,14 @@ from __future__ import annotations
 import json
 from collections.abc import Callable
 from pathlib import Path
-from typing import NamedTuple
+from typing import TYPE_CHECKING, NamedTuple
 
 import pytest
-import torch
+from late import torch
 from made import movielens
-from torch import Tensor
+
+if TYPE_CHECKING:
+    from torch import Tensor
 
 PROGRAMS = ("toy", "digits", "movielens")
 SAME = 1e-12

@@ -11,7 +11,7 @@ from pathlib import Path
 from typing import NamedTuple
 
 import pytest
-import torch
+from late import torch
 from mirror import Mirror
 
 PROGRAMS = ["mnist", "cifar10", "movielens"]

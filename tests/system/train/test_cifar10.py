@@ -8,14 +8,16 @@ import re
 from collections.abc import Callable
 from pathlib import Path
 from types import ModuleType
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 import pytest
-import torch
+from late import torch
 from learnt import last_snapshot, module_of
 from made import cifar10 as made
-from torch import Tensor
+
+if TYPE_CHECKING:
+    from torch import Tensor
 
 SMALL = ("--width", "8", "--batch_size", "20")
 """200 images to learn from, and a model for which that is enough: ten steps of 20 are an epoch of one process."""
@@ -92,7 +94,7 @@ def same(one: Any, other: Any, where: str = "snapshot") -> None:
         assert len(one) == len(other), where
         for number, pair in enumerate(zip(one, other, strict=True)):
             same(*pair, f"{where}[{number}]")
-    elif isinstance(one, Tensor):
+    elif isinstance(one, torch.Tensor):
         assert torch.equal(one, other), where
     else:
         assert one == other, where

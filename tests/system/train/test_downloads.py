@@ -19,14 +19,15 @@ from types import SimpleNamespace
 from typing import TYPE_CHECKING, cast
 
 import pytest
-from ddp import downloads
-from ddp.downloads import File
+from late import late_import
 from mirror import Mirror
 
 from tests.certificate import certificate_in
 
 if TYPE_CHECKING:
     from ddp.world import World
+
+downloads = late_import("ddp.downloads")
 
 LARGE, SMALL = "large.bin", "small.txt.gz"
 CONTENTS = {LARGE: random.Random(5).randbytes(300_000), SMALL: gzip.compress(b"a few words", mtime=0)}
@@ -42,7 +43,7 @@ def mirror() -> Iterator[Mirror]:
 @pytest.fixture(autouse=True)
 def at_once(monkeypatch: pytest.MonkeyPatch) -> None:
     """Without pauses; and whatever proxy this machine has, loopback is not behind it."""
-    monkeypatch.setattr(downloads, "PAUSE_S", 0)
+    monkeypatch.setattr("ddp.downloads.PAUSE_S", 0)
     monkeypatch.setenv("no_proxy", "127.0.0.1")
     urllib.request.install_opener(None)  # it looks at the environment when it is first used, and never again
 
@@ -53,13 +54,15 @@ class Got:
     def __init__(self, folder: Path, address: str) -> None:
         self.told: list[str] = []
         files = [
-            File(name, f"{address}/{name}", len(content), hashlib.sha256(content).hexdigest(), name[: -len(".gz")])
+            downloads.File(
+                name, f"{address}/{name}", len(content), hashlib.sha256(content).hexdigest(), name[: -len(".gz")]
+            )
             for name, content in CONTENTS.items()
         ]
         alone = SimpleNamespace(local_rank=0, stop=SimpleNamespace(signalled=False), check=self._check)
         self.problem: str | None = None
         with pytest.MonkeyPatch.context() as patch:
-            patch.setattr(downloads, "tell", self.told.append)
+            patch.setattr("ddp.downloads.tell", self.told.append)
             patch.setattr(downloads.dist, "new_group", lambda **_: None)
             patch.setattr(downloads.os.path, "isdir", lambda _: True)
             downloads.fetch(cast("World", alone), str(folder), "", files)
@@ -181,13 +184,13 @@ def test_a_server_that_says_no_is_asked_once(get, mirror: Mirror, tmp_path: Path
 
 
 def test_a_silent_server_is_not_waited_for_for_ever(get, mirror: Mirror, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(downloads, "SILENCE_S", 0.1)
+    monkeypatch.setattr("ddp.downloads.SILENCE_S", 0.1)
     mirror.hold_at = 100_000
     assert f"{LARGE}: timed out, trying again" in get().told
 
 
 def test_a_slow_one_is_told_of(get, mirror: Mirror, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(downloads, "TOLD_S", 0)
+    monkeypatch.setattr("ddp.downloads.TOLD_S", 0)
     told = get().told
     assert told[0] == f"{LARGE}: 0.3 MB from {mirror.address}/{LARGE}"
     assert re.fullmatch(rf"{LARGE}: 0\.\d MB of 0\.3 MB", told[1])

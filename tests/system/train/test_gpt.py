@@ -8,8 +8,7 @@ import re
 from pathlib import Path
 
 import pytest
-import torch
-from torch.distributed.checkpoint.format_utils import dcp_to_torch_save
+from late import torch
 
 from tests.conftest import Shell
 
@@ -62,6 +61,8 @@ class Runs:
 
 def weights(folder: Path, file: Path) -> dict[str, torch.Tensor]:
     """All shards of a snapshot, put together by one process."""
+    from torch.distributed.checkpoint.format_utils import dcp_to_torch_save
+
     dcp_to_torch_save(folder / "snapshots" / "gpt" / "a", file)
     model: dict[str, torch.Tensor] = torch.load(file, weights_only=True)["model"]
     return model

@@ -8,14 +8,18 @@ import struct
 from collections.abc import Callable
 from pathlib import Path
 from types import ModuleType
+from typing import TYPE_CHECKING
 
 import numpy as np
 import pytest
-import torch
-from ddp.downloads import Unusable
+from late import late_import, torch
 from learnt import last_snapshot, module_of
 from made import mnist as made
-from torch import Tensor
+
+if TYPE_CHECKING:
+    from torch import Tensor
+
+downloads = late_import("ddp.downloads")
 
 READ = re.compile(r"320 images to learn and 97 to test, read in \d+\.\d s from .*")
 EPOCH = re.compile(
@@ -150,7 +154,7 @@ def test_what_is_damaged_is_named(program: ModuleType, tmp_path: Path, name: str
     made.make(tmp_path)
     path = tmp_path / f"{name}.gz"
     path.write_bytes(damage(path.read_bytes()))
-    with pytest.raises(Unusable) as refused:
+    with pytest.raises(downloads.Unusable) as refused:
         program.load_data(tmp_path)
     assert str(refused.value).startswith(f"{path} {says}")
     assert "\n" not in str(refused.value)
@@ -160,5 +164,5 @@ def test_lengths_that_no_file_has(program: ModuleType, tmp_path: Path) -> None:
     """Their product is larger than any 64 bits."""
     made.make(tmp_path)
     (tmp_path / f"{IMAGES}.gz").write_bytes(gzip.compress(bytes([0, 0, 8, 3]) + struct.pack(">3I", 2**32 - 1, 28, 28)))
-    with pytest.raises(Unusable, match="has 16 bytes, where its head promises 3367254359296"):
+    with pytest.raises(downloads.Unusable, match="has 16 bytes, where its head promises 3367254359296"):
         program.load_data(tmp_path)

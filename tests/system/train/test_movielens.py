@@ -8,21 +8,24 @@ import zipfile
 from collections import Counter
 from collections.abc import Callable
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 import pytest
-import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from late import Late, torch
 from learnt import last_snapshot, module_of
 from made import movielens as made
 from mirror import Mirror
-from torch import Tensor
+
+if TYPE_CHECKING:
+    from torch import Tensor
 
 POPULAR = re.compile(r"by popularity HR@10 (\d\.\d{4}), NDCG@10 (\d\.\d{4})")
 TEST = re.compile(r"test HR@10 (\d\.\d{4}), NDCG@10 (\d\.\d{4}), (\d+) epochs in \d+\.\d s on (.*)")
 
 
-program = module_of("movielens")
+program = Late(lambda: module_of("movielens"))
 
 
 @pytest.fixture(scope="module")

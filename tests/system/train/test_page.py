@@ -11,9 +11,8 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-import torch
+from late import torch
 from learnt import module_of
-from torch.distributed.run import get_args_parser
 
 ROOT = Path(__file__).parents[3]
 PAGE = ROOT / "docs" / "ddp.md"
@@ -110,6 +109,8 @@ def typed() -> list[list[str]]:
 
 
 def test_what_it_says_to_type_exists() -> None:
+    from torch.distributed.run import get_args_parser
+
     from benchmarks.__main__ import ALONE
 
     programs = set()

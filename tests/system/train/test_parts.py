@@ -9,14 +9,12 @@ from datetime import timedelta
 from typing import Any
 
 import pytest
-import torch
-import torch.distributed as dist
-from ddp.loader import choose_batch
 from ddp.options import arguments
-from ddp.sampler import Sampler
-from ddp.world import join
 from hypothesis import given
 from hypothesis import strategies as st
+from late import late_import, torch
+
+loader, sampling, worlds = map(late_import, ("ddp.loader", "ddp.sampler", "ddp.world"))
 
 numbers = st.integers
 
@@ -29,11 +27,11 @@ def test_every_sample_is_seen_once_however_the_world_changes(
     samples: int, batch: int, world: int, steps: int, later: int, again: int
 ) -> None:
     """Some steps in one world, the rest of the epoch in another, with other batches."""
-    first = [Sampler(samples, batch, rank, world, seed=3).parts(epoch=2)[:steps] for rank in range(world)]
+    first = [sampling.Sampler(samples, batch, rank, world, seed=3).parts(epoch=2)[:steps] for rank in range(world)]
     seen = [index for parts in first for part in parts for index in part.indices[: part.mine].tolist()]
     position = sum(part.all_ranks for part in first[0])
     if position < samples:
-        rest = [Sampler(samples, again, rank, later, seed=3).parts(2, position) for rank in range(later)]
+        rest = [sampling.Sampler(samples, again, rank, later, seed=3).parts(2, position) for rank in range(later)]
         for parts in rest:
             seen += [index for part in parts for index in part.indices[: part.mine].tolist()]
         assert len({tuple(len(part.indices) for part in parts) for parts in rest}) == 1, (
@@ -44,7 +42,7 @@ def test_every_sample_is_seen_once_however_the_world_changes(
 
 @given(samples=numbers(1, 60), batch=numbers(1, 9), world=numbers(1, 6))
 def test_all_ranks_agree_on_how_many_samples_a_step_has(samples: int, batch: int, world: int) -> None:
-    samplers = [Sampler(samples, batch, rank, world, seed=3) for rank in range(world)]
+    samplers = [sampling.Sampler(samples, batch, rank, world, seed=3) for rank in range(world)]
     steps = [sampler.parts(0) for sampler in samplers]
     for parts in zip(*steps, strict=True):
         assert {part.all_ranks for part in parts} == {sum(part.mine for part in parts)}
@@ -52,10 +50,10 @@ def test_all_ranks_agree_on_how_many_samples_a_step_has(samples: int, batch: int
 
 
 def test_another_order_in_every_epoch_and_for_every_seed() -> None:
-    sampler = Sampler(100, 10, 0, 1, seed=1)
+    sampler = sampling.Sampler(100, 10, 0, 1, seed=1)
     assert not torch.equal(sampler.order(0), sampler.order(1))
-    assert torch.equal(sampler.order(1), Sampler(100, 7, 3, 4, seed=1).order(1))
-    assert not torch.equal(sampler.order(0), Sampler(100, 10, 0, 1, seed=9).order(0))
+    assert torch.equal(sampler.order(1), sampling.Sampler(100, 7, 3, 4, seed=1).order(1))
+    assert not torch.equal(sampler.order(0), sampling.Sampler(100, 10, 0, 1, seed=9).order(0))
 
 
 @pytest.mark.parametrize(
@@ -70,7 +68,7 @@ def test_another_order_in_every_epoch_and_for_every_seed() -> None:
 )
 def test_a_batch_is_at_most_a_ranks_share(samples, world, asked, chosen, problem) -> None:
     options = argparse.Namespace(batch_size=asked, default_batch_size=32)
-    assert choose_batch(samples, world, options) == (chosen, problem)
+    assert loader.choose_batch(samples, world, options) == (chosen, problem)
 
 
 @pytest.fixture
@@ -86,9 +84,11 @@ def join_with(monkeypatch: pytest.MonkeyPatch) -> Callable[..., tuple[torch.devi
         told: dict[str, Any] = {}
         monkeypatch.setattr(torch.cuda, "is_available", lambda: gpus > 0)
         monkeypatch.setattr(torch.cuda, "device_count", lambda: gpus)
-        monkeypatch.setattr(dist, "is_nccl_available", lambda: nccl)
-        monkeypatch.setattr(dist, "init_process_group", lambda backends, **more: told.update(more, backends=backends))
-        device, _ = join(**{"wanted": "auto", **wanted})
+        monkeypatch.setattr(torch.distributed, "is_nccl_available", lambda: nccl)
+        monkeypatch.setattr(
+            torch.distributed, "init_process_group", lambda backends, **more: told.update(more, backends=backends)
+        )
+        device, _ = worlds.join(**{"wanted": "auto", **wanted})
         return device, told.pop("backends"), told
 
     return join_a_world
@@ -111,7 +111,7 @@ def test_each_rank_takes_a_gpu_where_there_are_that_many(join_with, gpus, wanted
 
 
 def test_a_rank_that_is_stuck_is_given_up_after_what_nccl_gives_by_itself(join_with) -> None:
-    assert join_with(2)[2] == {"timeout": dist.constants.default_pg_nccl_timeout or timedelta(minutes=10)}
+    assert join_with(2)[2] == {"timeout": torch.distributed.constants.default_pg_nccl_timeout or timedelta(minutes=10)}
 
 
 def test_kernels_are_the_fastest_or_those_that_repeat_themselves(join_with, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -10,7 +10,7 @@ from collections.abc import Callable
 from pathlib import Path
 
 import pytest
-import torch
+from late import torch
 
 WEIGHTS = re.compile(r"weights ([0-9a-f]{64}) rate .*")
 FORWARDS = {1: 3 * 26, 2: 3 * 13, 4: 3 * 7}
@@ -140,7 +140,7 @@ def test_other_conditions_than_the_snapshots_are_said(world, tmp_path: Path) -> 
     state["ranks"][1]["conditions"] |= {"threads per rank (OMP_NUM_THREADS)": "2", "torch": "2.4.0"}
     torch.save(state, path)
     said = world("wobbly.py", "2", ranks=2).succeed().err()
-    assert f"torch 2.4.0, now {torch.__version__}" in said
+    assert f"torch 2.4.0, now {torch.version.__version__}" in said
     assert "threads per rank (OMP_NUM_THREADS) 2, now 1" in said
     assert "now" not in world("wobbly.py", "3", ranks=2).succeed().err()
 

@@ -6,7 +6,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-import torch
+from late import torch
 
 PLAIN = ("1", "1", "--plain")  # one epoch of 203 samples: neither 16 nor 2 nor 4 divides them
 

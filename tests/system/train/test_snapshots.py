@@ -4,11 +4,13 @@ from __future__ import annotations
 
 import random
 import shutil
+from collections.abc import Callable
 from pathlib import Path
 
 import pytest
-import torch
-from ddp import snapshots
+from late import late_import, torch
+
+snapshots = late_import("ddp.snapshots")
 
 
 @pytest.fixture(scope="module")
@@ -110,14 +112,14 @@ def test_a_pointer_to_nothing_does_no_harm(folder: Path, world) -> None:
 @pytest.mark.parametrize(
     ("content", "sentence"),
     [
-        ({"model": torch.zeros(3)}, "is not a snapshot of wobbly"),
-        ({"program": "digits", "format": 1}, "is not a snapshot of wobbly"),
-        (torch.zeros(3), "is not a snapshot of wobbly"),
-        ({"program": "wobbly", "format": 99}, "has another format than this program reads"),
+        (lambda: {"model": torch.zeros(3)}, "is not a snapshot of wobbly"),
+        (lambda: {"program": "digits", "format": 1}, "is not a snapshot of wobbly"),
+        (lambda: torch.zeros(3), "is not a snapshot of wobbly"),
+        (lambda: {"program": "wobbly", "format": 99}, "has another format than this program reads"),
     ],
 )
-def test_a_strangers_file_is_refused(folder: Path, world, content: object, sentence: str) -> None:
-    torch.save(content, folder / "step-00000039.pt")
+def test_a_strangers_file_is_refused(folder: Path, world, content: Callable[[], object], sentence: str) -> None:
+    torch.save(content(), folder / "step-00000039.pt")
     assert go_on(world).refusal() == f"error: snapshots/wobbly/step-00000039.pt {sentence}; {AWAY}"
 
 
