@@ -64,7 +64,8 @@ def check_provider(ctx: Context, request: Request, python: str) -> Report:
     else:
         places = [_host_place(machine, python) for machine in _list_hosts(ctx, request)]
     found = [*problems, *_survey_findings(ctx, request)]
-    return Report([*_check_user_setup(ctx), *locate(request.provider, found), *examine_places(ctx, places)])
+    own = [one for one in _check_user_setup(ctx) if one.what != "key-none" or not request.options.get("identity")]
+    return Report([*own, *locate(request.provider, found), *examine_places(ctx, places)])
 
 
 def _preflight_finding(problem: Problem) -> Finding:
