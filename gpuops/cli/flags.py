@@ -91,7 +91,8 @@ class MachineFlags:
     wait: Annotated[
         str | None,
         _option(
-            "While nothing can be had, go on asking for this long (2h); what --retries rents: 30min.", metavar="SPAN"
+            "While nothing can be had, or a job is queued, go on for this long (2h); what --retries rents: 30min.",
+            metavar="SPAN",
         ),
     ] = None
 

@@ -161,11 +161,15 @@ class LoginNodes:
     def ask_site(self, login: LoginNode, script: str, title: str) -> str:
         """What a script prints that asks a batch system, `title`, about itself. Raises NotSetUp, Unknown, NodeError."""
         answer = self.ask(login, ["sh", "-c", ASK.replace("@PROGRAM", self._program) + script])
+        name_one = "name the cluster's login node: --host user@address"
         if answer.text.strip() == "absent":
             where = "on this machine" if login.target is None else f"on {login.name}"
-            raise NotSetUp(f"there is no {self._program} {where}", "name the cluster's login node: --host user@address")
+            raise NotSetUp(f"there is no {self._program} {where}", name_one)
         if answer.code:
-            raise Unknown(f"{title} does not answer: {answer.last_line}", "try again, or ask who runs the cluster")
+            hint = "try again, or ask who runs the cluster"
+            if login.target is None:
+                hint = f"try again; is this machine no login node? {name_one}"
+            raise Unknown(f"{title} does not answer: {answer.last_line}", hint)
         return answer.text
 
     def words(self, argv: Sequence[str]) -> list[str]:

@@ -64,7 +64,9 @@ def check_provider(ctx: Context, request: Request, python: str) -> Report:
     else:
         places = [_host_place(machine, python) for machine in _list_hosts(ctx, request)]
     found = [*problems, *_survey_findings(ctx, request)]
-    here = _check_user_setup(ctx, needs_key=not is_rented(provisioner))  # of rented machines gpuops has its own
+    # Of rented machines gpuops has its own key, and of others one may be named.
+    needs_key = not (is_rented(provisioner) or request.options.get("identity"))
+    here = _check_user_setup(ctx, needs_key=needs_key)
     return Report([*here, *locate(request.provider, found), *examine_places(ctx, places)])
 
 

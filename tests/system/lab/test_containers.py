@@ -281,3 +281,28 @@ def test_an_image_file_of_apptainer(lab: Lab, laptop: Laptop, kind: str) -> None
     assert "in /srv/image.sif" in done.stdout, done.stdout + done.stderr
     assert "the image's)" in done.stderr
     assert laptop.run("down", "lab").returncode == 0
+
+
+@pytest.mark.proof
+@pytest.mark.parametrize("what", ["agent", "watchdog"])
+def test_nothing_in_an_image_file_outlives(lab: Lab, laptop: Laptop, what: str) -> None:
+    """A program in one is the child of Apptainer's, which hands no signal on; and all that it makes is the user's."""
+    host = lab.host("a")
+    add_user(host)
+    host.write("/usr/local/bin/apptainer", APPTAINER.replace('exec "$@"', '"$@" &\nwait'))
+    host.run(["chmod", "755", "/usr/local/bin/apptainer"], check=True)
+    host.run(["touch", "/srv/image.sif"], check=True)
+    (laptop.folder / "job.py").write_text(LONG)
+    at = ("--name", "lab", *naming(lab, host), "--container", "apptainer", "--image", "/srv/image.sif")
+    done = laptop.run("up", "ssh", *at)
+    assert done.returncode == 0, done.stderr
+    done = laptop.run("run", "--detach", "--", "python3", "job.py")
+    assert done.returncode == 0, done.stderr
+    until(lambda: "on" in laptop.run("logs", "python3-1").stdout, "it is on")
+    assert any("job.py" in line for line in host.processes())
+    host.run(["kill", f"-{int(signal.SIGKILL)}", container_pid(host, what)], check=True)
+    until(lambda: not any("job.py" in line for line in host.processes()), "its end")
+    assert not host.run(["find", f"/home/{USER}", "!", "-user", USER]).stdout
+    until(lambda: _is_home(laptop, "python3-1"), "its end is known")
+    assert laptop.run("down", "lab").returncode == 0
+    assert [path.read_text() for path in (laptop.folder / "runs").rglob("part.txt")] == ["half"]

@@ -60,6 +60,7 @@ sys.exit(3 if index == "6" else 0)
 ROOT = Path(__file__).parents[3]
 NODES = ("--nodes", "2", "--gpus", "2")
 RUN = ("run", "--all-nodes")
+PROOF = pytest.mark.proof
 
 
 @pytest.fixture
@@ -74,16 +75,17 @@ def place(user: Laptop, slurm: Slurm) -> tuple[str, ...]:
     return tuple(user.naming(slurm.login))
 
 
-def begin(user: Laptop, slurm: Slurm, *more: str) -> subprocess.Popen[str]:
+def begin(user: Laptop, slurm: Slurm, *more: str, kind: tuple[str, ...] = RUN) -> subprocess.Popen[str]:
     """A run on two nodes of a job of its own, once both scripts are at work."""
-    run = user.start(*RUN, "--on", "slurm", *place(user, slurm), *NODES, *more, "--", "python3", "script.py")
-    until(lambda: len(at_work(slurm)) == 2 or run.poll() is not None, "both nodes at work")
+
+    def at_work() -> int:
+        return sum(any(line.endswith(" script.py") for line in host.processes()) for host in slurm.nodes)
+
+    program = ["script.py"] if kind[0] == "train" else ["--", "python3", "script.py"]
+    run = user.start(*kind, "--on", "slurm", *place(user, slurm), *NODES, *more, *program)
+    until(lambda: at_work() == 2 or run.poll() is not None, "both nodes at work")
     assert run.poll() is None, run.communicate()
     return run
-
-
-def at_work(slurm: Slurm) -> list[str]:
-    return [line for host in slurm.nodes for line in host.processes() if line.endswith("python3 script.py")]
 
 
 def finished_jobs(slurm: Slurm) -> list[str]:
@@ -170,7 +172,7 @@ def test_an_array_is_a_queue_in_one_job(user: Laptop, slurm: Slurm) -> None:
 
 
 @pytest.mark.real_torch
-@pytest.mark.proof  # sixteen ranks on the cores of one test machine: a minute
+@PROOF  # sixteen ranks on the cores of one test machine: a minute
 def test_the_tutorials_line_at_sixteen_ranks(user: Laptop, slurm: Slurm) -> None:
     """As two nodes of eight GPUs print it; on hosts: test_workloads.py."""
     job = ("--on", "slurm", *place(user, slurm), "--nodes", "2", "--gpus", "8")
@@ -221,7 +223,7 @@ def test_a_job_that_can_never_run_is_not_waited_for(user: Laptop, slurm: Slurm) 
     expect_nothing_left(user, slurm)
 
 
-@pytest.mark.proof
+@PROOF
 @pytest.mark.parametrize("slurm", ["linuxproc"], indirect=True)
 @pytest.mark.parametrize("what", ["job", "hold", "watchdog", "agent"])
 def test_without_cgroups_nothing_outlives_its_job(user: Laptop, slurm: Slurm, what: str) -> None:
@@ -253,7 +255,7 @@ def test_a_job_that_is_taken_back_brings_its_snapshot_home(user: Laptop, slurm: 
     expect_nothing_left(user, slurm)
 
 
-@pytest.mark.parametrize("how", ["preempted", pytest.param("node failed", marks=pytest.mark.proof)])
+@pytest.mark.parametrize("how", ["preempted", pytest.param("node failed", marks=PROOF)])
 def test_retries_queue_for_another_job_that_goes_on_from_the_snapshot(user: Laptop, slurm: Slurm, how: str) -> None:
     user.write("script.py", COUNTS)
     run = begin(user, slurm, "--retries", "2")
@@ -316,4 +318,42 @@ def test_what_holds_a_machine_is_killed(user: Laptop, slurm: Slurm) -> None:
     _, err = run.communicate(timeout=HANG_S)
     assert run.returncode == 4, err
     assert "the run was lost on node1" in err
+    expect_nothing_left(user, slurm)
+
+
+@PROOF
+@pytest.mark.parametrize(
+    ("fits", "code", "why"),
+    [
+        ("[.]pyz agent ", 4, "gpuops' agent on this node was killed"),
+        ("[.]pyz watchdog ", 4, "gpuops' watchdog on this node was killed"),
+        ("torch[.]distributed[.]run", 1, "torchrun on node1 was ended by SIGKILL"),
+        ("^[^ ]*python script[.]py$", 1, "rank [23] on node1 was ended by SIGKILL"),
+    ],
+)
+def test_what_is_killed_on_a_machine(user: Laptop, slurm: Slurm, fits: str, code: int, why: str) -> None:
+    """Its run ends on both, and with it the job."""
+    run = begin(user, slurm, kind=RUN if code == 4 else ("train", "multinode"))
+    until(lambda: slurm.nodes[1].run(["pkill", "-KILL", "-n", "-f", fits]).returncode == 0, f"{fits} is killed")
+    _, err = run.communicate(timeout=HANG_S)
+    assert run.returncode == code, err
+    assert re.search(why, err), err
+    expect_nothing_left(user, slurm)
+
+
+@PROOF
+@pytest.mark.parametrize("what", ["drained", "killed and started again"])
+def test_a_run_outlives_what_slurm_does_with_its_node(user: Laptop, slurm: Slurm, what: str) -> None:
+    """It is drained, or its slurmd is."""
+    run = begin(user, slurm)
+    if what == "drained":
+        slurm.ask("scontrol", "update", "NodeName=c2", "State=DRAIN", "Reason=test")
+    else:
+        slurm.nodes[1].run(["pkill", "-KILL", "-x", "slurmd"], check=True)
+        slurm.nodes[1].run(["slurmd", "-L", "/run/slurm/slurmd.log"], check=True)
+    for project in slurm.home.glob(".gpuops-*/*/n*/project"):
+        (project / "go").touch()
+    _, err = run.communicate(timeout=HANG_S)
+    assert run.returncode == 0, err
+    assert results(user) == {"0.txt": "done", "1.txt": "done"}
     expect_nothing_left(user, slurm)

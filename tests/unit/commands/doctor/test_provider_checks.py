@@ -11,6 +11,7 @@ import pytest
 from gpuops.cli.terminal.output import Output
 from gpuops.clusters import available_offers
 from gpuops.commands.doctor import doctor
+from gpuops.commands.doctor.report import note
 from gpuops.core.context import Context
 from gpuops.core.errors import ProviderError
 from gpuops.core.models import Problem, Request
@@ -71,3 +72,13 @@ def test_the_doctor_warns_of_what_is_wrong_alone(there: tuple[Cloud, Context], m
         ("warning", "setup", "the line is slow", "move house"),
     ]
     assert report.exit_code == 0
+
+
+@pytest.mark.parametrize(("identity", "said"), [(None, ["key-none"]), ("/keys/lab", [])])
+def test_a_key_that_is_named_is_not_missing(
+    there: tuple[Cloud, Context], monkeypatch: pytest.MonkeyPatch, identity: str | None, said: list[str]
+) -> None:
+    _, world = there
+    monkeypatch.setattr(doctor, "_check_user_setup", lambda _: [note("key-none", "there is no SSH key here", "")])
+    report = doctor.check_provider(world, Request(NAME, options={"identity": identity}), "")
+    assert [one.what for one in report.findings if one.what == "key-none"] == said
