@@ -15,7 +15,7 @@ from typing import Any
 
 from gpuops.core.account_variables import OURS
 from gpuops.core.errors import AuthFailed, ProviderError, QuotaExceeded, Rejected, Unknown
-from gpuops.core.models import Intent, Journal, Offer, Option, Payer, Problem, Request, Resource, ResourceState
+from gpuops.core.models import Intent, Journal, Offer, Option, Payer, Problem, Request, Resource
 from gpuops.core.quota import Quota, QuotaIncrease, QuotaReport
 from provisioners.aws import (
     boot_script,
@@ -39,6 +39,8 @@ from provisioners.aws.lifecycle import Teardown
 from provisioners.base import CONTRACT, Context
 from provisioners.kit import keys
 from provisioners.kit.calls import ask_all, require
+from provisioners.kit.rented import CAPABILITIES
+from provisioners.kit.ssh_machine import ended
 
 CALLER_ADDRESS_VALID_S = 60.0
 """How long this computer's address is not asked for again while machines are made."""
@@ -49,14 +51,7 @@ MAX_CONSOLE_LINES = 20
 class AwsProvisioner:
     contract = CONTRACT
     name = "aws"
-    capabilities: Mapping[str, bool | str] = {
-        "multinode": True,
-        "spot": True,
-        "self_destruct": True,
-        "host_keys": True,
-        "rented": True,
-        "shares_disk": "a machine has its own disk",
-    }
+    capabilities = CAPABILITIES
     options: Sequence[Option] = options.OPTIONS
     credentials: Sequence[str] = OURS["aws"].credentials
     surroundings: Sequence[str] = OURS["aws"].surroundings
@@ -234,7 +229,7 @@ class AwsProvisioner:
         if described is not None:
             return described
         self._check_account(resource)
-        return dataclasses.replace(resource, state=ResourceState.ENDED, address="", port=0, per_hour=0.0)
+        return ended(resource)
 
     def _check_account(self, resource: Resource) -> None:
         """Raises AuthFailed where what AWS does not find may be in another account, and go on there."""
