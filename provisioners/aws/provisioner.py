@@ -178,23 +178,8 @@ class AwsProvisioner:
         cidr = spec.ssh_from or self._caller_network()
         key = (intent.token.partition("-")[0], spec.region, spec.vpc, cidr)
         with self._lock:
-            group = self._groups.get(key)
-        if group is None:
-            group = self._create_group(spec, intent, journal, own_tags, account)
-            client = self._account.client("ec2", spec.region)
-            network.open_group(client, group.id, cidr, given=bool(spec.ssh_from), clock=self._clock)
-            with self._lock:
-                self._groups[key] = group
-        return group
-
-    def _create_group(
-        self,
-        spec: LaunchSpec,
-        intent: Intent,
-        journal: Journal,
-        own_tags: Mapping[str, str],
-        account: Mapping[str, str],
-    ) -> Resource:
+            if key in self._groups:
+                return self._groups[key]
         name = intent.mark(machines.GROUP)
         journal.will(machines.GROUP, name, f"{intent.token}-{machines.GROUP}", spec.region)
         id_ = network.create_group(
@@ -206,6 +191,10 @@ class AwsProvisioner:
         )
         group = machines.group_resource(SecurityGroup(id_, spec.vpc, (), own_tags), spec.region, account)
         journal.got(group)
+        client = self._account.client("ec2", spec.region)
+        network.open_group(client, group.id, cidr, given=bool(spec.ssh_from), clock=self._clock)
+        with self._lock:
+            self._groups[key] = group
         return group
 
     def _caller_network(self) -> str:
