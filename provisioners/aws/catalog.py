@@ -17,7 +17,7 @@ from gpuops.core.names import did_you_mean
 from provisioners.aws.account import Account
 from provisioners.aws.api import Document, pages
 from provisioners.aws.options import CPU
-from provisioners.kit.gpu_names import is_only_by_name, join_names, match_gpu
+from provisioners.kit.gpu_names import is_only_by_name, join_names, match_gpu, split_wish
 
 GPU_FAMILIES = ("g*", "p*", "vt*")
 """Whose vCPUs are counted as those of GPUs (`quotas`). All else, over a thousand types, need not be listed."""
@@ -108,7 +108,7 @@ def select_instance_types(
         )
     if not named:
         raise UsageError(f"AWS has no instance type with a GPU {where}", OTHER_REGIONS_HINT)
-    literal = bool(types) or (bool(gpu_type) and all("." in item for item in _split_names(str(gpu_type))))
+    literal = bool(types) or (bool(gpu_type) and all("." in item for item in split_wish(str(gpu_type))))
     wanted = gpus or (0 if literal else 1)
     fitting = [kind for kind in named if kind.gpus == wanted] if wanted else named
     if not fitting:
@@ -159,14 +159,10 @@ def _match_gpu_types(
 ) -> list[InstanceType]:
     found = [
         kind
-        for item in _split_names(wish)
+        for item in split_wish(wish)
         for kind in (_find_type_with_gpu(kinds, item, where) if "." in item else _match_gpu(whole, item, where))
     ]
     return list(dict.fromkeys(found))
-
-
-def _split_names(wish: str) -> list[str]:
-    return [part.strip() for part in wish.split(",") if part.strip()]
 
 
 def _find_type(kinds: Iterable[InstanceType], name: str, where: str) -> InstanceType:

@@ -17,9 +17,10 @@ from provisioners.aws.api import split_region
 from provisioners.aws.boot_script import WATCH
 from provisioners.aws.ec2 import Instance, InstanceState, NetworkInterface, SecurityGroup, SpotRequest, Volume
 from provisioners.aws.pricing import DISK_MONTHLY, HOURS_PER_MONTH
+from provisioners.kit import ssh_machine
 from provisioners.kit.account import kept_account
 from provisioners.kit.documents import price
-from provisioners.kit.ssh_machine import Login, ssh_data
+from provisioners.kit.ssh_machine import Login, Machine
 
 GROUP = "group"
 SPOT_REQUEST = "spot-request"
@@ -67,42 +68,34 @@ def machine_resource(
         ResourceState.UNKNOWN,
         f"AWS calls it {instance.state_word or 'nothing at all'}",
     )
-    why_ended = explain_end(instance)
-    data = ssh_data(
-        home,
-        Login(
-            instance.tags.get(tags.USER) or "ubuntu", instance.address, SSH_PORT, instance.tags.get(tags.HOST_KEY, "")
-        ),
-        kept,
-        token=_token(instance.tags, instance.index),
-        account=account,
-        phase=phase,
-        hopeless=(why_ended or "AWS is ending it") if instance.is_ending else "",
-        boot_watch=WATCH,
-        scratch=SCRATCH,
-        notices=dict(SPOT_NOTICES),
-        env=dict(NODE_ENV),
-        zone=instance.zone,
-        type=instance.type,
-        market="spot" if instance.lifecycle == "spot" else "on-demand",
-        spot_request=instance.spot_request or str(kept.get("spot_request") or ""),
-        reclaimed=instance.reason.startswith(REASON_OF_AWS),
-        by="AWS",
-        why_ended=why_ended,
-    )
-    return Resource(
-        kind=MACHINE,
+    why_ended, user = explain_end(instance), instance.tags.get(tags.USER) or "ubuntu"
+    machine = Machine(
         id=instance.id,
+        name=tags.resource_name(instance.tags, instance.index),
         region=region,
-        name=(previous.name if previous else "") or tags.resource_name(instance.tags, instance.index),
-        bills=True,
         state=state,
-        address=instance.address,
-        port=SSH_PORT if instance.address else 0,
+        login=Login(user, instance.address, SSH_PORT, instance.tags.get(tags.HOST_KEY, "")),
+        token=_token(instance.tags, instance.index),
+        per_hour=price(instance.tags.get(tags.PRICE)),
         private_address=instance.private_address,
-        per_hour=0.0 if instance.is_ending else price(instance.tags.get(tags.PRICE)),
-        data=data,
+        data={
+            "phase": phase,
+            "hopeless": (why_ended or "AWS is ending it") if instance.is_ending else "",
+            "boot_watch": WATCH,
+            "scratch": SCRATCH,
+            "notices": dict(SPOT_NOTICES),
+            "env": dict(NODE_ENV),
+            "zone": instance.zone,
+            "type": instance.type,
+            "market": "spot" if instance.lifecycle == "spot" else "on-demand",
+            "spot_request": instance.spot_request or str(kept.get("spot_request") or ""),
+            "reclaimed": instance.reason.startswith(REASON_OF_AWS),
+            "by": "AWS",
+            "why_ended": why_ended,
+        },
     )
+    resource = ssh_machine.machine_resource(machine, home, account, previous)
+    return dataclasses.replace(resource, per_hour=0.0) if instance.is_ending else resource
 
 
 def explain_end(instance: Instance) -> str:

@@ -15,7 +15,7 @@ from typing import Any
 
 from gpuops.core.account_variables import OURS
 from gpuops.core.errors import AuthFailed, ProviderError, QuotaExceeded, Rejected, Unknown
-from gpuops.core.models import Intent, Journal, Offer, Option, Payer, Problem, Request, Resource, ResourceState
+from gpuops.core.models import Intent, Journal, Offer, Option, Payer, Problem, Request, Resource
 from gpuops.core.quota import Quota, QuotaIncrease, QuotaReport
 from provisioners.aws import (
     boot_script,
@@ -39,6 +39,8 @@ from provisioners.aws.lifecycle import Teardown
 from provisioners.base import CONTRACT, Context
 from provisioners.kit import keys
 from provisioners.kit.calls import ask_all, require
+from provisioners.kit.rented import CAPABILITIES
+from provisioners.kit.ssh_machine import ended
 
 CALLER_ADDRESS_VALID_S = 60.0
 """How long this computer's address is not asked for again while machines are made."""
@@ -49,14 +51,7 @@ MAX_CONSOLE_LINES = 20
 class AwsProvisioner:
     contract = CONTRACT
     name = "aws"
-    capabilities: Mapping[str, bool | str] = {
-        "multinode": True,
-        "spot": True,
-        "self_destruct": True,
-        "host_keys": True,
-        "rented": True,
-        "shares_disk": "a machine has its own disk",
-    }
+    capabilities = CAPABILITIES
     options: Sequence[Option] = options.OPTIONS
     examples: Sequence[str] = (
         "--gpus 1 --dry-run",
@@ -189,23 +184,8 @@ class AwsProvisioner:
         cidr = spec.ssh_from or self._caller_network()
         key = (intent.token.partition("-")[0], spec.region, spec.vpc, cidr)
         with self._lock:
-            group = self._groups.get(key)
-        if group is None:
-            group = self._create_group(spec, intent, journal, own_tags, account)
-            client = self._account.client("ec2", spec.region)
-            network.open_group(client, group.id, cidr, given=bool(spec.ssh_from), clock=self._clock)
-            with self._lock:
-                self._groups[key] = group
-        return group
-
-    def _create_group(
-        self,
-        spec: LaunchSpec,
-        intent: Intent,
-        journal: Journal,
-        own_tags: Mapping[str, str],
-        account: Mapping[str, str],
-    ) -> Resource:
+            if key in self._groups:
+                return self._groups[key]
         name = intent.mark(machines.GROUP)
         journal.will(machines.GROUP, name, f"{intent.token}-{machines.GROUP}", spec.region)
         id_ = network.create_group(
@@ -217,6 +197,10 @@ class AwsProvisioner:
         )
         group = machines.group_resource(SecurityGroup(id_, spec.vpc, (), own_tags), spec.region, account)
         journal.got(group)
+        client = self._account.client("ec2", spec.region)
+        network.open_group(client, group.id, cidr, given=bool(spec.ssh_from), clock=self._clock)
+        with self._lock:
+            self._groups[key] = group
         return group
 
     def _caller_network(self) -> str:
@@ -240,7 +224,7 @@ class AwsProvisioner:
         if described is not None:
             return described
         self._check_account(resource)
-        return dataclasses.replace(resource, state=ResourceState.ENDED, address="", port=0, per_hour=0.0)
+        return ended(resource)
 
     def _check_account(self, resource: Resource) -> None:
         """Raises AuthFailed where what AWS does not find may be in another account, and go on there."""

@@ -12,6 +12,7 @@ pacing          turns that are so many seconds apart, over all processes of this
 calls           several calls, each made whatever becomes of the others
 instance_types  machines that are rented by type, each in regions: which a request means, and offers
 gpu_names       which GPU a `--gpu-type` means, and did-you-mean
+container_images  what images' names tell, and by which words one cannot be pulled
 keys            SSH key pairs: our login, and a machine's first host key
 cloud_init      a machine's first host key and our login, for providers that take user data
 boot_watch      the dead-man and the first host key of a container that starts with a command of ours

@@ -7,7 +7,6 @@ A provider's class says what it is (`name`, `service`, `capabilities`, `options`
 
 from __future__ import annotations
 
-import dataclasses
 from abc import ABC, abstractmethod
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
@@ -23,7 +22,7 @@ from provisioners.kit.calls import each
 from provisioners.kit.json_api import JsonApi
 from provisioners.kit.keys import KeyPair, ensure_login_key, generate_key_pair
 from provisioners.kit.service import Service
-from provisioners.kit.ssh_machine import Machine, machine_resource
+from provisioners.kit.ssh_machine import Machine, ended, machine_resource
 
 CAPABILITIES: Mapping[str, bool | str] = MappingProxyType(
     {
@@ -194,7 +193,7 @@ class RentedProvisioner(ABC):
     def ended(self, resource: Resource) -> Resource:
         """What the provider does not find. Raises AuthFailed where it may be another account's, and go on there."""
         self.key_account.check(resource)
-        return dataclasses.replace(resource, state=ResourceState.ENDED, address="", port=0, per_hour=0.0)
+        return ended(resource)
 
     def destroy(self, resources: Sequence[Resource]) -> None:
         each(partial(self.end_machine, resource) for resource in resources)

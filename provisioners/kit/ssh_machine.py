@@ -111,6 +111,11 @@ def machine_resource(
     )
 
 
+def ended(resource: Resource) -> Resource:
+    """What its provider knows no more."""
+    return dataclasses.replace(resource, state=ResourceState.ENDED, address="", port=0, per_hour=0.0)
+
+
 def is_behind_carrier(address: str) -> bool:
     """Whether an address is behind a carrier's translation (RFC 6598): it cannot be reached from outside."""
     try:

@@ -8,12 +8,8 @@ import re
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-NEVER_PULLED = re.compile(
-    r"manifest unknown|manifest for \S+ not found|no matching manifest|pull access denied|repository does not exist|"
-    r"repository name not known|requested access to the resource is denied|invalid reference format|"
-    r"unauthorized: (?!.*rate)|authentication required",
-    re.IGNORECASE,
-)
+from provisioners.kit.container_images import NEVER_PULLED
+
 DRIVER = re.compile(r"unsatisfied condition: (cuda\s*>=\s*[\d.]+)", re.IGNORECASE)
 NOT_STARTED = re.compile(
     r"error (?:creating|starting) container|OCI runtime \w+ failed|executable file not found|exec format error|"

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
@@ -22,71 +23,47 @@ MOUNT = "/workspace"
 
 @dataclass(frozen=True)
 class PodSpec:
-    """The pods that an offer stands for; `Offer.data` holds its document."""
+    """The pods that an offer stands for; `Offer.data` holds its document, by these names."""
 
     nodes: int
     gpu: str
     """RunPod's id of the GPU."""
-    gpu_name: str
     count: int
     """GPUs of each pod."""
     cloud: str
     centers: Sequence[str]
     """Empty: any."""
-    disk_gb: int
-    image: str
-    template: str
-    registry: str
-    ports: Sequence[str]
-    """Beside SSH's."""
+    disk: int
+    """GB."""
     cuda: str
     """The least version; empty: any."""
     volume: str
     """The network volume's id; empty: none."""
-    volume_name: str
+    gpu_name: str = ""
+    image: str = ""
+    template: str = ""
+    registry: str = ""
+    ports: Sequence[str] = ()
+    """Beside SSH's."""
+    volume_name: str = ""
 
     @property
     def say(self) -> str:
-        return f"{self.count} x {self.gpu_name}"
+        return f"{self.count} x {self.gpu_name or self.gpu}"
 
     def document(self) -> dict[str, Any]:
         """The JSON form."""
-        return {
-            "gpu": self.gpu,
-            "gpu_name": self.gpu_name,
-            "nodes": self.nodes,
-            "count": self.count,
-            "cloud": self.cloud,
-            "centers": list(self.centers),
-            "disk": self.disk_gb,
-            "image": self.image,
-            "template": self.template,
-            "registry": self.registry,
-            "ports": list(self.ports),
-            "cuda": self.cuda,
-            "volume": self.volume,
-            "volume_name": self.volume_name,
-        }
+        return {name: list(value) if isinstance(value, tuple) else value for name, value in vars(self).items()}
 
     @classmethod
     def parse(cls, document: Document) -> PodSpec:
-        """The pods of a JSON form; more may stand in it. Raises KeyError, TypeError, ValueError for what is none."""
-        return cls(
-            nodes=int(document["nodes"]),
-            gpu=str(document["gpu"]),
-            gpu_name=str(document.get("gpu_name") or document["gpu"]),
-            count=int(document["count"]),
-            cloud=str(document["cloud"]),
-            centers=tuple(document["centers"]),
-            disk_gb=int(document["disk"]),
-            image=str(document.get("image") or ""),
-            template=str(document.get("template") or ""),
-            registry=str(document.get("registry") or ""),
-            ports=tuple(document.get("ports") or ()),
-            cuda=str(document["cuda"]),
-            volume=str(document["volume"]),
-            volume_name=str(document.get("volume_name") or ""),
-        )
+        """The pods of a JSON form; more may stand in it. Raises TypeError for what is none."""
+        own: dict[str, Any] = {}
+        for field in dataclasses.fields(cls):
+            if field.name in document:
+                value = document[field.name]
+                own[field.name] = tuple(value) if isinstance(value, list) else value
+        return cls(**own)
 
 
 def pod_environment(new: NewMachine, api: str) -> dict[str, str]:
@@ -117,7 +94,7 @@ def _container(spec: PodSpec, env: Mapping[str, str]) -> Document:
     volume_name = {VOLUME: spec.volume_name} if spec.volume else {}
     return {
         "args": boot_script.ARGS,
-        "disk": spec.disk_gb,
+        "disk": spec.disk,
         "ports": ["22/tcp", *spec.ports],
         "env": {**env, **volume_name},
         **{name: value for name, value in overrides.items() if value},  # they override the template's own

@@ -8,6 +8,8 @@ from dataclasses import dataclass
 
 from gpuops.core.errors import UsageError
 from gpuops.core.models import Option, Request
+from provisioners.kit.container_images import cuda_of
+from provisioners.kit.gpu_names import split_wish
 
 CLUSTER_GPUS = 8
 """GPUs per node that are suggested for a cluster: clusters are known to be made of machines with as many."""
@@ -43,8 +45,6 @@ OPTIONS: Sequence[Option] = (
 )
 PORT = re.compile(r"(\d{1,5})(?:/(http|tcp))?")
 CUDA = re.compile(r"\d+\.\d+")
-OF_IMAGE = re.compile(r"(?<![a-z])cu(?:da)?[-_:]?(\d\d)\.?(\d)")
-"""`cu1281`, `cu128`, `cuda12.8.1`, `nvidia/cuda:12.8.1-devel`."""
 
 
 @dataclass(frozen=True)
@@ -122,7 +122,7 @@ def wishes(request: Request) -> Wishes:
 def _ports(given: str) -> tuple[str, ...]:
     """`6006` is `6006/http`. Raises UsageError."""
     found = []
-    for one in (part.strip().lower() for part in given.split(",") if part.strip()):
+    for one in split_wish(given.lower()):
         match = PORT.fullmatch(one)
         if not match or not 0 < int(match[1]) < 65536 or match[1] == "22":
             raise UsageError(f"--ports {one} is no port that can be opened", "write it like 6006/http or 8000/tcp")
@@ -137,9 +137,3 @@ def _cuda(given: str, image: str) -> str:
     if given and not CUDA.fullmatch(given.strip()):
         raise UsageError(f"--min-cuda {given} is no version of CUDA", "write it like 12.8, or none")
     return given.strip() or cuda_of(image)
-
-
-def cuda_of(image: str) -> str:
-    """The CUDA in an image's name, `12.8`; empty where it has none."""
-    match = OF_IMAGE.search(image.lower())
-    return f"{match[1]}.{match[2]}" if match else ""

@@ -8,17 +8,13 @@ from typing import Any
 from gpuops.core.format import one_line
 from gpuops.core.models import ResourceState
 from provisioners.kit import boot_watch
+from provisioners.kit.container_images import NEVER_PULLED
 from provisioners.kit.documents import Document, entries, inner, number, objects
 from provisioners.kit.ssh_machine import Login, Machine, is_behind_carrier
 from provisioners.vast.offers import REGION
 
 NOT_STARTED = re.compile(r"OCI runtime create failed|failed to create task", re.IGNORECASE)
 """Its machine's fault: the image's command is not ours to choose. It stays `created` (dstack 511c318c8)."""
-NEVER_PULLED = re.compile(
-    r"manifest unknown|manifest for \S+ not found|no matching manifest|pull access denied|repository does not exist|"
-    r"invalid reference format|unauthorized",
-    re.IGNORECASE,
-)
 NEVER_RUN = ("exited", "unknown", "offline")
 """What does not become `running` by itself (Vast.ai's description of its API)."""
 PHASES = {"": "getting a machine", "created": "making its container", "loading": "pulling its image"}

@@ -8,6 +8,8 @@ from dataclasses import dataclass
 
 from gpuops.core.errors import UsageError
 from gpuops.core.models import Option, Request
+from provisioners.kit.container_images import cuda_of
+from provisioners.kit.gpu_names import split_wish
 
 IMAGE = "pytorch/pytorch:2.8.0-cuda12.8-cudnn9-runtime"
 MIN_CUDA = 12.8
@@ -25,8 +27,6 @@ OPTIONS: Sequence[Option] = (
     Option("disk", "GB of disk: fixed for the life of a machine, and paid for until it is destroyed.", "int",
            default=DISK_GB),
 )  # fmt: skip
-CUDA = re.compile(r"cu(?:da)?[-_:]?(\d\d)\.?(\d)")
-"""`cuda12.8`, `cu128`, `nvidia/cuda:12.8.1-devel`."""
 COUNTRY = re.compile(r"[A-Z]{2}")
 
 
@@ -55,7 +55,7 @@ def wishes(request: Request) -> Wishes:
     reliability = float(RELIABILITY if given.get("min-reliability") is None else given["min-reliability"])
     disk = DISK_GB if given.get("disk") is None else int(given["disk"])
     image = (request.image or IMAGE).strip()
-    countries = tuple(one.strip().upper() for one in (request.region or "").split(",") if one.strip())
+    countries = tuple(split_wish((request.region or "").upper()))
     gpus = 1 if request.gpus is None else request.gpus
     checks = (
         (gpus < 1, "a machine at Vast.ai has at least one GPU", "leave out --gpus, or ask for 1 and more"),
@@ -70,7 +70,6 @@ def wishes(request: Request) -> Wishes:
     for is_wrong, say, hint in checks:
         if is_wrong:
             raise UsageError(say, hint)
-    found = CUDA.search(image.lower())
-    cuda = float(f"{found[1]}.{found[2]}") if found else MIN_CUDA
+    cuda = float(cuda_of(image) or MIN_CUDA)
     datacenter, unverified = bool(given.get("datacenter")), bool(given.get("unverified"))
     return Wishes(gpus, request.spot, bid, reliability, datacenter, unverified, disk, image, cuda, countries)

@@ -13,6 +13,7 @@ import pytest
 
 from gpuops.core.provider import Context
 from provisioners.kit import keys
+from provisioners.kit.container_images import cuda_of
 from provisioners.kit.rented import NewMachine
 from provisioners.kit.ssh_machine import machine_resource
 from provisioners.runpod import RunpodProvisioner, launch, machines, options
@@ -44,7 +45,7 @@ def told(lab: Lab, fake: FakeRunPod, lives_s: float) -> dict[str, str]:
 
 
 def offered(image: str) -> dict[str, Any]:
-    gpu = {"gpu": "NVIDIA GeForce RTX 4090", "count": 1, "cuda": options.cuda_of(image)}
+    gpu = {"gpu": "NVIDIA GeForce RTX 4090", "count": 1, "cuda": cuda_of(image)}
     return {**gpu, "image": image, "cloud": "SECURE", "disk": 20, "volume": "", "centers": [], "nodes": 2}
 
 

@@ -62,10 +62,13 @@ def fake(installed_here: None) -> Iterator[Any]:  # noqa: ARG001
 
 
 def test_it_knows_nothing_of_gpuops_but_the_contract_and_the_kit() -> None:
-    tree = ast.parse((PROJECT / "gpuops_heron.py").read_text())
+    source = (PROJECT / "gpuops_heron.py").read_text()
+    tree = ast.parse(source)
     used = {str(node.module) for node in ast.walk(tree) if isinstance(node, ast.ImportFrom)}
     ours = {name for name in used if not name.startswith("provisioners.kit")}
     assert ours == {"__future__", "collections.abc", "gpuops.core.errors", "gpuops.core.models"}
+    page = (Path(__file__).parents[3] / "docs" / "providers.md").read_text(encoding="utf-8")
+    assert f"Heron is {len(source.splitlines())} lines" in page
 
 
 @pytest.fixture(scope="module")

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import ast
+import dataclasses
 import inspect
 import re
 import textwrap
@@ -30,7 +31,7 @@ PAGE = (Path(__file__).parents[3] / "docs" / "providers.md").read_text(encoding=
 WRITERS: dict[str, list[Callable[..., Any]]] = {
     "aws": [aws_offers._build_offer, aws_launch.LaunchSpec.document, aws_machines.machine_resource],
     "runpod": [
-        *(runpod_offers._offer, runpod_launch.PodSpec.document),
+        *(runpod_offers._offer, runpod_launch.PodSpec),
         *(runpod_machines.parse_pod, runpod_machines.cluster_resource),
     ],
     "lambda": [instance_types._offer, lambda_machines.parse_machine],
@@ -41,7 +42,10 @@ WRITERS: dict[str, list[Callable[..., Any]]] = {
 
 
 def written_keys(function: Callable[..., Any]) -> Iterator[str]:
-    """The keys of dictionaries that a function calls `data`, or returns."""
+    """The keys of dictionaries that a function calls `data`, or returns; the names of a dataclass's fields."""
+    if dataclasses.is_dataclass(function):
+        yield from (field.name for field in dataclasses.fields(function))
+        return
     for node in ast.walk(ast.parse(textwrap.dedent(inspect.getsource(function)))):
         is_data = isinstance(node, ast.keyword) and node.arg == "data"
         is_assigned = isinstance(node, ast.AnnAssign) and ast.unparse(node.target) == "data"

@@ -9,9 +9,10 @@ import pytest
 
 from gpuops.core.errors import NoCapacity, UsageError
 from gpuops.core.models import Request
+from provisioners.kit.container_images import cuda_of
 from provisioners.runpod import catalog, offers, options, regions
 from provisioners.runpod.catalog import CenterStock, Gpu
-from provisioners.runpod.options import cuda_of, wishes
+from provisioners.runpod.options import wishes
 from tests.fakes.runpod.catalog import DATA_CENTERS, GPUS, data_center_view, gpu_view
 
 SECURE = [catalog.parse_gpu(gpu_view(gpu), "SECURE") for gpu in GPUS]

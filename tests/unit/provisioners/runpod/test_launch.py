@@ -13,7 +13,7 @@ SPEC = PodSpec(
     count=4,
     cloud="SECURE",
     centers=("EU-RO-1",),
-    disk_gb=40,
+    disk=40,
     image="pytorch:2.8",
     template="t1",
     registry="r1",
@@ -33,4 +33,4 @@ def test_what_an_offer_of_an_older_version_does_not_say_has_a_default() -> None:
     for name in ("gpu_name", "image", "template", "registry", "ports", "volume_name"):
         del document[name]
     spec = PodSpec.parse(document)
-    assert (spec.gpu_name, spec.image, spec.ports, spec.volume_name) == (SPEC.gpu, "", (), "")
+    assert (spec.say, spec.image, spec.ports, spec.volume_name) == (f"4 x {SPEC.gpu}", "", (), "")
