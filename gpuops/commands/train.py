@@ -282,6 +282,7 @@ def _run_on(attempt: RunAttempt, session: ClusterSession) -> JobOutcome:
         return _detach(ctx, session, row, attempt.owns_cluster)
     reports = _follow(ctx, session, prepared, row)
     taken_over.check_run(ctx, row)
+    failed = attempt.retries.retries > 0 and retries.have_machines_failed(ctx, session, reports.values())
     policy = Policy(attempt.progress, ends_nodes=attempt.place is None, known_cluster=session.row)
     row_now = latest_row(ctx, row)
     run = finish(ctx, row_now, Agents(session, reports), policy)
@@ -299,7 +300,7 @@ def _run_on(attempt: RunAttempt, session: ClusterSession) -> JobOutcome:
     outcome.finished, outcome.record_again = (row.id if run.may_destroy else None), run.record_again
     if attempt.retries.retries:  # machines that another command ends are not lost
         granted = ctx.provisioner_of(session.row).grants_machines and _may_start_again(ctx, session, outcome)
-        outcome.loss = retries.find_preemption(row, session.row, run, granted=granted)
+        outcome.loss = retries.find_preemption(row, session.row, run, granted=granted, failed=failed)
     outcome.failure = retries.find_own_failure(row, run)
     return outcome
 

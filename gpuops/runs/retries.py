@@ -8,7 +8,7 @@ a run's outcome what was lost; `run_with_retries` makes the next attempt. `Retry
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -16,6 +16,7 @@ from gpuops.core.context import Context
 from gpuops.core.errors import ConnectionLost, GpuopsError, Interrupted, MachineGone, NodeError
 from gpuops.core.format import span
 from gpuops.core.polling import Poller
+from gpuops.core.provider import is_rented
 from gpuops.core.run_models import Verdict, VerdictOutcome
 from gpuops.ledger.rows import ClusterState
 from gpuops.ledger.store import ClusterRow, RunRow
@@ -27,7 +28,7 @@ from gpuops.runs import receipt
 from gpuops.runs.finish import RunOutcome
 from gpuops.runs.logs.events import first_event_time
 from gpuops.runs.outcome.failure_cause import final_words
-from gpuops.runs.outcome.node_report import ReasonKind
+from gpuops.runs.outcome.node_report import NodeReport, ReasonKind
 from gpuops.sync.merged_outputs import list_outputs
 
 ENDED_MACHINE_TIMEOUT_S = 30.0
@@ -45,6 +46,17 @@ def find_ended_machine(ctx: Context, session: ClusterSession, error: NodeError) 
         if ended or ctx.signals.count:
             return ended
     return None
+
+
+def have_machines_failed(ctx: Context, session: ClusterSession, reports: Iterable[NodeReport]) -> bool:
+    """Whether a rented machine has ended under its run by nobody's wish, as its provider says, and before its lease.
+    Asked before nodes are told to end."""
+    lease_end = ctx.ledger.cluster(session.row.id).lease.end
+    is_over = lease_end is not None and lease_end - ctx.clock.now() < MIN_LEASE_S
+    if is_over or not is_rented(ctx.provisioner_of(session.row)):
+        return False
+    ended = any(report.kind == ReasonKind.ENDED for report in reports)
+    return ended and find_ended_machine(ctx, session, NodeError("a machine has ended")) is not None
 
 
 def _find_replaceable_machine(ctx: Context, session: ClusterSession) -> MachineGone | None:
@@ -182,12 +194,14 @@ class RetryState:
         return is_new
 
 
-def find_preemption(row: RunRow, cluster: ClusterRow, end: RunOutcome, *, granted: bool = False) -> Preemption | None:
+def find_preemption(
+    row: RunRow, cluster: ClusterRow, end: RunOutcome, *, granted: bool = False, failed: bool = False
+) -> Preemption | None:
     """The preemption that ended this run; None where there was none, and while some of its results are not home: a
     retry would start without them. `granted`: its machines were granted for a time (`GrantsMachines`), and a failure of
-    theirs, or the end of that time, counts as well."""
+    theirs, or the end of that time, counts as well. `failed`: as by `have_machines_failed`, which counts, too."""
     reclaimed = end.verdict.outcome is VerdictOutcome.PREEMPTED
-    lost = granted and _was_ended_by_machines(end.verdict)
+    lost = (granted and _was_ended_by_machines(end.verdict)) or (failed and end.verdict.outcome is VerdictOutcome.LOST)
     if not (reclaimed or lost) or not end.may_destroy or end.left_in_bucket:
         return None
     resumable = bool(list_outputs(end.home))

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import os
 import subprocess
 import sys
@@ -18,6 +19,7 @@ from tests.fakes.runpod import FakeRunPod
 from tests.fakes.vast import FakeVast
 from tests.system.lab.available import why_no_lab, why_no_machines
 from tests.system.lab.hosts import Lab
+from tests.system.lab.laptop import Laptop
 
 INSIDE = Path(__file__).parent / "inside" / "rented_contract.py"
 HANG_S = 600
@@ -65,4 +67,28 @@ def test_machines(tmp_path: Path, name: str) -> None:
         assert done.returncode == 0, done.stdout + done.stderr
         assert f"{SCENARIOS} passed" in done.stdout, done.stdout
         assert report.read_text().count('<property name="proven"') == SCENARIOS - kind.not_guaranteed
+        assert kind.left(fake) == []
+
+
+@pytest.mark.timeout(HANG_S + 20)
+@pytest.mark.proof
+@pytest.mark.parametrize("name", ["lambda", "vast"])
+def test_prove_as_it_is_typed(tmp_path: Path, name: str) -> None:
+    """With the services' own limits, and with money for one machine. tests/system/lab/test_runpod.py has RunPod's."""
+    kind, record = KINDS[name], tmp_path / "record.json"
+    if reason := kind.why_not():
+        pytest.skip(reason)
+    (tmp_path / "project").mkdir()
+    with Lab(tmp_path / "lab") as lab, kind.fake(tmp_path / name, lab=lab) as fake:
+        env = {**fake.env, "HOME": str(tmp_path)}
+        shell = Laptop(tmp_path / "home", tmp_path / "project", env=env, prefix=lab.enter, lab=lab)
+        try:
+            process = shell.start("prove", name, "--spend", "2", "--yes", "--record", str(record))
+            out, err = process.communicate(timeout=HANG_S)
+        finally:
+            shell.end()
+        assert process.returncode == 0, err + out
+        outcomes = [one["outcome"] for one in json.loads(record.read_text())["scenarios"]]
+        assert outcomes.count("not guaranteed") == kind.not_guaranteed
+        assert outcomes.count("proven") == SCENARIOS - kind.not_guaranteed, outcomes
         assert kind.left(fake) == []

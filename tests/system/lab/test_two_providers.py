@@ -118,13 +118,34 @@ def lose_instance(shell: Laptop, runpod: FakeRunPod, rented: RentedAws) -> None:
     assert shell.clusters() == []
 
 
+def outbid(vast: RentedVast) -> None:
+    (machine,) = vast.fake.running()
+    vast.fake.outbid(machine)
+
+
+def lose(runpod: RentedRunPod) -> None:
+    """Its machine fails, and RunPod knows of no such pod any more."""
+    (pod,) = runpod.fake.running()
+    runpod.fake.end(pod, "GONE")
+
+
 @pytest.mark.timeout(1200)
-def test_a_run_that_is_outbid_ends_at_aws_as_one_that_was_never_disturbed(lab: LabAt) -> None:
+@pytest.mark.parametrize(
+    ("cloud", "flags", "end"),
+    [
+        (RentedRunPod, ("--gpu-type", "l4"), lose),
+        pytest.param(RentedVast, ("--spot",), outbid, marks=pytest.mark.proof),
+    ],
+    ids=["lost", "outbid"],
+)
+def test_a_run_goes_on_at_aws_and_ends_as_one_that_was_never_disturbed(
+    lab: LabAt, cloud: type[Any], flags: tuple[str, ...], end: Callable[[Any], None]
+) -> None:
     """Its snapshot goes from the one to the other by way of the laptop."""
-    with lab(RentedVast, RentedAws) as (shell, vast, aws):
+    with lab(cloud, RentedAws) as (shell, first, aws):
         shell.write("sum.py", WAITING_SUM)
         command = shell.start(
-            *("run", "--on", "vast,aws", "--gpus", "1", "--spot", "--max-price", "9", "--yes", "--json"),
+            *("run", "--on", f"{cloud.name},aws", "--gpus", "1", *flags, "--max-price", "9", "--yes", "--json"),
             *("--retries", "1", "--out", "*.txt", "--", "python3", "sum.py"),
         )
         saved = shell.folder / "runs" / "python3-1" / "out" / "saved.txt"
@@ -134,15 +155,14 @@ def test_a_run_that_is_outbid_ends_at_aws_as_one_that_was_never_disturbed(lab: L
             HANG_S,
         )
         assert command.poll() is None, command.communicate()
-        (machine,) = vast.fake.running()
-        vast.fake.outbid(machine)
+        end(first)
         out, err = command.communicate(timeout=HANG_S)
         assert command.returncode == 0, err
         document = json.loads(out)
         (loss,) = document["retries"]
-        assert (loss["provider"], loss["run"], document["provider"]) == ("vast", "python3-1", "aws")
+        assert (loss["provider"], loss["run"], document["provider"]) == (cloud.name, "python3-1", "aws")
         resumed = shell.folder / "runs" / "python3-2"
         assert (resumed / "logs" / "node0" / "launcher.out").read_text() == f"began at 4\nresult {whole_sum()}\n"
         assert (resumed / "out" / "result.txt").read_text() == str(whole_sum())
-        assert vast.what_bills() == aws.what_bills() == []
+        assert first.what_bills() == aws.what_bills() == []
         assert shell.clusters() == []

@@ -13,8 +13,8 @@ import pytest
 from gpuops.core.errors import MachineGone
 from gpuops.core.format import clock_time
 from gpuops.core.models import Lease, Offer, Price, Resource
-from gpuops.core.run_models import RunRequest
-from gpuops.ledger.rows import RunFacts
+from gpuops.core.run_models import RunRequest, Verdict, VerdictOutcome
+from gpuops.ledger.rows import ClusterState, RunFacts
 from gpuops.ledger.store import ClusterRow, RunRow
 from gpuops.offers import lease_limits, offer_table
 from gpuops.offers.lease_limits import LeaseLimits
@@ -22,6 +22,7 @@ from gpuops.offers.price_approval import PriceApproval
 from gpuops.offers.price_terms import Terms
 from gpuops.runs import retries
 from gpuops.runs.logs import events
+from gpuops.runs.outcome.node_report import ReasonKind, lost_report
 from gpuops.runs.receipt import format_receipt
 from gpuops.runs.retries import JobOutcome, Preemption, RetryState
 from gpuops.sync.run_folder import RunHome
@@ -250,3 +251,54 @@ def test_who_agrees_agrees_to_what_replaces_it_too() -> None:
     until = clock_time(NOW + 24.1 * 3600, NOW)
     price = "$2.00/h (and up to $3.00/h for what replaces it)"
     assert asked == [f"two of them, {price}; until {until} at the latest, $72.30 at most: go?"]
+
+
+@pytest.mark.parametrize(
+    ("machine", "kind", "lease_s", "rented", "failed"),
+    [
+        ({"state": "ended"}, ReasonKind.ENDED, None, True, True),
+        ({"state": "unknown", "data": {"stopped": True}}, ReasonKind.ENDED, 24 * H, True, True),
+        ({"state": "ended"}, ReasonKind.ENDED, 24 * H, False, False),
+        ({"state": "ended"}, ReasonKind.UNREACHABLE, 24 * H, True, False),
+        ({"state": "ended"}, ReasonKind.ENDED, lease_limits.MIN_LEASE_S - 1, True, False),
+        ({"state": "ended", "data": {"why_ended": "somebody has ended it"}}, ReasonKind.ENDED, 24 * H, True, False),
+        ({"state": "running"}, ReasonKind.ENDED, 24 * H, True, False),
+    ],
+)
+def test_a_machine_that_failed_under_its_run(
+    machine: dict[str, Any], kind: ReasonKind, lease_s: float | None, rented: bool, failed: bool
+) -> None:
+    """Not where its own end may have been the lease's, or somebody's wish."""
+    row = cluster(lease=Lease(None if lease_s is None else NOW + lease_s), state=ClusterState.UP)
+    told = Resource("machine", "i", "r", "n", bills=True, **machine)
+    provider = SimpleNamespace(capabilities={"rented": rented}, describe=lambda _: told)
+    world: Any = SimpleNamespace(
+        clock=SimpleNamespace(now=lambda: NOW, monotonic=lambda: 0.0),
+        signals=SimpleNamespace(count=0),
+        ledger=SimpleNamespace(cluster=lambda _: row),
+        provisioner_of=lambda _: provider,
+    )
+    session: Any = SimpleNamespace(row=row, machines=[told])
+    assert retries.have_machines_failed(world, session, [lost_report(0, "gone", kind)]) is failed
+
+
+@pytest.mark.parametrize(
+    ("outcome", "failed", "retried"),
+    [
+        (VerdictOutcome.LOST, True, True),
+        (VerdictOutcome.LOST, False, False),
+        (VerdictOutcome.FAILED, True, False),
+        (VerdictOutcome.STOPPED, True, False),
+    ],
+)
+def test_only_a_run_that_was_lost_with_its_machine_goes_on_elsewhere(
+    tmp_path: Path, outcome: VerdictOutcome, failed: bool, retried: bool
+) -> None:
+    row: Any = SimpleNamespace(name="toy-1", home=tmp_path, request={}, facts=RunFacts())
+    end: Any = SimpleNamespace(verdict=Verdict(outcome, 4, "node0 is gone"), may_destroy=True, left_in_bucket=False,
+                               home=RunHome(tmp_path), progress={}, ended_at=NOW)  # fmt: skip
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(retries, "first_event_time", lambda *_: None)
+        found = retries.find_preemption(row, cluster(provider="runpod"), end, failed=failed)
+    assert bool(found) is retried
+    assert found is None or (found.reclaimed, found.sentence()) == (False, "node0 is gone")
