@@ -52,7 +52,7 @@ def train(world: World, options: argparse.Namespace) -> None:
 
     calls = 0
 
-    def answers(model: nn.Module, inputs: Tensor, targets: Tensor) -> dict[str, Tensor]:
+    def metrics(model: nn.Module, inputs: Tensor, targets: Tensor) -> dict[str, Tensor]:
         nonlocal calls
         calls += 1
         if options.kill == [world.rank, calls]:
@@ -72,7 +72,7 @@ def train(world: World, options: argparse.Namespace) -> None:
     seen: list[int] = []
     if options.limit:
         resource.setrlimit(resource.RLIMIT_FSIZE, (options.limit, options.limit))
-    trainer = Trainer(world, options, "wobbly", model, optimizer, batches, answers, scheduler)
+    trainer = Trainer(world, options, "wobbly", model, optimizer, batches, metrics, scheduler)
     for epoch in trainer.epochs():
         world.say(f"epoch {epoch.number}: loss {epoch.means['loss']:.9f}, target {epoch.means['target']:.9f}")
     print("saw", *seen)
