@@ -93,7 +93,7 @@ def train(world: World, options: argparse.Namespace) -> None:
     steps = options.total_epochs * len(batches)
     scheduler = LambdaLR(optimizer, lambda step: share_of_peak((step + 1) / (steps + 1)))
 
-    trainer = Trainer(world, options, "cifar10", model, optimizer, batches, answers, scheduler)
+    trainer = Trainer(world, options, "cifar10", model, optimizer, batches, metrics, scheduler)
     began, epochs = time.perf_counter(), 0
     for epoch in trainer.epochs():
         epochs += 1
@@ -248,7 +248,7 @@ def share_of_peak(done: float) -> float:
     return min(done / WARM_UP, (1 - done) / (1 - WARM_UP))
 
 
-def answers(model: nn.Module, images: Tensor, labels: Tensor) -> dict[str, Tensor]:
+def metrics(model: nn.Module, images: Tensor, labels: Tensor) -> dict[str, Tensor]:
     """For each image its loss, and whether it was recognised.
 
     The model ends without a softmax: cross_entropy has its own. With a second one in front of it, as some tutorials

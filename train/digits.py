@@ -49,7 +49,7 @@ def train(world: World, options: argparse.Namespace) -> None:
     torch.manual_seed(options.seed)  # the same first weights in every process
     model = build_model().to(world.device)
     optimizer = torch.optim.AdamW(model.parameters(), LEARNING_RATE)
-    trainer = Trainer(world, options, "digits", model, optimizer, Batches(world, options, train_set), answers)
+    trainer = Trainer(world, options, "digits", model, optimizer, Batches(world, options, train_set), metrics)
     began, epochs = time.perf_counter(), 0
     for epoch in trainer.epochs():
         epochs += 1
@@ -90,7 +90,7 @@ def build_model() -> nn.Module:
     )
 
 
-def answers(model: nn.Module, images: Tensor, labels: Tensor) -> dict[str, Tensor]:
+def metrics(model: nn.Module, images: Tensor, labels: Tensor) -> dict[str, Tensor]:
     """For each image its loss, and whether it was read right. The means are the trainer's, who knows how many images
     all ranks have in this step. The model ends without a softmax: cross_entropy has its own, and a second one in
     front of it keeps the loss of ten classes above 1.46 for ever."""

@@ -71,7 +71,7 @@ def train(world: World, options: argparse.Namespace) -> None:
     optimizer = torch.optim.Adadelta(model.parameters(), LEARNING_RATE)
     batches = Batches(world, options, train_set, transform=normalise)
     scheduler = torch.optim.lr_scheduler.StepLR(optimizer, len(batches), FACTOR)  # it is stepped after every batch
-    trainer = Trainer(world, options, "mnist", model, optimizer, batches, answers, scheduler)
+    trainer = Trainer(world, options, "mnist", model, optimizer, batches, metrics, scheduler)
     began, epochs = time.perf_counter(), 0
     for epoch in trainer.epochs():
         epochs += 1
@@ -149,7 +149,7 @@ def build_model() -> nn.Module:
     )
 
 
-def answers(model: nn.Module, images: Tensor, labels: Tensor) -> dict[str, Tensor]:
+def metrics(model: nn.Module, images: Tensor, labels: Tensor) -> dict[str, Tensor]:
     """For each image its loss, and whether it was read right."""
     logits = model(images)
     return {

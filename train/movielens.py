@@ -103,7 +103,7 @@ def train(world: World, options: argparse.Namespace) -> None:
     steps = options.total_epochs * len(batches)
     scheduler = torch.optim.lr_scheduler.LinearLR(optimizer, 1.0, 0.0, steps)
     name = "movielens-tune" if options.tune else "movielens"  # which learn from other ratings
-    trainer = Trainer(world, options, name, model, optimizer, batches, answers, scheduler)
+    trainer = Trainer(world, options, name, model, optimizer, batches, metrics, scheduler)
     began, epochs = time.perf_counter(), 0
     for epoch in trainer.epochs():
         epochs += 1
@@ -253,7 +253,7 @@ class Factorisation(nn.Module):
         return products.sum(2) + self.liked(films).squeeze(2)
 
 
-def answers(model: nn.Module, users: Tensor, films: Tensor) -> dict[str, Tensor]:
+def metrics(model: nn.Module, users: Tensor, films: Tensor) -> dict[str, Tensor]:
     """For each person and their films, of which the first is the watched one: the loss of guessing which it is,
     and whether it comes before all others."""
     scores = model(users, films)

@@ -39,14 +39,14 @@ def train(world: World, options: argparse.Namespace) -> None:
     model = nn.Linear(FEATURES, 1).to(world.device)
     optimizer = torch.optim.SGD(model.parameters(), LEARNING_RATE)
     batches = Batches(world, options, samples)
-    trainer = Trainer(world, options, "toy", model, optimizer, batches, answers)
+    trainer = Trainer(world, options, "toy", model, optimizer, batches, metrics)
     for epoch in trainer.epochs():
         write(f"[GPU{world.rank}] Epoch {epoch.number - 1} | Batchsize: {batches.batch} | Steps: {len(batches)}")
         if epoch.snapshot:
             world.say(f"[GPU0] snapshot in {epoch.snapshot}, next epoch {epoch.number}")
 
 
-def answers(model: nn.Module, inputs: Tensor, targets: Tensor) -> dict[str, Tensor]:
+def metrics(model: nn.Module, inputs: Tensor, targets: Tensor) -> dict[str, Tensor]:
     """The loss of each sample; their mean is the trainer's, who knows how many there are on all ranks."""
     return {"loss": nn.functional.mse_loss(model(inputs), targets, reduction="none").squeeze(1)}
 

@@ -74,8 +74,8 @@ def kept_for_backward(trainer: Trainer, batch: list[Tensor]) -> int:
         return tensor
 
     with torch.autograd.graph.saved_tensors_hooks(keep, lambda tensor: tensor), trainer.autocast:
-        answers = trainer.answers(trainer.model, *batch)  # held until all is counted: else a place may be used twice
-    del answers
+        metrics = trainer.metrics(trainer.model, *batch)  # held until all is counted: else a place may be used twice
+    del metrics
     return sum(kept.values())
 
 

@@ -34,7 +34,7 @@ def measure(world, options):
     model = digits.build_model().to(world.device)
     optimizer = torch.optim.AdamW(model.parameters(), digits.LEARNING_RATE)
     batches = Batches(world, options, OneByOne(data), workers=options.workers)
-    benchmark(Trainer(world, options, "digits", model, optimizer, batches, digits.answers))
+    benchmark(Trainer(world, options, "digits", model, optimizer, batches, digits.metrics))
 
 
 parser = arguments(__doc__, digits.TOTAL_EPOCHS, digits.SAVE_EVERY, digits.BATCH_SIZE, digits.SEED)

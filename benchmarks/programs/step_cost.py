@@ -150,7 +150,7 @@ def arithmetic(trainer: Trainer, steps: Iterator[Any]) -> float:
     """Floating point operations of one forward and backward on this rank, counted by torch as they are called."""
     _, batch = next(steps)
     with FlopCounterMode(display=False) as counter:
-        trainer.answers(trainer.model, *batch)["loss"].sum().backward()
+        trainer.metrics(trainer.model, *batch)["loss"].sum().backward()
     trainer.optimizer.zero_grad()
     return float(counter.get_total_flops())
 

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import argparse
+import atexit
+import multiprocessing
 import signal
 from typing import Any, Callable, Iterator
 
@@ -48,6 +50,7 @@ class Batches:
         else:
             self.why = f"{workers} workers per rank load its samples"
             self.plan = _Plan()
+            atexit.register(_kill_workers)
             self.loader = DataLoader(
                 _Seeded(data),
                 batch_sampler=self.plan,
@@ -125,6 +128,15 @@ class _Seeded(Dataset):  # type: ignore[type-arg]
         if torch.utils.data.get_worker_info():  # without workers the rank's own generators do, which snapshots keep
             randomness.seed(seed)
         return [self.data[index] for index in indices]
+
+
+def _kill_workers() -> None:
+    """Python ends children by SIGTERM at its exit, which workers ignore, and then waits for them for ever."""
+    if hasattr(signal, "SIGCHLD"):
+        signal.signal(signal.SIGCHLD, signal.SIG_DFL)  # torch's handler would call it a failure
+    for worker in multiprocessing.active_children():
+        if worker.daemon:
+            worker.kill()
 
 
 def _leave_signals_to_the_rank(_worker: int) -> None:

@@ -22,8 +22,8 @@ from ddp.snapshots import Snapshots
 from ddp.watching import Profiler, Progress, Scalars
 from ddp.world import World
 
-Answers = Callable[..., "dict[str, Tensor]"]
-"""`answers(model, *batch)`: one number per sample for each name. `loss` is what is learnt from; the others are told.
+Metrics = Callable[..., "dict[str, Tensor]"]
+"""`metrics(model, *batch)`: one number per sample for each name. `loss` is what is learnt from; the others are told.
 
 Per sample, and not their mean, since only the trainer knows how many samples all ranks have in this step.
 """
@@ -38,7 +38,7 @@ class Epoch(NamedTuple):
     number: int
     """From 1."""
     means: dict[str, float]
-    """Of each of the answers."""
+    """Of each of the metrics."""
     seconds: float
     snapshot: Path | None
     """Where it was kept, if it was."""
@@ -58,12 +58,12 @@ class Trainer:
         model: nn.Module,
         optimizer: torch.optim.Optimizer,
         batches: Batches,
-        answers: Answers,
+        metrics: Metrics,
         scheduler: Any = None,
     ) -> None:
         self.world, self.options, self.program = world, options, program
         self.model, self.optimizer, self.batches, self.scheduler = model, optimizer, batches, scheduler
-        self.answers = answers
+        self.metrics = metrics
         kind = world.device.type
         # It hands rank 0's weights to all, and averages the gradients in every backward, while that computes. A rank
         # that is alone would only copy them there and back, and hold them twice.
@@ -152,18 +152,18 @@ class Trainer:
     def learn(self, part: Part, batch: list[Tensor]) -> None:
         """Forward and backward, and what is counted."""
         with self.named("forward"):
-            loss, answers = self.loss(part, batch)
+            loss, metrics = self.loss(part, batch)
         with self.named("backward"):
             self.scaler.scale(loss).backward()
-        self._count(part, answers)
+        self._count(part, metrics)
 
     def no_sync(self) -> ContextManager[None]:
         """`DistributedDataParallel.no_sync`: in it a backward sends nothing."""
         return self.ddp.no_sync() if self.ddp else contextlib.nullcontext()
 
-    def _count(self, part: Part, answers: dict[str, Tensor]) -> None:
+    def _count(self, part: Part, metrics: dict[str, Tensor]) -> None:
         # Sums on the device, without `.item()`: that would make the processor wait for the GPU in every step.
-        for name, each in answers.items():
+        for name, each in metrics.items():
             self.totals[name] = self.totals.get(name, 0) + without_padding(part, each.detach()).sum(dtype=torch.float64)
         self.totals["samples"] = self.totals.get("samples", 0) + part.mine
 
@@ -172,8 +172,8 @@ class Trainer:
         DistributedDataParallel divides by it. A mean over the own batch would weigh the samples of a short last
         batch more than others, and padding as much as them."""
         with self.autocast:
-            answers = self.answers(self.forward, *batch)
-        return without_padding(part, answers["loss"]).sum() * (self.world.size / part.all_ranks), answers
+            metrics = self.metrics(self.forward, *batch)
+        return without_padding(part, metrics["loss"]).sum() * (self.world.size / part.all_ranks), metrics
 
     def take_step(self) -> None:
         with self.named("optimizer"):
@@ -200,11 +200,11 @@ class Trainer:
         self.rehearsed = True
 
     @torch.no_grad()
-    def test(self, batches: Batches, answers: Answers | None = None) -> dict[str, float]:
+    def test(self, batches: Batches, metrics: Metrics | None = None) -> dict[str, float]:
         """The means over other data, each sample counted once by whichever rank it falls to; between two epochs, or
         after the last one or a stop.
 
-        `answers`: what to ask of each sample, where it is not what is asked in training.
+        `metrics`: what to ask of each sample, where it is not what is asked in training.
         """
         self.model.eval()
         for buffer in self.model.buffers() if self.world.size > 1 else ():
@@ -212,7 +212,7 @@ class Trainer:
         of_epoch, self.totals = self.totals, {}  # there are some where a stop came in mid-epoch
         for part, batch in batches.epoch(0):
             with self.autocast:
-                self._count(part, (answers or self.answers)(self.model, *batch))
+                self._count(part, (metrics or self.metrics)(self.model, *batch))
         means, self.totals = self._means(), of_epoch
         return means
 

@@ -148,9 +148,9 @@ def test_it_is_the_published_model(program: ModuleType) -> None:
 def test_the_loss_of_what_is_beyond_doubt_is_nothing_and_not_what_a_softmax_leaves(program: ModuleType) -> None:
     logits = torch.eye(10) * 100
     labels = torch.arange(10)
-    loss = program.answers(lambda images: images, logits, labels)["loss"]
+    loss = program.metrics(lambda images: images, logits, labels)["loss"]
     torch.testing.assert_close(loss, torch.zeros(10))
-    with_softmax = program.answers(lambda images: images.softmax(1), logits, labels)["loss"]
+    with_softmax = program.metrics(lambda images: images.softmax(1), logits, labels)["loss"]
     torch.testing.assert_close(with_softmax, torch.full((10,), HELD))
     assert round(HELD, 3) == 1.461
 

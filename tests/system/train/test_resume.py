@@ -145,6 +145,13 @@ def test_other_conditions_than_the_snapshots_are_said(world, tmp_path: Path) -> 
     assert "now" not in world("wobbly.py", "3", ranks=2).succeed().err()
 
 
+def test_a_rank_that_fails_ends_with_its_workers(launch) -> None:
+    """They ignore SIGTERM, by which Python would end them before it waits for them."""
+    code, _, err = launch(str(Path(__file__).parent / "programs/wobbly.py"), "1", "--lazy", "--fail")
+    assert code == 1
+    assert err.splitlines()[-1].endswith("RuntimeError: of its own")
+
+
 def seen(ranks, skipped: int = 0) -> list[int]:
     """What the ranks have seen, without the first so many of each, nor what they only rehearsed with."""
     skipped += 8 * (len(ranks.pids) > 2)

@@ -26,11 +26,11 @@ def train(world: World, options: argparse.Namespace) -> None:
     model.register_buffer("counted", torch.zeros(7))
     optimizer = torch.optim.SGD(model.parameters(), 0.1, momentum=0.9)
     batches = Batches(world, options, TensorDataset(torch.rand(64, 10)))
-    trainer = Trainer(world, options, "holding", model, optimizer, batches, answers)
+    trainer = Trainer(world, options, "holding", model, optimizer, batches, metrics)
     world.say(json.dumps(memory.look(trainer, *next(endless(trainer)))))
 
 
-def answers(model: nn.Module, inputs: Tensor) -> dict[str, Tensor]:
+def metrics(model: nn.Module, inputs: Tensor) -> dict[str, Tensor]:
     return {"loss": model(inputs).squeeze(1)}
 
 

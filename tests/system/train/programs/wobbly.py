@@ -52,11 +52,13 @@ def train(world: World, options: argparse.Namespace) -> None:
 
     calls = 0
 
-    def answers(model: nn.Module, inputs: Tensor, targets: Tensor) -> dict[str, Tensor]:
+    def metrics(model: nn.Module, inputs: Tensor, targets: Tensor) -> dict[str, Tensor]:
         nonlocal calls
         calls += 1
         if options.kill == [world.rank, calls]:
             os.kill(os.getpid(), signal.SIGKILL)
+        if options.fail:
+            raise RuntimeError("of its own")
         if options.tell and options.tell[:2] == [world.rank, calls]:
             os.kill(os.getpid(), options.tell[2])
         if [world.rank, calls] in options.wish:
@@ -72,7 +74,7 @@ def train(world: World, options: argparse.Namespace) -> None:
     seen: list[int] = []
     if options.limit:
         resource.setrlimit(resource.RLIMIT_FSIZE, (options.limit, options.limit))
-    trainer = Trainer(world, options, "wobbly", model, optimizer, batches, answers, scheduler)
+    trainer = Trainer(world, options, "wobbly", model, optimizer, batches, metrics, scheduler)
     for epoch in trainer.epochs():
         world.say(f"epoch {epoch.number}: loss {epoch.means['loss']:.9f}, target {epoch.means['target']:.9f}")
     print("saw", *seen)
@@ -121,6 +123,7 @@ if __name__ == "__main__":
     parser.add_argument("--lazy", action="store_true", help="data through a DataLoader")
     parser.add_argument("--width", type=int, default=16)
     parser.add_argument("--slow", type=float, default=0.0)
+    parser.add_argument("--fail", action="store_true", help="in the first forward")
     parser.add_argument("--kill", nargs=2, type=int, metavar=("RANK", "FORWARD"))
     parser.add_argument("--limit", type=int, metavar="BYTES", help="no file may be larger, as on a full disk")
     parser.add_argument("--hide", help="a folder whose modules stand before all others")

@@ -34,14 +34,14 @@ def epochs(self: Trainer) -> Iterator[Epoch]:
 
 def mean_of_means(self: Trainer, part: Part, batch: list[Tensor]) -> tuple[Tensor, dict[str, Tensor]]:
     """Each rank takes the mean over its own batch, whatever the others have."""
-    _, answers = honest_loss(self, part, batch)
-    return answers["loss"].mean(), answers
+    _, metrics = honest_loss(self, part, batch)
+    return metrics["loss"].mean(), metrics
 
 
 def sum_of_means(self: Trainer, part: Part, batch: list[Tensor]) -> tuple[Tensor, dict[str, Tensor]]:
     """The average over the ranks is forgotten, or made twice."""
-    loss, answers = honest_loss(self, part, batch)
-    return loss * self.world.size, answers
+    loss, metrics = honest_loss(self, part, batch)
+    return loss * self.world.size, metrics
 
 
 def order_of_its_own(self: Sampler, epoch: int) -> Tensor:
