@@ -331,20 +331,24 @@ def read_output(process: subprocess.Popen[bytes], limit_s: float) -> tuple[bytes
     return None
 
 
-def reap_orphans() -> None:
-    """Collect ended children that no Popen waits for: orphans that became ours."""
+def reap_orphans() -> bool:
+    """Collect ended children that no Popen waits for: orphans that became ours. Returns whether one has ended that its
+    owner is to collect."""
     while hasattr(os, "waitid"):
         with _FORK:
             try:
                 ended = os.waitid(os.P_ALL, 0, os.WEXITED | os.WNOHANG | os.WNOWAIT)
             except ChildProcessError:
-                return
-            if ended is None or _is_waited_for(ended.si_pid):
-                return
+                return False
+            if ended is None:
+                return False
+            if _is_waited_for(ended.si_pid):
+                return True
             try:
                 os.waitpid(ended.si_pid, os.WNOHANG)
             except ChildProcessError:
                 pass  # its Popen collected it in between
+    return False
 
 
 def _is_waited_for(pid: int) -> bool:

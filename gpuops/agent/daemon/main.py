@@ -44,9 +44,15 @@ def main(_mode: str, arguments: Sequence[str]) -> int:
     WORKERS.start(Server(node).serve, "server")
     while os.getppid() == watchdog:
         wake.wait(PARENT_CHECK_INTERVAL_S)
-        processes.reap_orphans()
+        collect_children()
     close_orphaned(node)
     return 0
+
+
+def collect_children() -> None:
+    """A launcher that has ended is looked at now, and not at its supervisor's next check."""
+    if processes.reap_orphans():
+        run_verbs.look_at_run()
 
 
 def finish_sinks(node: Node) -> None:

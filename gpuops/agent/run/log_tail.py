@@ -13,7 +13,8 @@ from gpuops.agent.run import run_verbs
 
 CHUNK_BYTES = 65536
 MIN_POLL_INTERVAL_S, MAX_POLL_INTERVAL_S = 0.05, 0.2
-"""The interval doubles while a run writes nothing."""
+QUIET_FACTOR = 1.25
+"""The interval grows by this while a run writes nothing: to a quarter of the time since it last wrote."""
 
 
 def tail(node: Node, args: dict[str, Any], emit: Emit) -> dict[str, Any]:
@@ -27,7 +28,7 @@ def tail(node: Node, args: dict[str, Any], emit: Emit) -> dict[str, Any]:
     while True:
         # Checked before reading: what was written before the run's end is then read below.
         is_over = not args.get("follow") or run_verbs.run_state(node, args["run"]) != "running"
-        pause_s = min(MAX_POLL_INTERVAL_S, 2 * pause_s)
+        pause_s = min(MAX_POLL_INTERVAL_S, QUIET_FACTOR * pause_s)
         for item in read_pieces(folder, offsets):
             emit(item)
             pause_s = MIN_POLL_INTERVAL_S
@@ -36,7 +37,7 @@ def tail(node: Node, args: dict[str, Any], emit: Emit) -> dict[str, Any]:
         if time.monotonic() - last_beat >= BEAT_INTERVAL_S:
             emit({"beat": time.time()})
             last_beat = time.monotonic()
-        time.sleep(pause_s)
+        run_verbs.await_end(args["run"], pause_s)
 
 
 def read_pieces(folder: str, offsets: dict[str, int]) -> Iterator[dict[str, Any]]:

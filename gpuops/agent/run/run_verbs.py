@@ -42,6 +42,22 @@ def live_run_name() -> str | None:
     return supervisor.name if supervisor is not None else None
 
 
+def look_at_run() -> None:
+    """Let the run that is on be looked at now."""
+    supervisor = live_run()
+    if supervisor is not None:
+        supervisor.look()
+
+
+def await_end(name: str, limit_s: float) -> None:
+    """Wait for the result of a run that is on here, for `limit_s` at most; for so long in any other case."""
+    supervisor = live_run()
+    if supervisor is not None and supervisor.name == name:
+        supervisor.ended.wait(limit_s)
+    else:
+        time.sleep(limit_s)
+
+
 def run_state(node: Node, name: str) -> str:
     """`running`, `ended` or `unknown`."""
     if run_result(node, name) is not None:

@@ -46,8 +46,8 @@ NEVER = float("inf")
 class Supervisor:
     """Supervises one run of this node, in a thread that `start` starts.
 
-    Any thread may call `stop_everywhere`, `preempt` and `handle_peer_event`. `launched` is set once the launcher runs
-    or could not be started (`launch_error`), `done` after the end, when `result` is final.
+    Any thread may call `look`, `stop_everywhere`, `preempt` and `handle_peer_event`. `launched` is set once the
+    launcher runs or could not be started (`launch_error`), `ended` once there is a `result`, `done` when it is stored.
     """
 
     def __init__(self, node: Node, spec: LaunchSpec, secrets: Mapping[str, str]) -> None:
@@ -90,6 +90,7 @@ class Supervisor:
         self._next_progress_check = 0.0
         self._resume_step: float | None = None
         """The step that the program started from; None until it reports its progress."""
+        self.ended = threading.Event()
         self.done = threading.Event()
         self.result: dict[str, Any] | None = None
         """The document of result.json."""
@@ -273,6 +274,10 @@ class Supervisor:
         if goes_on and self._snapshots.ask(reason) and self.link is not None:
             self.link.send_event(SnapshotRequested(self.node_index, time.time(), reason).document())
 
+    def look(self) -> None:
+        """Check now, and not after the interval."""
+        self._wake.set()
+
     # Requests to stop the run.
 
     def stop_everywhere(self, mode: StopMode, reason: Reason, outcome: Outcome = Outcome.STOPPED) -> None:
@@ -342,6 +347,7 @@ class Supervisor:
         has_joined = self._sampler.joined if self._sampler else lambda _rank: None
         self.result = result_document(self._spec, self.folder, end, has_joined)
         run_files.write_result(self.folder, self.result)
+        self.ended.set()
 
     def _end_processes(self) -> int:
         """End every process of the run. Returns how many could not be ended."""

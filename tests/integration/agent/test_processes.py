@@ -10,13 +10,17 @@ import os
 import signal
 import subprocess
 import sys
+import threading
 import time
 from pathlib import Path
+from types import SimpleNamespace
 
 import pytest
 
 from gpuops.agent import processes
+from gpuops.agent.daemon import main
 from gpuops.agent.processes import Marker, Process, descendants, has_marker, parse_stat
+from gpuops.agent.run import run_verbs
 
 LINUX = pytest.mark.skipif(not processes.PROC, reason="needs /proc")
 
@@ -229,3 +233,25 @@ def test_reaping_beside_those_who_wait(monkeypatch: pytest.MonkeyPatch) -> None:
     assert until_zombie is not None
     processes.reap_orphans()
     assert child.returncode == 0
+
+
+@pytest.mark.skipif(not hasattr(os, "waitid"), reason="needs waitid")
+def test_a_launcher_that_has_ended_is_looked_at_at_once(monkeypatch: pytest.MonkeyPatch) -> None:
+    looks: list[bool] = []
+    run = SimpleNamespace(done=threading.Event(), look=lambda: looks.append(True))
+    monkeypatch.setattr(run_verbs, "_latest", run)
+    main.collect_children()
+    assert not looks, "nothing has ended"
+    launcher = processes.start_child([sys.executable, "-ISc", ""])
+    os.waitid(os.P_PID, launcher.pid, os.WEXITED | os.WNOWAIT)
+    main.collect_children()
+    assert (looks, launcher.wait()) == ([True], 0)
+    run.done.set()
+    orphan = os.fork()
+    if not orphan:
+        os._exit(0)
+    os.waitid(os.P_PID, orphan, os.WEXITED | os.WNOWAIT)
+    main.collect_children()
+    with pytest.raises(ChildProcessError):
+        os.waitpid(orphan, os.WNOHANG)
+    assert looks == [True], "it was only collected"

@@ -5,7 +5,9 @@ from __future__ import annotations
 import base64
 import json
 import os
+import threading
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -14,7 +16,8 @@ from hypothesis import strategies as st
 
 from gpuops.agent import run_files
 from gpuops.agent.node import Cancelled, Node, Refusal
-from gpuops.agent.run import log_tail
+from gpuops.agent.run import log_tail, run_verbs
+from tests.conftest import HANG_S
 
 
 @pytest.fixture
@@ -61,6 +64,32 @@ def test_the_result_is_the_last_word(node: Node) -> None:
     Path(node.run("r-1"), "result.json").write_text(json.dumps({"outcome": "done"}))
     answer = log_tail.tail(node, {"run": "r-1", "offsets": {}, "follow": True}, lambda _item: None)
     assert answer == {"result": {"outcome": "done"}}
+
+
+def test_who_follows_hears_of_the_end_at_once(node: Node, monkeypatch: pytest.MonkeyPatch) -> None:
+    """And not at the next look at the files."""
+    monkeypatch.setattr(log_tail, "MIN_POLL_INTERVAL_S", 2 * HANG_S)
+    monkeypatch.setattr(log_tail, "MAX_POLL_INTERVAL_S", 2 * HANG_S)
+    run = SimpleNamespace(name="r-1", result=None, ended=threading.Event(), done=threading.Event())
+    monkeypatch.setattr(run_verbs, "_latest", run)
+    answers: list[dict[str, Any]] = []
+    follows = threading.Event()
+
+    def look(folder: str, offsets: dict[str, int]) -> list[dict[str, Any]]:  # noqa: ARG001
+        follows.set()
+        return []
+
+    def follow() -> None:
+        answers.append(log_tail.tail(node, {"run": "r-1", "follow": True}, lambda _item: None))
+
+    monkeypatch.setattr(log_tail, "read_pieces", look)
+    thread = threading.Thread(target=follow, daemon=True)
+    thread.start()
+    assert follows.wait(HANG_S)
+    run.result = {"outcome": "done"}
+    run.ended.set()
+    thread.join(HANG_S)
+    assert answers == [{"result": {"outcome": "done"}}]
 
 
 def test_who_is_gone_is_not_followed(node: Node) -> None:
