@@ -51,7 +51,7 @@ IN_LISTS = {
     "clusters": {"name", "provider", "state", "nodes", "run", "folder", "created", "age_s", "ephemeral", "per_hour",
                  "hard_end", "idle_s", "lease", "spent", "virtual", "doing", "why_ended", "urls", "report",
                  "phase"},
-    "runs": {"run", "state", "outcome", "say", "created", "ended", "folder", "home"},
+    "runs": {"run", "array_index", "state", "outcome", "say", "created", "ended", "folder", "home"},
     "resources": {"provider", "mark", "id", "kind", "state", "per_hour", "bills", "known", "owner"},
     "offers": {"provider", "id", "say", "nodes", "gpus", "region", "prices", "data", "notes", "per_hour"},
 }  # fmt: skip
