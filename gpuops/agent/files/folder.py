@@ -62,7 +62,7 @@ def stat_entry(path: bytes) -> Found:
             return NOTHING
         raise
     if stat.S_ISREG(status.st_mode):
-        return Found(FILE, Entry(status.st_size, status.st_mtime_ns, stat.S_IMODE(status.st_mode) & 0o777, None))
+        return Found(FILE, Entry(status.st_size, status.st_mtime_ns, status.st_mode & 0o777, None))
     if stat.S_ISLNK(status.st_mode):
         return Found(LINK, Entry(0, 0, 0, path_text(os.readlink(path))))
     return Found(FOLDER if stat.S_ISDIR(status.st_mode) else OTHER)
@@ -117,21 +117,6 @@ class TreeFolder:
                 self._without[above] = missing
                 return missing
         return stat_entry(self.at(path))
-
-    def has(self, path: str, entry: Entry) -> bool:
-        """Whether there is this file or link at `path`, with its mode: as `look` would show it."""
-        above = path.rpartition("/")[0]
-        if entry.link is not None or (above not in self._folders and self._look_above(path)):
-            return self.look(path).entry == entry
-        try:
-            status = os.lstat(self.folder + b"/" + path.encode("utf-8", "surrogateescape"))
-        except OSError:
-            return False
-        return (
-            status.st_mtime_ns == entry.mtime_ns
-            and status.st_size == entry.size
-            and status.st_mode & ~0o7000 == stat.S_IFREG | entry.mode
-        )
 
     def _look_above(self, path: str) -> Found | None:
         """What `path` finds where a parent is no folder; None where all are."""

@@ -160,7 +160,7 @@ def is_as_pushed(folder: TreeFolder, record: Record, wanted: Mapping[str, Entry]
     and `is_settled`, which come to the same."""
     if record.pending or record.leaving or record.files.keys() != wanted.keys():
         return False
-    return all(one.sent == wanted[path] and folder.has(path, one.here) for path, one in record.files.items())
+    return all(one.sent == wanted[path] and folder.look(path).entry == one.here for path, one in record.files.items())
 
 
 def is_settled(record: Record, seen: Survey) -> bool:
