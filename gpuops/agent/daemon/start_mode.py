@@ -7,6 +7,7 @@ has loaded does not survive a fork: there the program is started anew.
 
 from __future__ import annotations
 
+import contextlib
 import importlib
 import os
 import signal
@@ -21,6 +22,8 @@ from gpuops.agent.node import Node, open_append, program_argv
 MODULES = {"watchdog": "gpuops.agent.daemon.watchdog", "agent": "gpuops.agent.daemon.main"}
 OPEN_FILES = "/proc/self/fd"
 STREAMS = 3
+ARGUMENTS_FIELD = 48
+"""Of /proc/PID/stat: where the command line begins in the process's memory; 0 for those who may not know it."""
 
 
 def start_mode(node: Node, mode: str, *more: str) -> processes.Child:
@@ -66,12 +69,30 @@ def _become(node: Node, mode: str, arguments: Sequence[str], log: int, mask: Ite
                 signal.signal(sign, signal.SIG_DFL)
         signal.pthread_sigmask(signal.SIG_SETMASK, mask)
         processes.forget_children()
-        with open("/proc/self/comm", "w") as name:
-            name.write(f"gpuops-{mode}")  # its command line is still ours
+        _show_as(mode, arguments)
         code = importlib.import_module(MODULES[mode]).main(mode, arguments)
     except BaseException:
         traceback.print_exc()
     os._exit(code)
+
+
+def _show_as(mode: str, arguments: Sequence[str]) -> None:
+    """What `ps` shows is this mode's command line, as if it had been started anew: the parent's says another mode. The
+    kernel shows that from this process's own memory, where there is as much room as the parent's took (proc(5))."""
+    with contextlib.suppress(OSError):  # a kernel that lets nobody write there
+        with open("/proc/self/comm", "w") as name:
+            name.write(f"gpuops-{mode}")
+        with open("/proc/self/cmdline", "rb") as shown:
+            room = len(shown.read())
+        with open("/proc/self/stat", "rb") as stat:
+            begins = int(stat.read().rpartition(b")")[2].split()[ARGUMENTS_FIELD - 3])
+        python, _, archive = program_argv()
+        words = (os.path.basename(python), archive, mode, *arguments)
+        line = b"".join(os.fsencode(word) + b"\0" for word in words)
+        if begins and len(line) <= room:
+            with open("/proc/self/mem", "r+b", buffering=0) as memory:
+                memory.seek(begins)
+                memory.write(line.ljust(room, b"\0"))
 
 
 def _close(fd: int) -> None:

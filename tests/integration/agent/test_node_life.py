@@ -111,6 +111,8 @@ def test_watchdog_and_agent_have_nothing_of_who_forked_them(node: RealNode) -> N
         assert [open_files[stream] for stream in range(3)] == ["/dev/null", log, log]
         assert (str(node.folder / "watchdog.lock") in open_files.values()) == (name == "watchdog")
         assert (os.getsid(pid), (place / "comm").read_text()) == (pid, f"gpuops-{name}\n")
+        words = (place / "cmdline").read_text().rstrip("\0").split("\0")
+        assert words[2:5] == [name, "--node", str(node.folder)], "`ps` tells which it is"
 
 
 @pytest.mark.parametrize(

@@ -118,7 +118,7 @@ def test_a_job_that_ends_brings_its_snapshot_home(user: Laptop, pbs: Pbs, how: s
 def test_what_is_killed_on_a_machine(user: Laptop, pbs: Pbs, what: str) -> None:
     """Its node or its run ends, though no one else would end what runs there."""
     run = begin(user, pbs, kind=("train", "multinode") if what == "torchrun" else RUN)
-    fits = "torch[.]distributed[.]run" if what == "torchrun" else f"^[^ ]*python3[^ ]* -I [^ ]*[.]pyz {what} "
+    fits = "torch[.]distributed[.]run" if what == "torchrun" else f"^[^ ]*python3[^ ]* (-I )?[^ ]*[.]pyz {what} "
     assert pbs.nodes[1].run(["pkill", "-KILL", "-f", fits]).returncode == 0, pbs.nodes[1].processes()
     _, err = run.communicate(timeout=HANG_S)
     assert run.returncode == (1 if what == "torchrun" else 4), err
