@@ -17,6 +17,8 @@ assert sys.argv[2] == index
 print("index", index, "on", os.path.basename(os.path.dirname(os.getcwd())), flush=True)
 print("version", open("version.txt").read(), "finds", sorted(map(str, pathlib.Path().glob("*.pt"))), flush=True)
 pathlib.Path("model.pt").write_text(index)
+with open("outputs/log.txt", "a") as log:  # which came with the project
+    log.write(index)
 (side / index).touch()
 deadline = time.monotonic() + 60
 while index in "01" and not (side / "10"[int(index)]).exists():  # these two end only where both run at the same time
@@ -41,6 +43,7 @@ def test_four_runs_share_two_nodes(shell: Shell, tmp_path: Path) -> None:
     side.mkdir()
     shell.write("sweep.py", SWEEP)
     version = shell.write("version.txt", "1")
+    shell.write("outputs/log.txt", "log ")
     line = ("run", "--on", "local", "--nodes", "2", "--array", "0-3", "--json", "--")
     done = shell.run(*line, "python3", "sweep.py", str(side), "{index}", str(version))
     assert done.returncode == 1, done.stderr
@@ -57,6 +60,7 @@ def test_four_runs_share_two_nodes(shell: Shell, tmp_path: Path) -> None:
         assert out[0].startswith(f"index {one['index']} on n")
         assert out[1] == "version 1 finds []", "sent once, and without what the run before has made there"
         assert Path(one["home"], "out/model.pt").read_text() == str(one["index"])
+        assert Path(one["home"], "out/outputs/log.txt").read_text() == f"log {one['index']}"
         assert [one["request"]["nodes_at"]] == [[int(out[0][-1])]]
     assert {tuple(one["request"]["nodes_at"]) for one in runs[:2]} == {(0,), (1,)}
     assert re.findall(r"^code: ", done.stderr, re.M) == ["code: "]
@@ -91,6 +95,20 @@ def test_an_interrupt_stops_all_with_their_snapshots_and_nobody_else_gets_betwee
     assert err.count("not started: interrupted") == 2
     assert [cluster["state"] for cluster in shell.clusters()] == ["up"]
     assert shell.run("down").returncode == 0
+    shell.expect_clean()
+
+
+def test_a_cluster_that_is_ended_meanwhile_gets_no_further_run(shell: Shell) -> None:
+    shell.write("waits.py", WAITS)
+    assert shell.run("up", "local", "--name", "lab").returncode == 0
+    array = shell.start("run", "--array", "0-2", "--", "python3", "waits.py")
+    log = shell.folder / "runs/python3-1/logs/node0/launcher.out"
+    until(lambda: log.exists() and log.read_text(), "the first has begun")
+    assert shell.run("down").returncode == 0
+    _, err = array.communicate(timeout=HANG_S)
+    assert array.returncode == 130, err
+    assert err.count("not started: another command ends lab") == 2
+    assert (shell.folder / "runs/python3-1/out/model.pt").read_text() == "saved by 0"
     shell.expect_clean()
 
 
