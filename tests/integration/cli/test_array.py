@@ -9,6 +9,7 @@ from pathlib import Path
 from typing import Any
 
 from tests.conftest import HANG_S, Shell, until
+from tests.desk import Desk
 
 SWEEP = """
 import os, pathlib, sys, time
@@ -36,6 +37,18 @@ while not stop.exists():
     time.sleep(0.02)
 pathlib.Path("model.pt").write_text(f"saved by {index}")
 """
+
+
+def test_a_dry_run_shows_the_queue(desk: Desk) -> None:
+    desk.write("a.py", "")
+    words = ("train", "single", "--on", "local", "--nodes", "3", "--array", "0-9%2", "a.py", "--dry-run")
+    said = desk.type(*words, "--", "--seed", "{index}")
+    assert said.code == 0, said.err
+    assert said.out.startswith("would create: 3 nodes on this machine")
+    assert said.out.splitlines()[-1] == "would queue 10 runs (--array 0-9%2), each on 1 node, at most 2 at once"
+    document = json.loads(desk.type(*words, "--json").out)
+    assert document["array"] == {"indices": [*range(10)], "at_most": 2}
+    assert len(document["execute"]) == 1
 
 
 def test_four_runs_share_two_nodes(shell: Shell, tmp_path: Path) -> None:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 from dataclasses import replace
 
 import pytest
@@ -19,7 +18,6 @@ from gpuops.commands.array_plan import (
 )
 from gpuops.core.errors import UsageError
 from gpuops.core.run_models import RunRequest
-from tests.desk import Desk, desk  # noqa: F401
 
 SINGLE = RunRequest(kind="torchrun", mode="single", nodes=1, gpus=1, script="train.py", argv=["--seed", "{index}"])
 MULTIGPU = replace(SINGLE, mode="multigpu", gpus=None)
@@ -98,18 +96,6 @@ def test_each_run_has_its_index_and_its_nodes() -> None:
     assert (one.argv, one.nodes, one.nodes_at, one.array_index) == (["--seed", "7"], 1, [3], 7)
     assert RunRequest.parse(one.document()) == one
     assert request_of_index(replace(SINGLE, argv=["a{index}b-{index}", "{other}"]), 0, [0]).argv == ["a0b-0", "{other}"]
-
-
-def test_a_dry_run_shows_the_queue(desk: Desk) -> None:  # noqa: F811
-    desk.write("a.py", "")
-    words = ("train", "single", "--on", "local", "--nodes", "3", "--array", "0-9%2", "a.py", "--dry-run")
-    said = desk.type(*words, "--", "--seed", "{index}")
-    assert said.code == 0, said.err
-    assert said.out.startswith("would create: 3 nodes on this machine")
-    assert said.out.splitlines()[-1] == "would queue 10 runs (--array 0-9%2), each on 1 node, at most 2 at once"
-    document = json.loads(desk.type(*words, "--json").out)
-    assert document["array"] == {"indices": [*range(10)], "at_most": 2}
-    assert len(document["execute"]) == 1
 
 
 OUTCOMES = [
