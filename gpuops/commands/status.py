@@ -104,6 +104,8 @@ class ClusterReport:
     """Seconds without use after which it ends."""
     lease: str
     doing: LiveRun | None
+    beside: Sequence[LiveRun] = ()
+    """The other live runs, of an array."""
     report: str | None = None
     """The page about its latest run that has ended."""
 
@@ -145,6 +147,7 @@ def _describe_cluster(ctx: Context, row: ClusterRow) -> ClusterReport:
         idle_s=row.lease.idle_s,
         lease=describe_lease(row.lease, now, ephemeral=row.ephemeral),
         doing=_describe_run(runs[-1], now) if runs else None,
+        beside=[_describe_run(run, now) for run in runs[:-1]],
         report=None if runs else _latest_report(ctx, row),
     )
 
@@ -253,6 +256,7 @@ def _format_end(cluster: ClusterReport) -> str:
 
 def _format_notes(cluster: ClusterReport) -> Iterator[str]:
     """`digits-3 runs for 12 min on 4 ranks, last line 3 s ago`; `node1 does not answer`."""
+    yield from map(_format_run, cluster.beside)
     if cluster.doing:
         yield _format_run(cluster.doing)
     if cluster.report:
