@@ -24,6 +24,7 @@ from gpuops.commands.array_plan import (
     choose_slots,
     describe_outcomes,
     documents,
+    format_indices,
     gpus_of_run,
     request_of_index,
     summarise,
@@ -142,7 +143,7 @@ class IndexQueue:
 
     def describe(self) -> str:
         with self._lock:
-            return f"{len(self._outcomes)} have ended, {len(self._live)} run, {len(self._waiting)} wait"
+            return f"ended: {len(self._outcomes)}, running: {len(self._live)}, waiting: {len(self._waiting)}"
 
     def outcomes(self, *, interrupted: bool) -> list[IndexOutcome]:
         """Of every index; of those that were not begun as well."""
@@ -246,8 +247,8 @@ def _run_index(
     except (HandOver, TakenOver):
         raise
     except (GpuopsError, Interrupted) as error:
-        ctx.out.say(f"not started: {error.message}" + (f"\nhint: {error.hint}" if error.hint else ""))
-        return IndexOutcome(index, error.exit_code, f"not started: {error.message}")
+        ctx.out.say(f"error: {error.message}" + (f"\nhint: {error.hint}" if error.hint else ""))
+        return IndexOutcome(index, error.exit_code, error.message)
     if outcome.taken:
         queue.stop(f"another command ends {place.session.row.name}")
     document = outcome.document
@@ -283,10 +284,10 @@ def _let_go(ctx: Context, cluster: ClusterRow, jobs: Sequence[Job], queue: Index
         runs = [run for run in ctx.ledger.runs(cluster=cluster.id) if run.started]
         ours = [run for run in runs if run.facts.array_holder(ctx.ledger.beats) == ctx.me]
         started = {run.request.get("array_index") for run in ours}
-        if rest := [str(index) for index in queue.indices if index not in started]:
+        if rest := [index for index in queue.indices if index not in started]:
             ctx.ledger.add_notice(
                 f"{len(rest)} of {len(queue.indices)} runs of an array on {cluster.name} were not started, since its "
-                f"terminal went: --array {','.join(rest)} starts them"
+                f"terminal went: --array {format_indices(rest)} starts them"
             )
 
 

@@ -69,6 +69,17 @@ def _parse_part(text: str, part: str) -> Sequence[int]:
     return range(first, last + 1, step or 1)[: MAX_RUNS + 1]
 
 
+def format_indices(indices: Sequence[int]) -> str:
+    """Indices as `--array` takes them: `0-3,7`."""
+    parts: list[list[int]] = []
+    for index in sorted(indices):
+        if parts and index == parts[-1][-1] + 1:
+            parts[-1].append(index)
+        else:
+            parts.append([index])
+    return ",".join(str(part[0]) if len(part) == 1 else f"{part[0]}-{part[-1]}" for part in parts)
+
+
 def request_of_index(request: RunRequest, index: int, nodes: Sequence[int]) -> RunRequest:
     """The run of one index on these nodes of the cluster."""
     argv = [word.replace(TOKEN, str(index)) for word in request.argv]
@@ -133,8 +144,8 @@ def documents(outcomes: Sequence[IndexOutcome]) -> Iterator[dict[str, Any]]:
 
 def summarise(outcomes: Sequence[IndexOutcome]) -> str:
     """The last sentence."""
-    failed = [str(one.index) for one in outcomes if one.exit_code]
+    failed = [one.index for one in outcomes if one.exit_code]
     if not failed:
         return f"{'all ' if len(outcomes) > 1 else ''}{plural(len(outcomes), 'run')} of the array ended well"
-    again = f"again: --array {','.join(failed)}"
-    return f"{len(failed)} of {plural(len(outcomes), 'run')} of the array did not end well\nhint: {again}"
+    again = f"--array {format_indices(failed)}"
+    return f"{len(failed)} of {plural(len(outcomes), 'run')} of the array did not end well\nhint: again: {again}"

@@ -106,6 +106,8 @@ class ClusterReport:
     """Seconds without use after which it ends."""
     lease: str
     doing: LiveRun | None
+    beside: Sequence[LiveRun] = ()
+    """The other live runs, of an array."""
     report: str | None = None
     """The page about its latest run that has ended."""
     phase: str = ""
@@ -149,6 +151,7 @@ def _describe_cluster(ctx: Context, row: ClusterRow) -> ClusterReport:
         idle_s=row.lease.idle_s,
         lease=describe_lease(row.lease, now, ephemeral=row.ephemeral),
         doing=_describe_run(runs[-1], now) if runs else None,
+        beside=[_describe_run(run, now) for run in runs[:-1]],
         report=None if runs else _latest_report(ctx, row),
         phase=next((phase for machine in described if machine and (phase := _phase(machine))), ""),
     )
@@ -264,6 +267,7 @@ def _format_notes(cluster: ClusterReport) -> Iterator[str]:
     """`digits-3 runs for 12 min on 4 ranks, last line 3 s ago`; `node1 does not answer`."""
     if cluster.phase:
         yield cluster.phase
+    yield from map(_format_run, cluster.beside)
     if cluster.doing:
         yield _format_run(cluster.doing)
     if cluster.report:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 import math
 import sqlite3
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, fields
 from enum import StrEnum
 from pathlib import Path
@@ -219,6 +219,12 @@ class RunRow(Owned):
     created: float
     started: float | None
     ended: float | None
+
+    @property
+    def nodes_at(self) -> Sequence[int]:
+        """As in its request; of one that cannot be read, none."""
+        numbers = self.request.get("nodes_at")
+        return numbers if isinstance(numbers, list) else ()
 
 
 def fields_of(row: ClusterRow | RunRow) -> dict[str, Any]:

@@ -6,6 +6,7 @@ themselves; to all others the array is one run, from its first index until its c
 
 from __future__ import annotations
 
+import functools
 import shlex
 from typing import TYPE_CHECKING
 
@@ -80,19 +81,16 @@ def refuse_second_run(ctx: Context, session: ClusterSession, row: RunRow | None,
 
 def _find_earlier_run(ctx: Context, session: ClusterSession, row: RunRow | None) -> str:
     """A run that a new one, or that of `row`, has to wait for; empty when there is none."""
+    lives = functools.cache(heartbeat.lives)  # the runs of an array have one process
     for run in ctx.ledger.runs(cluster=session.row.id):
         before = row is None or run.id < row.id
-        if before and ((run.state is not RunState.HOME and run.has_live_owner()) or _is_of_live_array(ctx, run)):
+        holder = run.facts.array_holder(ctx.ledger.beats) if before else None
+        is_held = holder is not None and holder != ctx.me and lives(holder)  # further runs of the array come first
+        if before and (is_held or (run.state is not RunState.HOME and run.has_live_owner())):
             return run.name
     # What the nodes have just said of themselves will do for a first look, before there is a row.
     hellos = session.hellos if row is None else session.each(lambda index, _client: _ask_node(session, index))
     return next((hello.busy for hello in hellos if hello and hello.busy), "")
-
-
-def _is_of_live_array(ctx: Context, run: RunRow) -> bool:
-    """Whether a run is of an array whose command still lives: its other runs come before those that wait."""
-    holder = run.facts.array_holder(ctx.ledger.beats)
-    return holder is not None and holder != ctx.me and heartbeat.lives(holder)
 
 
 def _ask_node(session: ClusterSession, index: int) -> NodeHello | None:

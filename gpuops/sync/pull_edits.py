@@ -280,11 +280,14 @@ def _find_unsaved(ctx: Context, row: ClusterRow, index: int, programs: Programs)
         if refusal.kind == RefusalKind.NO_NODE:
             return []
         raise
-    records = [OutFolder(RunHome(run.home)).memory().held for run in runs]
-    return [file for file in files if not any(_is_fetched(file, held) for held in records)]
+    records = [(run.nodes_at, OutFolder(RunHome(run.home)).memory().held) for run in runs]
+    return [file for file in files if not any(_is_fetched(file, *record) for record in records)]
 
 
-def _is_fetched(file: UnmatchedFile, held: Mapping[str, Mapping[int, Held]]) -> bool:
-    """Whether a run has fetched exactly this version of the file."""
-    version = held.get(file.path, {}).get(file.node)
+def _is_fetched(file: UnmatchedFile, nodes_at: Sequence[int], held: Mapping[str, Mapping[int, Held]]) -> bool:
+    """Whether a run has fetched exactly this version of the file. `nodes_at`: as in `RunRequest`."""
+    node = file.node
+    if nodes_at:
+        node = nodes_at.index(node) if node in nodes_at else -1
+    version = held.get(file.path, {}).get(node)
     return version is not None and version.stamp == (file.size, file.mtime_ns)

@@ -9,6 +9,7 @@ from pathlib import Path
 from typing import Any
 
 from tests.conftest import HANG_S, Shell, until
+from tests.desk import Desk
 
 SWEEP = """
 import os, pathlib, sys, time
@@ -17,6 +18,8 @@ assert sys.argv[2] == index
 print("index", index, "on", os.path.basename(os.path.dirname(os.getcwd())), flush=True)
 print("version", open("version.txt").read(), "finds", sorted(map(str, pathlib.Path().glob("*.pt"))), flush=True)
 pathlib.Path("model.pt").write_text(index)
+with open("outputs/log.txt", "a") as log:  # which came with the project
+    log.write(index)
 (side / index).touch()
 deadline = time.monotonic() + 60
 while index in "01" and not (side / "10"[int(index)]).exists():  # these two end only where both run at the same time
@@ -36,11 +39,24 @@ pathlib.Path("model.pt").write_text(f"saved by {index}")
 """
 
 
+def test_a_dry_run_shows_the_queue(desk: Desk) -> None:
+    desk.write("a.py", "")
+    words = ("train", "single", "--on", "local", "--nodes", "3", "--array", "0-9%2", "a.py", "--dry-run")
+    said = desk.type(*words, "--", "--seed", "{index}")
+    assert said.code == 0, said.err
+    assert said.out.startswith("would create: 3 nodes on this machine")
+    assert said.out.splitlines()[-1] == "would queue 10 runs (--array 0-9%2), each on 1 node, at most 2 at once"
+    document = json.loads(desk.type(*words, "--json").out)
+    assert document["array"] == {"indices": [*range(10)], "at_most": 2}
+    assert len(document["execute"]) == 1
+
+
 def test_four_runs_share_two_nodes(shell: Shell, tmp_path: Path) -> None:
     side = tmp_path / "side"
     side.mkdir()
     shell.write("sweep.py", SWEEP)
     version = shell.write("version.txt", "1")
+    shell.write("outputs/log.txt", "log ")
     line = ("run", "--on", "local", "--nodes", "2", "--array", "0-3", "--json", "--")
     done = shell.run(*line, "python3", "sweep.py", str(side), "{index}", str(version))
     assert done.returncode == 1, done.stderr
@@ -57,6 +73,7 @@ def test_four_runs_share_two_nodes(shell: Shell, tmp_path: Path) -> None:
         assert out[0].startswith(f"index {one['index']} on n")
         assert out[1] == "version 1 finds []", "sent once, and without what the run before has made there"
         assert Path(one["home"], "out/model.pt").read_text() == str(one["index"])
+        assert Path(one["home"], "out/outputs/log.txt").read_text() == f"log {one['index']}"
         assert [one["request"]["nodes_at"]] == [[int(out[0][-1])]]
     assert {tuple(one["request"]["nodes_at"]) for one in runs[:2]} == {(0,), (1,)}
     assert re.findall(r"^code: ", done.stderr, re.M) == ["code: "]
@@ -90,7 +107,23 @@ def test_an_interrupt_stops_all_with_their_snapshots_and_nobody_else_gets_betwee
     assert sorted(path.read_text() for path in logs.glob("*/out/model.pt")) == ["saved by 0", "saved by 1"]
     assert err.count("not started: interrupted") == 2
     assert [cluster["state"] for cluster in shell.clusters()] == ["up"]
+    down = shell.run("down")
+    assert down.returncode == 0
+    assert "saved in" not in down.stderr, "what the runs made is home, from node1 as well"
+    shell.expect_clean()
+
+
+def test_a_cluster_that_is_ended_meanwhile_gets_no_further_run(shell: Shell) -> None:
+    shell.write("waits.py", WAITS)
+    assert shell.run("up", "local", "--name", "lab").returncode == 0
+    array = shell.start("run", "--array", "0-2", "--", "python3", "waits.py")
+    log = shell.folder / "runs/python3-1/logs/node0/launcher.out"
+    until(lambda: log.exists() and log.read_text(), "the first has begun")
     assert shell.run("down").returncode == 0
+    _, err = array.communicate(timeout=HANG_S)
+    assert array.returncode == 130, err
+    assert err.count("not started: another command ends lab") == 2
+    assert (shell.folder / "runs/python3-1/out/model.pt").read_text() == "saved by 0"
     shell.expect_clean()
 
 

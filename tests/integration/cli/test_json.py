@@ -49,7 +49,7 @@ KEYS = {
 """Within one schema number nothing of this may go; fields may be added here."""
 IN_LISTS = {
     "clusters": {"name", "provider", "state", "nodes", "run", "folder", "created", "age_s", "ephemeral", "per_hour",
-                 "hard_end", "idle_s", "lease", "spent", "virtual", "doing", "why_ended", "urls", "report",
+                 "hard_end", "idle_s", "lease", "spent", "virtual", "doing", "beside", "why_ended", "urls", "report",
                  "phase"},
     "runs": {"run", "array_index", "state", "outcome", "say", "created", "ended", "folder", "home"},
     "resources": {"provider", "mark", "id", "kind", "state", "per_hour", "bills", "known", "owner"},

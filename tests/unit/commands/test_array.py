@@ -103,7 +103,7 @@ def test_a_node_that_is_lost_gets_no_further_run(world: Context, monkeypatch: py
     code, said = outcome_of(world, monkeypatch, "5,6,7", 1, run)
     assert ran == [5]
     assert code == 4
-    assert said[5] == ((2, "not started: it cannot begin") if how == "refused" else (4, "ended with 4"))
+    assert said[5] == ((2, "it cannot begin") if how == "refused" else (4, "ended with 4"))
     assert said[6] == said[7] == (4, "not started: no node of it is left")
 
 
@@ -163,7 +163,7 @@ def test_a_terminal_that_goes_leaves_word_of_what_was_not_started(
     with pytest.raises(HandOver):
         outcome_of(world, monkeypatch, "0-3", 2, run)
     (notice,) = world.ledger.take_notices()
-    assert "3 of 4 runs of an array on lab were not started, since its terminal went: --array 1,2,3" in str(notice)
+    assert "3 of 4 runs of an array on lab were not started, since its terminal went: --array 1-3" in str(notice)
 
 
 @pytest.mark.parametrize("error", [ZeroDivisionError(), TakenOver(cast(Any, SimpleNamespace(name="job-1")))])

@@ -12,6 +12,7 @@ from gpuops.commands.array_plan import (
     choose_slots,
     describe_outcomes,
     documents,
+    format_indices,
     parse_array,
     request_of_index,
     summarise,
@@ -91,6 +92,11 @@ def test_runs_share_the_nodes(gpus: list[int], request_: RunRequest, array: str,
     assert [[*slot] for slot in choose_slots(gpus, request_, parse_array(array))] == slots
 
 
+@pytest.mark.parametrize("text", ["0-3", "1,3,5-6", "7", "0,2,4-9"])
+def test_the_indices_to_start_again_are_an_array(text: str) -> None:
+    assert format_indices([*parse_array(text).indices][::-1]) == text
+
+
 def test_each_run_has_its_index_and_its_nodes() -> None:
     one = request_of_index(SINGLE, 7, [3])
     assert (one.argv, one.nodes, one.nodes_at, one.array_index) == (["--seed", "7"], 1, [3], 7)
@@ -113,7 +119,7 @@ def test_the_end_is_a_table() -> None:
         "4      -        -        -             not started: no node of it is left",
     ]
     assert all(len(line) <= 50 for line in describe_outcomes(OUTCOMES, 50))
-    assert summarise(OUTCOMES) == "2 of 3 runs of the array did not end well\nhint: again: --array 3,4"
+    assert summarise(OUTCOMES) == "2 of 3 runs of the array did not end well\nhint: again: --array 3-4"
     assert summarise(OUTCOMES[:1]) == "1 run of the array ended well"
     assert [(one["index"], one["run"], one["exit_code"]) for one in documents(OUTCOMES)] == [
         (0, "train-1", 0), (3, "train-2", 1), (4, None, 4),

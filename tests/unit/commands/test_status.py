@@ -131,6 +131,14 @@ def test_what_a_run_is_at(doing: dict[str, Any], note: str) -> None:
     assert status.cluster_lines([cluster(doing=status.LiveRun(run="x-1", for_s=70.0, **doing))])[-1] == f"lab: {note}"
 
 
+def test_every_run_of_an_array_is_shown() -> None:
+    first, last = (status.LiveRun(f"x-{n}", RunState.RUNNING, None, 70.0, None) for n in (1, 2))
+    assert status.cluster_lines([cluster(doing=last, beside=[first])])[-2:] == [
+        "lab: x-1 runs for 1:10 min, no line yet",
+        "lab: x-2 runs for 1:10 min, no line yet",
+    ]
+
+
 def test_a_narrow_terminal_is_spared_what_it_can_do_without_and_no_name_is_cut() -> None:
     long = cluster(name="a-name-of-twenty-4-chars", state=status.ShownState.OUT_OF_REACH, **RENTED)
     assert len(status.cluster_lines([long])[1]) > 90

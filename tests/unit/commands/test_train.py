@@ -27,6 +27,7 @@ from gpuops.ledger.store import LedgerUnwritable
 from gpuops.offers.price_approval import PriceApproval
 from gpuops.runs.finish import RunOutcome
 from gpuops.runs.outcome.run_outcome import Complete, Lost, Results, Retryable
+from gpuops.runs.ready_nodes import Sending
 from gpuops.runs.retries import JobOutcome, OwnFailure, RetryState
 from gpuops.sync.run_folder import RunHome
 
@@ -236,3 +237,13 @@ def test_machines_that_are_rented_for_a_run_are_replaced_and_not_tried_again(
     fresh = RunAttempt(world, Settings(), Plan(Choice(None, "local", ""), Size(1, None), job), Silent(), RetryState())
     kept = Plan(Choice(add_cluster(world), "local", ""), Size(1, None), job)
     assert (fresh.may_restart, dataclasses.replace(fresh, plan=kept).may_restart) == (False, True)
+    of_array = dataclasses.replace(fresh, place=cast("Any", SimpleNamespace()))
+    assert (of_array.may_restart, of_array.owns_cluster) == (True, False), "the machines go on for the other runs"
+
+
+def test_what_a_retry_goes_on_from_is_not_taken_off_the_nodes() -> None:
+    request = RunRequest(kind="command", mode="run", nodes=1, gpus=None, resume="toy-1")
+    job = Job(request, Request("local"), sending=Sending(fresh=True))
+    assert job.resuming("toy-1") is job
+    again = job.resuming("toy-2")
+    assert (again.request.resume, again.sending.fresh) == ("toy-2", False)
