@@ -112,6 +112,11 @@ def pytest_collection() -> Generator[None, Any, Any]:
         gc.enable()
 
 
+def pytest_sessionfinish() -> None:
+    """The process ends, and with it what pytest would collect five times over, for seconds in each worker."""
+    gc.freeze()
+
+
 @functools.cache
 def _how_late(path: Path) -> int:
     """A file's place by LONG."""
