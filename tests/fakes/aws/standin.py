@@ -11,6 +11,7 @@ from typing import Any
 from urllib.parse import unquote, urlsplit
 
 import botocore.session
+from moto.core import responses
 from moto.core.base_backend import BackendDict
 from moto.ec2.models import ec2_backends
 from moto.kms import models as kms
@@ -25,6 +26,8 @@ botocore.session.create_loader = functools.cache(botocore.session.create_loader)
 """One for all sessions of this process: what one has read of a service, for long, no other reads again."""
 kms.generate_private_key = functools.cache(kms.generate_private_key)  # type: ignore[attr-defined]
 """One for all disks that nobody encrypts: each region of each account would look for two of its own."""
+responses.method_names_from_class = functools.cache(responses.method_names_from_class)  # type: ignore[attr-defined]
+"""What a service can do does not change: moto looks through its methods at each request."""
 
 
 class StandIn:

@@ -71,8 +71,9 @@ OF_A_RUN = {
 }  # fmt: skip
 
 
-FIRST = {verb: name for name, (verb, _) in reversed(OF_A_RUN.items())}.values()
-"""A run for each verb; what else its schema refuses is proof: one place reads every answer."""
+FIRST = ("hello-cores", "plan-nothing", "start-number", "tail-offset", "outs-negative", "sums-number")
+"""A run for each stage of one; the rest is proof: one place reads every answer, and what it refuses of each verb is in
+test_what_is_nearly_true_is_sound_or_nonsense."""
 
 
 @pytest.mark.parametrize(

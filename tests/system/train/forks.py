@@ -5,8 +5,6 @@ One request per line of stdin, one answer per line of stdout:
 {"wait": pid} -> exit code or -signal
 """
 
-# ruff: noqa: E402
-
 from __future__ import annotations
 
 import gc
@@ -19,7 +17,6 @@ from pathlib import Path
 from typing import Any
 
 sys.path.insert(1, str(Path(__file__).parents[3] / "train"))
-gc.disable()  # until all is there: none of it is garbage
 
 import ddp.trainer  # and with it all the others  # noqa: F401
 import torch
@@ -70,5 +67,4 @@ def become(rank: dict[str, Any]) -> None:
 
 torch.set_num_threads(1)
 gc.freeze()
-gc.enable()
 become(serve())
