@@ -22,6 +22,7 @@ from gpuops.sync.uplink import Uplink, parse_rate
 from gpuops.sync.upload import PushReport, push_many
 from gpuops.transport import rsync
 from gpuops.transport.connection import ProcessChannel
+from tests.fakes import inprocess
 from tests.fakes.inprocess import InProcessClient
 from tests.integration.sync.push_world import World, contents
 
@@ -246,6 +247,24 @@ def test_a_node_without_rsync_or_with_an_old_one_gets_a_stream(world: World) -> 
 def test_a_small_push_goes_as_a_stream(world: World, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.undo()
     assert world.push().way == "as a stream"
+
+
+def test_an_older_agent_is_not_asked_to_write_in_place(world: World, monkeypatch: pytest.MonkeyPatch) -> None:
+    words: list[str] = []
+    start, plan = world.node.start, inprocess.VERBS["plan"]
+    monkeypatch.setattr(world.node, "start", lambda argv: (words.extend(argv), start(argv))[1])
+    world.push()
+    assert {"--inplace", "--partial-dir"} & set(words) == {"--inplace"}
+    words.clear()
+
+    def older(*request: Any) -> dict[str, Any]:
+        return {name: value for name, value in plan(*request).items() if name != "inplace"}
+
+    monkeypatch.setitem(inprocess.VERBS, "plan", older)
+    (world.here / "train.py").write_text("print('another')\n")
+    world.push()
+    assert {"--inplace", "--partial-dir"} & set(words) == {"--partial-dir"}
+    assert contents(world.there) == contents(world.here)
 
 
 def test_a_name_that_an_older_rsync_option_would_leave_out_arrives(world: World) -> None:
