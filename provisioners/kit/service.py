@@ -25,16 +25,12 @@ class StoredKey:
     find: Callable[[str], str] = str.strip
     """The key in the file's text; empty where it has none. Raises ValueError where that cannot be read."""
 
-    def read(self, env: Mapping[str, str]) -> str:
-        """The key; empty where there is none. A file that cannot be read may hold it: raises OSError, ValueError."""
-        try:
-            home = Path(env.get("HOME") or Path.home())
-            config = Path(env.get("XDG_CONFIG_HOME") or home / ".config")
-            in_home, in_config = self.path.removeprefix("~/"), self.path.removeprefix("~/.config/")
-            path = home / in_home if in_config == self.path else config / in_config
-            return self.find(path.read_text(encoding="utf-8")).strip()
-        except (FileNotFoundError, NotADirectoryError, RuntimeError):  # RuntimeError: no home directory is known
-            return ""
+    def place(self, env: Mapping[str, str]) -> Path:
+        """Raises RuntimeError where no home directory is known."""
+        home = Path(env.get("HOME") or Path.home())
+        config = Path(env.get("XDG_CONFIG_HOME") or home / ".config")
+        in_config = self.path.removeprefix("~/.config/")
+        return home / self.path.removeprefix("~/") if in_config == self.path else config / in_config
 
 
 @dataclass(frozen=True)
@@ -82,11 +78,15 @@ class Service:
         return found
 
     def _stored_key(self, env: Mapping[str, str]) -> Credential | None:
+        """Raises AuthFailed for a file that cannot be read, which may hold the key."""
         for stored in self.stored_keys:
             try:
-                secret = stored.read(env)
+                path = stored.place(env)
+                secret = stored.find(path.read_text(encoding="utf-8")).strip()
+            except (FileNotFoundError, NotADirectoryError, RuntimeError):
+                continue
             except (OSError, ValueError) as error:
-                say = f"{stored.path} cannot be read, and {self.key_variable} is not set"
+                say = f"{path} cannot be read, and {self.key_variable} is not set"
                 raise AuthFailed(say, self.no_key) from error
             if secret:
                 return Credential(stored.path, {self.key_variable: secret})

@@ -12,6 +12,10 @@ from provisioners.runpod.errors import API, CONSOLE, ERRORS, read_words
 
 
 class RunpodService(Service):
+    @property
+    def no_key(self) -> str:
+        return super().no_key.replace(CONSOLE, f"{CONSOLE} (API Keys)")
+
     def find_address(self, env: Mapping[str, str]) -> str:
         """Raises UsageError also where it is not REST v2."""
         url = super().find_address(env)

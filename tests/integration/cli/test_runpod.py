@@ -162,7 +162,7 @@ KEYS_AND_ADDRESSES = [
         "check the network, and try again",
         world=answer("GET /pods", 200, "<html>welcome</html>")),
     Row("it has moved", "RunPod's address answers with a redirect, to list pods",
-        "set RUNPOD_API_URL to https://api.runpod.io/v2",
+        "unset RUNPOD_API_URL, or set it to https://api.runpod.io/v2",
         world=answer("GET /pods", 302)),
     Row("it is switched off", "RunPod has switched off the API that this gpuops speaks", "upgrade gpuops",
         world=answer("GET /pods", 410)),

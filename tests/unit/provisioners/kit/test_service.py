@@ -84,5 +84,5 @@ def test_a_file_that_cannot_be_read_does_not_give_way(tmp_path: Path) -> None:
     """It may hold the key of the account that is meant."""
     (tmp_path / ".config" / "somebody" / "key").mkdir(parents=True)
     (tmp_path / ".somebody").write_text("key=second\n")
-    with pytest.raises(AuthFailed, match=r"~/.config/somebody/key cannot be read"):
+    with pytest.raises(AuthFailed, match=r"/.config/somebody/key cannot be read"):
         found(tmp_path)
