@@ -1,4 +1,5 @@
 """Leftovers: resources of a cluster that is gone, which cost nothing and still shut down, or cannot go before others.
+And machines that may come to be listed late, since their launch was never answered.
 
 The ledger keeps them; the guard, and `gpuops reap`, destroy them in rounds until the provider lists none.
 """
@@ -9,10 +10,10 @@ import math
 from collections.abc import Sequence
 from itertools import islice
 
-from gpuops.clusters.teardown import select_by_tag
+from gpuops.clusters.teardown import LATE_S, select_by_tag
 from gpuops.core.context import Context
 from gpuops.core.errors import GpuopsError
-from gpuops.core.format import plural
+from gpuops.core.format import first_few, plural
 from gpuops.core.models import Resource, ResourceState
 from gpuops.core.polling import Poller
 from gpuops.ledger.store import ClusterRow
@@ -35,11 +36,23 @@ def clear_leftovers_once(ctx: Context, row: ClusterRow) -> Sequence[Resource]:
     ids = {resource.key for resource in listed}
     hidden = [provisioner.describe(resource) for resource in known if resource.key not in ids]
     remaining = [*listed, *(resource for resource in hidden if resource.state != ResourceState.ENDED)]
-    if {resource.key for resource in remaining} != {resource.key for resource in known}:
-        ctx.ledger.mark_cleared(row.id, remaining)
+    awaited, known_ids = awaits_machines(ctx, row), {resource.key for resource in known}
+    if {resource.key for resource in remaining} != known_ids or (ctx.ledger.has_open_intents(row.id) and not awaited):
+        ctx.ledger.mark_cleared(row.id, remaining, keeps_intents=awaited)
+    if late := [resource for resource in remaining if resource.bills and resource.key not in known_ids]:
+        ctx.ledger.add_notice(f"{row.name} was gone when {_name_late(late)} came up, and is ended, too")
     if remaining:
         provisioner.destroy(remaining)
     return remaining
+
+
+def awaits_machines(ctx: Context, row: ClusterRow) -> bool:
+    """Whether a machine of a gone cluster may still come to be listed."""
+    return ctx.ledger.has_open_intents(row.id) and ctx.clock.now() < (row.ended or 0.0) + LATE_S
+
+
+def _name_late(late: Sequence[Resource]) -> str:
+    return f"{first_few([resource.name for resource in late], 2)}, whose launch was never answered,"
 
 
 def is_leftover_of(row: ClusterRow, known: Sequence[Resource], resource: Resource) -> bool:
@@ -52,12 +65,14 @@ def is_leftover_of(row: ClusterRow, known: Sequence[Resource], resource: Resourc
 
 
 def clear_leftovers(ctx: Context, row: ClusterRow) -> None:
-    """Rounds with growing pauses until nothing is left. Raises the error of the last of too many failed rounds."""
+    """Rounds with growing pauses until nothing is left, nor awaited. Raises the error of the last of too many failed
+    rounds."""
     failures = 0
     poller = Poller(ctx.clock, math.inf, LEFTOVER_PAUSE_MIN_S, LEFTOVER_PAUSE_MAX_S)
     for _ in islice(poller, LEFTOVER_CHECKS_MAX):
+        awaited = awaits_machines(ctx, row)
         try:
-            if not clear_leftovers_once(ctx, row):
+            if not clear_leftovers_once(ctx, row) and not awaited:
                 return
             failures = 0
         except GpuopsError:

@@ -208,7 +208,8 @@ class Guard:
         return None
 
     def _look(self) -> tuple[ClusterRow | None, Sequence[RunRow], bool, bool]:
-        """The cluster and its runs; whether it lives and needs a guard; whether something of it is still listed."""
+        """The cluster and its runs; whether it lives and needs a guard; whether something of it is still listed, or may
+        come to be."""
         ledger = make_context(self._home).ledger
         try:
             row = ledger.cluster(self._cluster)
@@ -217,7 +218,8 @@ class Guard:
                 return None, [], False, False
             is_gone = row.state is ClusterState.GONE
             runs = ledger.runs(cluster=row.id)
-            return row, runs, not is_gone and ledger.needs_guard(row), is_gone and bool(ledger.list_leftovers(row.id))
+            is_left = is_gone and (bool(ledger.list_leftovers(row.id)) or ledger.has_open_intents(row.id))
+            return row, runs, not is_gone and ledger.needs_guard(row), is_left
         except RowGone:
             return None, [], False, False
         finally:

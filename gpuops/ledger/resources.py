@@ -72,10 +72,11 @@ class ResourceTable(Database):
         with self._transaction() as db:
             db.execute("UPDATE resources SET state = 'refused' WHERE cluster = ? AND state = 'willed'", (cluster,))
 
-    def mark_cleared(self, cluster: int, left: Sequence[Resource] = ()) -> None:
-        """Record that everything of a cluster, or of one attempt to create it, is gone, except for `left`."""
+    def mark_cleared(self, cluster: int, left: Sequence[Resource] = (), *, keeps_intents: bool = False) -> None:
+        """Record that everything of a cluster, or of one attempt to create it, is gone, except for `left`.
+        `keeps_intents`: what an open intent made may still show."""
         with self._transaction() as db:
-            clear_resources(db, cluster, left)
+            clear_resources(db, cluster, left, keeps_intents=keeps_intents)
 
     def has_open_intents(self, cluster: int) -> bool:
         """Whether it is unknown of some intent whether it was carried out."""
@@ -100,8 +101,11 @@ class ResourceTable(Database):
         return [row[0] for row in self._read("SELECT DISTINCT region FROM resources WHERE cluster = ?", cluster)]
 
 
-def clear_resources(db: sqlite3.Connection, cluster: int, left: Sequence[Resource]) -> None:
-    db.execute("UPDATE resources SET state = 'gone' WHERE cluster = ?", (cluster,))
+def clear_resources(
+    db: sqlite3.Connection, cluster: int, left: Sequence[Resource], *, keeps_intents: bool = False
+) -> None:
+    kept = "willed" if keeps_intents else ""
+    db.execute("UPDATE resources SET state = 'gone' WHERE cluster = ? AND state != ?", (cluster, kept))
     for one in left:
         insert_resource(db, cluster, one, "left")
 

@@ -101,13 +101,23 @@ class Ledger(ClusterTable, ResourceTable, RunTable):
                     insert_row(db, "runs", {**fields_of(run), "cluster": cluster})
         return [run.name for run in runs if run.name in taken]
 
-    def mark_gone(self, cluster: int, now: float, why: str, *, notice: str = "", left: Sequence[Resource] = ()) -> None:
+    def mark_gone(
+        self,
+        cluster: int,
+        now: float,
+        why: str,
+        *,
+        notice: str = "",
+        left: Sequence[Resource] = (),
+        keeps_intents: bool = False,
+    ) -> None:
         """Record that nothing of a cluster costs money any more, and that its runs change no more.
 
-        `notice` is added in the same transaction. `left`: what the provider still lists, at no cost.
+        `notice` is added in the same transaction. `left`: what the provider still lists, at no cost. `keeps_intents`:
+        as for `mark_cleared`.
         """
         with self._transaction() as db:
-            clear_resources(db, cluster, left)
+            clear_resources(db, cluster, left, keeps_intents=keeps_intents)
             db.execute(
                 "UPDATE clusters SET state = 'gone', ended = ?, why = ?, keeper_pid = NULL"
                 " WHERE id = ? AND state != 'gone'",
@@ -122,9 +132,10 @@ class Ledger(ClusterTable, ResourceTable, RunTable):
                 _insert_notice(db, notice)
 
     def list_gone_with_leftovers(self) -> list[ClusterRow]:
-        """Clusters that are gone while their provider still lists something of theirs."""
-        query = "SELECT * FROM clusters WHERE state = 'gone' AND id IN (SELECT cluster FROM resources WHERE state = ?)"
-        return self._parse_rows(self._cluster_of, self._read(f"{query} ORDER BY id", "left"))
+        """Clusters that are gone while their provider still lists something of theirs, or may come to."""
+        some = "SELECT cluster FROM resources WHERE state IN ('left', 'willed')"
+        query = f"SELECT * FROM clusters WHERE state = 'gone' AND id IN ({some}) ORDER BY id"
+        return self._parse_rows(self._cluster_of, self._read(query))
 
     def needs_guard(self, row: ClusterRow) -> bool:
         """Whether a live cluster, or a run of it, is to be ended by a process of this computer: all but an idle cluster

@@ -46,6 +46,8 @@ class LaunchSpec:
     market: str
     per_hour: float
     """$/h of one machine."""
+    spot_most: float | None
+    """$/h that a spot machine may come to, without its disk and address; None: what it costs on demand."""
     ami: str
     is_default_image: bool
     """Whether it is AWS's image, and not one that the user has named."""
@@ -76,6 +78,7 @@ class LaunchSpec:
             "type": self.type,
             "market": self.market,
             "vcpus": self.vcpus,
+            "spot_most": self.spot_most,
             "ami": self.ami,
             "user": self.user,
             "root_device": self.root_device,
@@ -103,6 +106,7 @@ def parse_offer(offer: Offer) -> LaunchSpec:
         vcpus=float(data.get("vcpus") or 0),
         market=str(data["market"]),
         per_hour=offer.per_hour / offer.nodes,
+        spot_most=None if data.get("spot_most") is None else float(data["spot_most"]),
         ami=str(data["ami"]),
         is_default_image=bool(data.get("ami_ours")),
         user=str(data["user"]),
@@ -156,10 +160,9 @@ def run_parameters(
         "TagSpecifications": tag_specifications(tags, "instance", "volume", "network-interface", *spot_type),
     }
     if is_spot:
-        parameters["InstanceMarketOptions"] = {
-            "MarketType": "spot",
-            "SpotOptions": {"SpotInstanceType": "one-time", "InstanceInterruptionBehavior": "terminate"},
-        }
+        options = {"SpotInstanceType": "one-time", "InstanceInterruptionBehavior": "terminate"}
+        most = {} if spec.spot_most is None else {"MaxPrice": f"{spec.spot_most:.4f}"}
+        parameters["InstanceMarketOptions"] = {"MarketType": "spot", "SpotOptions": {**options, **most}}
     return {**parameters, **spec.more_parameters}
 
 

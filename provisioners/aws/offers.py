@@ -6,6 +6,7 @@ In the order in which they are tried: regions by their cheapest offer, in a regi
 from __future__ import annotations
 
 import dataclasses
+import math
 from collections.abc import Sequence
 from functools import partial
 
@@ -194,6 +195,15 @@ def _build_offer(stock: RegionStock, priced: PricedType, wishes: Wishes) -> Offe
     )
 
 
+def _find_spot_most(wishes: Wishes, price: float, per_hour: float) -> float | None:
+    """What `--max-price` leaves for one spot machine, in $/h; None without it, and where it leaves less than it costs
+    now, so that the offer is not accepted. `price`: of the machine alone; `per_hour`: with disk and address."""
+    if not wishes.spot or wishes.max_price is None:
+        return None
+    most = math.floor((wishes.max_price / wishes.nodes - (per_hour - price)) * 1e4) / 1e4
+    return most if most >= price else None
+
+
 def _launch_spec(stock: RegionStock, priced: PricedType, wishes: Wishes, per_hour: float) -> launch.LaunchSpec:
     """`per_hour`: $/h of one machine."""
     kind, zone, image, net = priced.kind, priced.zone, stock.base.image, stock.base.subnets[priced.zone]
@@ -206,6 +216,7 @@ def _launch_spec(stock: RegionStock, priced: PricedType, wishes: Wishes, per_hou
         vcpus=kind.vcpus,
         market=_market(wishes),
         per_hour=per_hour,
+        spot_most=_find_spot_most(wishes, priced.per_hour, per_hour),
         ami=image.id,
         is_default_image=not wishes.ami,
         user=image.user,

@@ -10,6 +10,7 @@ import pytest
 
 from gpuops.clusters import leftovers, orphans, teardown
 from gpuops.clusters.teardown import (
+    LATE_S,
     PERMANENT_ERRORS_MAX,
     Destroy,
     Done,
@@ -22,12 +23,14 @@ from gpuops.clusters.teardown import (
     tear_down,
 )
 from gpuops.commands.down import down
+from gpuops.core import provider as contract
 from gpuops.core.context import Context
 from gpuops.core.errors import AuthFailed, ProviderError, RateLimited, StillBilling, Unknown
 from gpuops.core.models import Lease, Resource
 from gpuops.core.polling import Clock
 from gpuops.core.reporting import Silent
 from gpuops.guard import daemon, guard_heartbeat, schedule
+from gpuops.ledger.rows import ClusterState
 from gpuops.ledger.store import ClusterRow
 from tests.fakes.provider import NAME, OWNER, Cloud, FakeClock, Fault, Scripted, surroundings
 
@@ -270,3 +273,43 @@ def test_the_next_step_of_a_teardown(
     listing: Listing, error: ProviderError | None, step: Done | Destroy | Wait | GiveUp
 ) -> None:
     assert next_step(listing, error) == step
+
+
+@pytest.mark.parametrize(("ends_itself", "shown_s"), [(False, 60.0), (False, LATE_S * 2), (True, 60.0)])
+def test_a_machine_that_is_listed_after_its_cluster_was_called_gone(
+    there: tuple[Cloud, Context], monkeypatch: pytest.MonkeyPatch, ends_itself: bool, shown_s: float
+) -> None:
+    """Its launch was never answered. One that cannot end itself is looked for a while; what the guard does not end,
+    `reap` does."""
+    cloud, world = there
+    begin = Scripted.__init__
+
+    def able(self: Scripted, context: contract.Context) -> None:
+        begin(self, context)
+        self.capabilities = {**self.capabilities, "self_destruct": ends_itself or "it cannot"}
+
+    monkeypatch.setattr(Scripted, "__init__", able)
+    cloud.play(settle_s=30.0, data={"token": "lab-token"})
+    row = cluster(world)
+    (machine,) = world.ledger.resources(row.id)
+    world.ledger.mark_cleared(row.id)
+    world.ledger.will(row.id, "machine", machine.name, "lab-token", "moon")
+    real, listed_from = Scripted.list_owned, world.clock.now() + 30.0 + shown_s
+    monkeypatch.setattr(
+        Scripted, "list_owned", lambda self, *asked: real(self, *asked) if world.clock.now() > listed_from else []
+    )
+    tear_down(world, row.id, "its end")
+    gone = world.ledger.cluster(row.id)
+    assert gone.state is ClusterState.GONE
+    assert bool(world.ledger.list_guarded()) is not ends_itself
+    if not ends_itself:
+        leftovers.clear_leftovers(world, gone)
+    is_found = not ends_itself and shown_s < LATE_S
+    assert bool(cloud.machines()) is not is_found
+    assert world.ledger.list_guarded() == []
+    assert any(machine.name in say for _, say in world.ledger.take_notices()) is is_found
+    world.clock.sleep(max(0.0, listed_from - world.clock.now()))
+    found, _ = orphans.find_orphans(world)
+    assert [one.resource.name for one in found] == ([] if is_found else [machine.name])
+    orphans.destroy_orphans(world, found)
+    assert cloud.machines() == []

@@ -300,6 +300,17 @@ def test_the_price_is_the_cores_to_judge(account: Account) -> None:
     assert ask(account, max_price=0.01), "gpuops names the cheapest that there is"
 
 
+def test_max_price_is_what_a_spot_machine_may_come_to(fake: FakeAWS, account: Account) -> None:
+    """With its disk and address, and those of the other one."""
+    fake.price["g5.12xlarge", "us-east-1b"] = 1.00
+    first = ask(account, gpu_type="a10g", max_price=3.0)[0]
+    besides = sum(price.per_hour for price in first.prices[1:])
+    assert first.data["spot_most"] == pytest.approx((3.0 - besides) / 2, abs=2e-4)
+    assert 2 * first.data["spot_most"] + besides <= 3.0
+    for wish in ({}, {"max_price": 1.5}, {"max_price": 30.0, "spot": False}):
+        assert ask(account, gpu_type="a10g", **wish)[0].data["spot_most"] is None
+
+
 def test_without_the_price_list_the_highest_price_that_is_allowed_counts(fake: FakeAWS, account: Account) -> None:
     fake.deny("pricing:*")
     wish = {"spot": False, "gpu_type": "g5.12xlarge,g4dn.12xlarge", "gpus": None}

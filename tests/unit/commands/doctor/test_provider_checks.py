@@ -64,7 +64,7 @@ def test_what_is_fatal_stops(there: tuple[Cloud, Context], monkeypatch: pytest.M
 def test_the_doctor_warns_of_what_is_wrong_alone(there: tuple[Cloud, Context], monkeypatch: pytest.MonkeyPatch) -> None:
     _, world = there
     finds(world, monkeypatch, WHOSE, SLOW)
-    monkeypatch.setattr(doctor, "_check_user_setup", lambda _: [])
+    monkeypatch.setattr(doctor, "_check_user_setup", lambda *_, **__: [])
     report = doctor.check_provider(world, Request(NAME), "")
     theirs = [(one.level, one.what, one.say, one.hint) for one in report.findings if one.where == NAME]
     assert theirs == [

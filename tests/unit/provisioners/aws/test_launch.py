@@ -41,7 +41,8 @@ def test_all_nodes_or_none_once_and_one_time() -> None:
     }
     assert found["InstanceInitiatedShutdownBehavior"] == "terminate"
     assert "KeyName" not in found
-    assert "InstanceMarketOptions" not in asked(market="on-demand")
+    assert "InstanceMarketOptions" not in asked(market="on-demand", spot_most=2.5)
+    assert asked(spot_most=2.5)["InstanceMarketOptions"]["SpotOptions"]["MaxPrice"] == "2.5000"
 
 
 def test_its_metadata_can_be_asked_by_its_own_processes_alone() -> None:
@@ -222,6 +223,6 @@ def test_pauses_differ() -> None:
 
 
 def test_what_an_offer_keeps_of_its_machines_is_read_again() -> None:
-    data = {**DATA, "vcpus": 48, "ami_ours": True, "security_group": "sg-2", "ssh_from": "10.0.0.0/8",
+    data = {**DATA, "vcpus": 48, "spot_most": 1.5, "ami_ours": True, "security_group": "sg-2", "ssh_from": "10.0.0.0/8",
             "launch": {"Placement": {"GroupName": "near"}}, "public": False}  # fmt: skip
     assert launch.parse_offer(dataclasses.replace(OFFER, data=data)).document() == data
