@@ -13,6 +13,7 @@ import signal
 import subprocess
 import threading
 import traceback
+from contextlib import suppress
 from typing import Iterable, NoReturn, Sequence
 
 from gpuops.agent import processes
@@ -59,7 +60,8 @@ def _become(node: Node, mode: str, arguments: Sequence[str], log: int, mask: Ite
             os.dup2(source, stream)
         for fd in map(int, os.listdir(OPEN_FILES)):
             if fd >= STREAMS:
-                _close(fd)  # among them the lock of the watchdog, which ends with it alone
+                with suppress(OSError):  # the one that listed them
+                    os.close(fd)  # among them the lock of the watchdog, which ends with it alone
         signal.set_wakeup_fd(-1)
         for sign in signal.valid_signals():
             if callable(signal.getsignal(sign)):
@@ -72,10 +74,3 @@ def _become(node: Node, mode: str, arguments: Sequence[str], log: int, mask: Ite
     except BaseException:
         traceback.print_exc()
     os._exit(code)
-
-
-def _close(fd: int) -> None:
-    try:
-        os.close(fd)
-    except OSError:
-        pass  # the one that listed them
