@@ -14,6 +14,7 @@ from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Protocol
 
 from gpuops.sync.project_files import FileEntry
@@ -72,13 +73,6 @@ class Transport(Protocol):
 
 
 @dataclass(frozen=True)
-class _Message:
-    """What a stream is written to that becomes a message."""
-
-    stdin: io.BytesIO
-
-
-@dataclass(frozen=True)
 class Stream:
     """Everything to the agent, one file behind the other: a little in a message, more to a program of its own."""
 
@@ -94,9 +88,9 @@ class Stream:
 
         client = delivery.client
         if delivery.takes_messages and delivery.size <= MAX_MESSAGE_BYTES and len(delivery.files) <= MAX_MESSAGE_FILES:
-            message = _Message(io.BytesIO())
-            write_files(message, delivery.folder, delivery.files, passed)
-            stream = base64.b64encode(message.stdin.getvalue()).decode()
+            content = io.BytesIO()
+            write_files(SimpleNamespace(stdin=content), delivery.folder, delivery.files, passed)
+            stream = base64.b64encode(content.getvalue()).decode()
             client.call(
                 "receive", timeout=MESSAGE_TIMEOUT_S, tree=delivery.tree_name, push=delivery.push, stream=stream
             )

@@ -27,7 +27,7 @@ GONE = ".gone-"
 """Behind the name of a root that is being deleted, and before the number of the process that does it."""
 WATCHDOG_END_LIMIT_S = 20.0
 """Time that the watchdog may take to end everything by itself."""
-WATCHDOG_POLL_INTERVAL_S = 0.05
+WATCHDOG_POLL_INTERVAL_S = 0.01
 
 
 def main(mode: str, arguments: Sequence[str]) -> int:

@@ -14,6 +14,7 @@ import signal
 import subprocess
 import threading
 import traceback
+from contextlib import suppress
 from typing import Iterable, NoReturn, Sequence
 
 from gpuops.agent import processes
@@ -62,7 +63,8 @@ def _become(node: Node, mode: str, arguments: Sequence[str], log: int, mask: Ite
             os.dup2(source, stream)
         for fd in map(int, os.listdir(OPEN_FILES)):
             if fd >= STREAMS:
-                _close(fd)  # among them the lock of the watchdog, which ends with it alone
+                with suppress(OSError):  # the one that listed them
+                    os.close(fd)  # among them the lock of the watchdog, which ends with it alone
         signal.set_wakeup_fd(-1)
         for sign in signal.valid_signals():
             if callable(signal.getsignal(sign)):
@@ -93,10 +95,3 @@ def _show_as(mode: str, arguments: Sequence[str]) -> None:
             with open("/proc/self/mem", "r+b", buffering=0) as memory:
                 memory.seek(begins)
                 memory.write(line.ljust(room, b"\0"))
-
-
-def _close(fd: int) -> None:
-    try:
-        os.close(fd)
-    except OSError:
-        pass  # the one that listed them
