@@ -7,7 +7,6 @@ has loaded does not survive a fork: there the program is started anew.
 
 from __future__ import annotations
 
-import contextlib
 import importlib
 import os
 import signal
@@ -81,7 +80,7 @@ def _become(node: Node, mode: str, arguments: Sequence[str], log: int, mask: Ite
 def _show_as(mode: str, arguments: Sequence[str]) -> None:
     """What `ps` shows is this mode's command line, as if it had been started anew: the parent's says another mode. The
     kernel shows that from this process's own memory, where there is as much room as the parent's took (proc(5))."""
-    with contextlib.suppress(OSError):  # a kernel that lets nobody write there
+    with suppress(OSError):  # a kernel that lets nobody write there
         with open("/proc/self/comm", "w") as name:
             name.write(f"gpuops-{mode}")
         with open("/proc/self/cmdline", "rb") as shown:
