@@ -75,6 +75,12 @@ def begin(user: Laptop, slurm: Slurm, *more: str, kind: tuple[str, ...] = RUN) -
     return run
 
 
+def finish(slurm: Slurm) -> None:
+    """What the script waits for."""
+    for project in slurm.home.glob(".gpuops-*/*/n*/project"):
+        (project / "go").touch()
+
+
 def results(user: Laptop) -> dict[str, str]:
     return {path.name: path.read_text() for path in user.folder.glob("runs/*/out/**/*.txt")}
 
@@ -317,8 +323,7 @@ def test_a_run_outlives_what_slurm_does_with_its_node(user: Laptop, slurm: Slurm
     else:
         slurm.nodes[1].run(["pkill", "-KILL", "-x", "slurmd"], check=True)
         slurm.nodes[1].run(["slurmd", "-L", "/run/slurm/slurmd.log"], check=True)
-    for project in slurm.home.glob(".gpuops-*/*/n*/project"):
-        (project / "go").touch()
+    finish(slurm)
     _, err = run.communicate(timeout=HANG_S)
     assert run.returncode == 0, err
     assert results(user) == {"0.txt": "done", "1.txt": "done"}
