@@ -211,9 +211,9 @@ def test_ctrl_c_in_the_queue_cancels(user: Laptop, slurm: Slurm) -> None:
     until(lambda: len(slurm.jobs()) == 1, "the cluster is full")
     up = user.start("up", "slurm", *place(user, slurm), *NODES)
     until(lambda: len(slurm.jobs()) == 2 or up.poll() is not None, "it is queued")
+    until(lambda: "slurm-1: queued: Resources" in user.run("status").stdout, "Slurm has said why")
     listed = user.run("status", "--cloud").stdout
     assert [line.split()[2:4] for line in listed.splitlines()[1:4]] == [["job", "queued"], *2 * [["machine", "queued"]]]
-    assert "slurm-1: queued: Resources" in user.run("status").stdout
     up.send_signal(signal.SIGINT)
     _, err = up.communicate(timeout=HANG_S)
     assert up.returncode == 130, err
