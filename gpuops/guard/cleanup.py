@@ -22,6 +22,7 @@ from gpuops.nodes.session import ClusterSession, machines_of, open_session
 from gpuops.runs.finish import Policy, RunOutcome, finish
 from gpuops.runs.follow import make_follower
 from gpuops.runs.graceful_stop import stop_nodes
+from gpuops.runs.kept_in_use import KeptInUse
 from gpuops.runs.launch_spec import request_of
 from gpuops.runs.monitor import LiveFetch
 from gpuops.runs.outcome.node_report import NodeReport, ReasonKind, lost_report
@@ -251,6 +252,7 @@ def _follow(ctx: Context, session: ClusterSession, run: RunRow, stop_s: float | 
     follower = make_follower(ctx, session, run, lambda *_: None, Silent().say)
     follower.start()
     fetching, renewal = LiveFetch(session, run, ctx.clock), UrlRenewal(ctx, session, run)
+    kept_in_use = KeptInUse(ctx, session, run)
     deadline = math.inf if stop_s is None else ctx.clock.monotonic() + stop_s
     is_stopping_now = False
     for attempt in Poller.every(ctx.clock, POLL_INTERVAL_S, wait=follower.wait):
@@ -267,6 +269,7 @@ def _follow(ctx: Context, session: ClusterSession, run: RunRow, stop_s: float | 
             is_stopping_now, deadline = True, ctx.clock.monotonic() + stop_s
         fetching.poll()
         renewal.poll()
+        kept_in_use.poll()
     return dict(follower.reports)  # a copy: a thread may still add one
 
 
