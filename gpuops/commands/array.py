@@ -37,6 +37,7 @@ from gpuops.core.run_models import RunRequest
 from gpuops.core.settings import Settings, secret_values
 from gpuops.core.signals import HandOver
 from gpuops.core.timings import Whose
+from gpuops.ledger.rows import ClusterState, RunState
 from gpuops.ledger.store import ClusterRow, LedgerUnwritable, RunRow
 from gpuops.nodes.gpu_shares import count_gpus, is_virtual
 from gpuops.nodes.session import ClusterSession
@@ -62,8 +63,8 @@ class Place:
     sending: Sending
     values: Mapping[str, str]
     """The secrets."""
-    facts: Mapping[str, Any]
-    """What the ledger keeps with each of its runs."""
+    facts: Callable[[], Mapping[str, Any]]
+    """What the ledger keeps with its next run."""
     resume: str | None
     """The run that every index resumes; another is what a retry resumes."""
     first: tuple[RunRow, RunRequest] | None = None
@@ -77,7 +78,7 @@ class Place:
             (row, request), self.first = self.first, None
         else:
             request = prepare.with_outputs(request)
-            row = prepare.add_run(ctx, self.session, request, self.facts)
+            row = prepare.add_run(ctx, self.session, request, self.facts())
         with prepare.noted_unless_started(ctx, row):
             ctx.signals.check()
             prepare.create_home(row)
@@ -141,6 +142,11 @@ class IndexQueue:
             self._outcomes[outcome.index] = outcome
             self._live.pop(outcome.index, None)
 
+    def format_waiting(self) -> str:
+        """The indices that wait, as `--array` takes them; empty for none."""
+        with self._lock:
+            return format_indices(self._waiting)
+
     def describe(self) -> str:
         with self._lock:
             return f"ended: {len(self._outcomes)}, running: {len(self._live)}, waiting: {len(self._waiting)}"
@@ -162,10 +168,10 @@ def run_array(
     run_one: RunOne,
 ) -> JobOutcome:
     """Carry an array out. Raises GpuopsError where it cannot begin, HandOver, TakenOver."""
-    places = _make_places(ctx, settings, session, request, array, sending)
+    queue = IndexQueue(array.indices)
+    places = _make_places(ctx, settings, session, request, array, sending, queue)
     on = f"{plural(len(array.indices), 'run')}, {len(places)} at once" if len(places) > 1 else "one run after another"
     ctx.out.say(f"array {array.text}: {on}; results come to {ctx.folder / 'runs'}")
-    queue = IndexQueue(array.indices)
     with ctx.progress.during(f"array {array.text}", whose=Whose.SCRIPT, aside=True):
         jobs: list[Job] = []
         try:
@@ -181,12 +187,20 @@ def run_array(
                 queue.relay(ctx.signals.count, error)
                 ctx.clock.sleep(POLL_INTERVAL_S)
     if queue.error is not None:
+        if waiting := queue.format_waiting():
+            ctx.out.say(f"note: no run was started for --array {waiting}")
         raise queue.error
     return _outcome_of_all(ctx, session, array, queue.outcomes(interrupted=bool(ctx.signals.count)))
 
 
 def _make_places(
-    ctx: Context, settings: Settings, session: ClusterSession, request: RunRequest, array: Array, sending: Sending
+    ctx: Context,
+    settings: Settings,
+    session: ClusterSession,
+    request: RunRequest,
+    array: Array,
+    sending: Sending,
+    queue: IndexQueue,
 ) -> list[Place]:
     """Take the array's turn on the cluster, send code and data to all its nodes, and make them ready. Raises
     GpuopsError."""
@@ -203,10 +217,14 @@ def _make_places(
     if len(slots[0]) == 1:  # those of a run on several nodes are made with its turn
         add_virtual_nodes(ctx, session, of_all)
     per_hour = sum(machine.per_hour for machine in machines) * len(slots[0]) / count
-    facts = {"array": [ctx.me.pid, ctx.me.start], "per_hour": per_hour}
+    known = {"array": [ctx.me.pid, ctx.me.start], "per_hour": per_hour}
+
+    def facts() -> Mapping[str, Any]:
+        return {**known, "array_waiting": queue.format_waiting()}
+
     first = request_of_index(prepare.with_outputs(request), array.indices[0], slots[0])
     first = retention.complete_request(ctx, session, first)
-    row = prepare.take_turn(ctx, session, first, sending, ctx.progress, facts)
+    row = prepare.take_turn(ctx, session, first, sending, ctx.progress, facts())
     with prepare.noted_unless_started(ctx, row):
         fresh = dataclasses.replace(sending, fresh=True)  # an index must not go on from what another made
         ready = ready_nodes(
@@ -227,6 +245,8 @@ def _serve(ctx: Context, place: Place, queue: IndexQueue, request: RunRequest, r
             with closing(one.ledger):
                 outcome = _run_index(one, place, queue, index, request, run_one)
                 queue.end(outcome)
+                if _is_being_ended(one, place.session.row):
+                    queue.stop(f"another command ends {place.session.row.name}")
             if not outcome.run or outcome.exit_code == NodeError.exit_code:
                 return  # the next would meet the same
             index = queue.take()
@@ -266,6 +286,16 @@ def _run_index(
     )
 
 
+def _is_being_ended(ctx: Context, cluster: ClusterRow) -> bool:
+    """Whether another command ends the cluster: it has taken runs that go on, and would not know of a new one."""
+    with suppress(LedgerUnwritable):
+        live = [run for run in ctx.ledger.runs(cluster=cluster.id) if run.state is RunState.RUNNING]
+        ours = [run for run in live if run.facts.array_holder(ctx.ledger.beats) == ctx.me]
+        is_up = ctx.ledger.cluster(cluster.id).state is ClusterState.UP
+        return not is_up or any(run.has_live_owner(besides=ctx.me) for run in ours)
+    return False
+
+
 def _wait(ctx: Context, jobs: Sequence[Job], queue: IndexQueue) -> None:
     """Until every place has nothing left to do. Raises Interrupted, HandOver."""
     while any(job.is_alive() for job in jobs):
@@ -281,9 +311,11 @@ def _let_go(ctx: Context, cluster: ClusterRow, jobs: Sequence[Job], queue: Index
     for job in jobs:
         job.join(max(0.0, deadline - ctx.clock.monotonic()))
     with suppress(LedgerUnwritable):
-        runs = [run for run in ctx.ledger.runs(cluster=cluster.id) if run.started]
+        runs = ctx.ledger.runs(cluster=cluster.id)
         ours = [run for run in runs if run.facts.array_holder(ctx.ledger.beats) == ctx.me]
-        started = {run.request.get("array_index") for run in ours}
+        started = {run.request.get("array_index") for run in ours if run.started}
+        for run in ours[-1:]:  # the guard need not tell it as well
+            ctx.ledger.set_run(run.id, facts={**run.facts, "array_waiting": ""})
         if rest := [index for index in queue.indices if index not in started]:
             ctx.ledger.add_notice(
                 f"{len(rest)} of {len(queue.indices)} runs of an array on {cluster.name} were not started, since its "

@@ -8,6 +8,7 @@ from contextlib import closing, suppress
 from itertools import islice
 
 from gpuops.clusters.teardown import tear_down
+from gpuops.core import heartbeat
 from gpuops.core.context import Context
 from gpuops.core.errors import ConnectionLost, GpuopsError, MalformedAnswer, NodeError
 from gpuops.core.parallel import on_each
@@ -71,6 +72,8 @@ def clean_up(ctx: Context, cluster: int, *, saving: bool = True) -> None:
 def _tend_live(ctx: Context, row: ClusterRow, expired: bool) -> None:
     unfinished = [run for run in ctx.ledger.runs(cluster=row.id) if run.state is not RunState.HOME]
     runs = [run for run in unfinished if not run.has_live_owner(besides=ctx.me) and _take_run(ctx, run)]
+    for run in runs[-1:]:
+        _note_waiting(ctx, row, run)
     if expired:
         _stop_owned_runs(ctx, row, [run for run in unfinished if run not in runs])
     ends = expired or row.ephemeral
@@ -98,6 +101,22 @@ def _tend_live(ctx: Context, row: ClusterRow, expired: bool) -> None:
     _end_or_leave(ctx, row, expired, unfinished, finished)
     for fetch in deferred:
         fetch()
+
+
+def _note_waiting(ctx: Context, row: ClusterRow, run: RunRow) -> None:
+    """Leave word, once, of the indices of the run's array that nobody starts, since its command died."""
+    holder = run.facts.array_holder(ctx.ledger.beats)
+    if holder is None or heartbeat.lives(holder):
+        return
+    with suppress(LedgerUnwritable):
+        runs = ctx.ledger.runs(cluster=row.id)
+        latest = [one for one in runs if one.facts.array_holder(ctx.ledger.beats) == holder][-1]
+        if waiting := latest.facts.array_waiting:
+            ctx.ledger.set_run(latest.id, facts={**latest.facts, "array_waiting": ""})
+            ctx.ledger.add_notice(
+                f"not all runs of an array on {row.name} were started, since its command died: "
+                f"--array {waiting} starts the others"
+            )
 
 
 def _end_or_leave(

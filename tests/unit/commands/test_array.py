@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import io
+import os
 import threading
 from collections.abc import Callable
 from types import SimpleNamespace
@@ -9,12 +11,14 @@ from typing import Any, cast
 
 import pytest
 
+from gpuops.cli.terminal.output import Output
 from gpuops.commands import array
 from gpuops.commands.array import IndexQueue, Place, run_array
 from gpuops.commands.array_plan import parse_array
 from gpuops.core.context import Context
 from gpuops.core.errors import Interrupted, NodeError, UsageError
 from gpuops.core.polling import Poller
+from gpuops.core.processes import Identity, started
 from gpuops.core.run_models import RunRequest
 from gpuops.core.settings import Settings
 from gpuops.core.signals import HandOver
@@ -48,12 +52,13 @@ def outcome_of(
 ) -> tuple[int, dict[int, tuple[int, str]]]:
     """Exit code of the array, and by index its own and its last sentence."""
     cluster = a_cluster(world, created=0.0)
+    world.ledger.set_cluster(cluster.id, state="up")
     whole = ClusterSession(cluster, cast(Any, [SimpleNamespace(per_hour=0.0)] * nodes), cast(Any, [None] * nodes),
                            [None] * nodes, [0.0] * nodes)  # fmt: skip
     ready = ReadyNodes(cast(Any, None), [])
 
     def make_places(*_: object) -> list[Place]:
-        places = [Place(whole.part([node]), ready, Sending(), {}, {}, None) for node in range(nodes)]
+        places = [Place(whole.part([node]), ready, Sending(), {}, dict, None) for node in range(nodes)]
         places[0].first = cast(Any, (None, None))
         return places
 
@@ -115,6 +120,30 @@ def test_an_array_on_a_cluster_that_is_being_ended_begins_no_further_run(
     assert said[1] == (4, "not started: another command ends lab")
 
 
+def test_a_command_that_ends_the_cluster_is_noticed_where_it_has_taken_the_run_of_another_place(
+    world: Context, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """It stops one run after the other, those that there were when it began."""
+    taken, both, ran = threading.Event(), threading.Event(), set[int]()
+
+    def run(ctx: Context, _node: int, index: int) -> JobOutcome:
+        ran.add(index)
+        if index == 0:
+            down = Identity(os.getppid(), started(os.getppid()))
+            row = a_run(ctx, ctx.ledger.clusters()[0], created=0.0, owner_process=down)
+            facts = {**row.facts, "array": [ctx.me.pid, ctx.me.start]}
+            ctx.ledger.set_run(row.id, state=RunState.RUNNING, facts=facts)
+            taken.set()
+            assert both.wait(HANG_S)
+        assert taken.wait(HANG_S)
+        both.set()
+        return ended(index)
+
+    _, said = outcome_of(world, monkeypatch, "0-3", 2, run)
+    assert ran == {0, 1}
+    assert said[2] == said[3] == (4, "not started: another command ends lab")
+
+
 def test_an_interrupt_reaches_every_run_and_begins_none(world: Context, monkeypatch: pytest.MonkeyPatch) -> None:
     both = threading.Barrier(3)
 
@@ -149,7 +178,7 @@ def test_a_terminal_that_goes_leaves_word_of_what_was_not_started(
         if index == 0:
             row = a_run(ctx, ctx.ledger.clusters()[0], created=0.0)
             request = {**row.request, "array_index": 0}
-            facts = {**row.facts, "array": [ctx.me.pid, ctx.me.start]}
+            facts = {**row.facts, "array": [ctx.me.pid, ctx.me.start], "array_waiting": "2-3"}
             ctx.ledger.set_run(row.id, state=RunState.RUNNING, started=1.0, request=request, facts=facts)
         both.wait(HANG_S)
         wait_for_signal(ctx)
@@ -164,6 +193,7 @@ def test_a_terminal_that_goes_leaves_word_of_what_was_not_started(
         outcome_of(world, monkeypatch, "0-3", 2, run)
     (notice,) = world.ledger.take_notices()
     assert "3 of 4 runs of an array on lab were not started, since its terminal went: --array 1-3" in str(notice)
+    assert world.ledger.runs()[0].facts.array_waiting == "", "the guard tells nothing of them"
 
 
 @pytest.mark.parametrize("error", [ZeroDivisionError(), TakenOver(cast(Any, SimpleNamespace(name="job-1")))])
@@ -176,9 +206,11 @@ def test_what_is_not_a_runs_own_ends_the_command(
         ran.append(index)
         raise error
 
+    world.out = Output(out=io.StringIO(), err=(err := io.StringIO()))
     with pytest.raises(type(error)):
         outcome_of(world, monkeypatch, "0-3", 1, run)
     assert ran == [0]
+    assert err.getvalue().endswith("note: no run was started for --array 1-3\n")
 
 
 def test_a_run_that_begins_after_a_signal_hears_of_it() -> None:
