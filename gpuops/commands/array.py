@@ -247,8 +247,8 @@ def _serve(ctx: Context, place: Place, queue: IndexQueue, request: RunRequest, r
                 queue.end(outcome)
                 if _is_being_ended(one, place.session.row):
                     queue.stop(f"another command ends {place.session.row.name}")
-            if not outcome.run or outcome.exit_code == NodeError.exit_code:
-                return  # the next would meet the same
+            if outcome.ends_place:
+                return
             index = queue.take()
     except TakenOver as taken:
         queue.stop("the guard has taken over", taken)
@@ -268,7 +268,7 @@ def _run_index(
         raise
     except (GpuopsError, Interrupted) as error:
         ctx.out.say(f"error: {error.message}" + (f"\nhint: {error.hint}" if error.hint else ""))
-        return IndexOutcome(index, error.exit_code, error.message)
+        return IndexOutcome(index, error.exit_code, error.message, ends_place=True)  # the next would meet the same
     if outcome.taken:
         queue.stop(f"another command ends {place.session.row.name}")
     document = outcome.document
@@ -283,6 +283,7 @@ def _run_index(
         document.get("duration_s"),
         str(document.get("home") or ""),
         document,
+        ends_place=outcome.exit_code == NodeError.exit_code or outcome.finished is None,
     )
 
 

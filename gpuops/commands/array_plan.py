@@ -119,6 +119,8 @@ class IndexOutcome:
     """The folder of its results."""
     document: Mapping[str, Any] = dataclasses.field(default_factory=dict)
     """Of its run, as `train --json` prints it."""
+    ends_place: bool = False
+    """No further run begins on its nodes: one is lost, or has what is not home yet."""
 
 
 def describe_outcomes(outcomes: Sequence[IndexOutcome], width: int | None) -> list[str]:

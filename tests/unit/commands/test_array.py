@@ -38,7 +38,7 @@ Runs = Callable[[Context, int, int], JobOutcome]
 
 def ended(index: int, code: int = 0, **more: Any) -> JobOutcome:
     document = {"run": f"job-{index}", "verdict": {"say": f"ended with {code}"}, "duration_s": 1.0, "home": "/r"}
-    return JobOutcome(code, document, **more)
+    return JobOutcome(code, document, **{"finished": index, **more})
 
 
 def wait_for_signal(ctx: Context) -> None:
@@ -95,20 +95,23 @@ def test_two_nodes_take_from_one_queue_and_a_failure_stops_nobody(
     assert nodes == {0: 0, 1: 1, 2: 1, 3: 1, 4: 1}
 
 
-@pytest.mark.parametrize("how", ["lost", "refused"])
-def test_a_node_that_is_lost_gets_no_further_run(world: Context, monkeypatch: pytest.MonkeyPatch, how: str) -> None:
+@pytest.mark.parametrize("how", ["lost", "refused", "not all home"])
+def test_a_node_that_is_lost_or_has_unsaved_results_gets_no_further_run(
+    world: Context, monkeypatch: pytest.MonkeyPatch, how: str
+) -> None:
     ran: list[int] = []
 
     def run(_ctx: Context, _node: int, index: int) -> JobOutcome:
         ran.append(index)
         if how == "refused":
             raise UsageError("it cannot begin", "correct it")
-        return ended(index, NodeError.exit_code)
+        return ended(index, 130, finished=None) if how == "not all home" else ended(index, NodeError.exit_code)
 
     code, said = outcome_of(world, monkeypatch, "5,6,7", 1, run)
     assert ran == [5]
-    assert code == 4
-    assert said[5] == ((2, "it cannot begin") if how == "refused" else (4, "ended with 4"))
+    assert code == (130 if how == "not all home" else 4)
+    first = {"lost": (4, "ended with 4"), "refused": (2, "it cannot begin"), "not all home": (130, "ended with 130")}
+    assert said[5] == first[how]
     assert said[6] == said[7] == (4, "not started: no node of it is left")
 
 
