@@ -42,14 +42,19 @@ from gpuops.ledger.store import ClusterRow, LedgerUnwritable, RunRow
 from gpuops.nodes.gpu_shares import count_gpus, is_virtual
 from gpuops.nodes.session import ClusterSession
 from gpuops.runs import prepare
+from gpuops.runs.outcome.verdict import RETRIES_HINT
 from gpuops.runs.prepare import Prepared
 from gpuops.runs.ready_nodes import ReadyNodes, Sending, clear_for_next, put_back, ready_nodes
+from gpuops.runs.receipt import receipt_rows
 from gpuops.runs.results import retention
 from gpuops.runs.retries import JobOutcome
 from gpuops.runs.taken_over import TakenOver
 from gpuops.runs.turn import refuse_second_run
+from gpuops.sync.run_record import RunRecord
 
 POLL_INTERVAL_S = 0.2
+TOLD_AT_ONCE = ("kept", "not home", "left")
+"""Lines of each run's receipt that are printed at its end."""
 HAND_OVER_TIMEOUT_S = 10.0
 """How long the runs' threads may take to let go once the terminal is gone."""
 
@@ -272,9 +277,15 @@ def _run_index(
     if outcome.taken:
         queue.stop(f"another command ends {place.session.row.name}")
     document = outcome.document
-    verdict = document.get("verdict") or {}
-    say = verdict.get("say") or "it ended"
-    ctx.out.say(say)
+    record = RunRecord.parse(document)
+    for label, text in receipt_rows(record):
+        if label in TOLD_AT_ONCE:
+            ctx.out.say(f"{label:<9}{text}")
+    say, hint = (record.verdict.say, record.verdict.hint) if record.verdict else ("it ended", "")
+    hint = hint.removesuffix(RETRIES_HINT)  # an array's machines are not replaced
+    ctx.out.say(say + (f"\nhint: {hint}" if hint else ""))
+    if record.missing:
+        say += "; not all of it is home"
     return IndexOutcome(
         index,
         outcome.exit_code,

@@ -24,6 +24,7 @@ from gpuops.core.settings import Settings
 from gpuops.core.signals import HandOver
 from gpuops.ledger.rows import RunState
 from gpuops.nodes.session import ClusterSession
+from gpuops.runs.outcome.verdict import RETRIES_HINT
 from gpuops.runs.ready_nodes import ReadyNodes, Sending
 from gpuops.runs.retries import JobOutcome
 from gpuops.runs.taken_over import TakenOver
@@ -37,7 +38,8 @@ Runs = Callable[[Context, int, int], JobOutcome]
 
 
 def ended(index: int, code: int = 0, **more: Any) -> JobOutcome:
-    document = {"run": f"job-{index}", "verdict": {"say": f"ended with {code}"}, "duration_s": 1.0, "home": "/r"}
+    verdict = {"say": f"ended with {code}", "outcome": "done", "exit_code": code}
+    document = {"run": f"job-{index}", "verdict": verdict, "duration_s": 1.0, "home": "/r"}
     return JobOutcome(code, document, **{"finished": index, **more})
 
 
@@ -113,6 +115,26 @@ def test_a_node_that_is_lost_or_has_unsaved_results_gets_no_further_run(
     first = {"lost": (4, "ended with 4"), "refused": (2, "it cannot begin"), "not all home": (130, "ended with 130")}
     assert said[5] == first[how]
     assert said[6] == said[7] == (4, "not started: no node of it is left")
+
+
+def test_what_is_not_home_and_what_to_do_is_told_of_each_run(world: Context, monkeypatch: pytest.MonkeyPatch) -> None:
+    world.out = Output(out=io.StringIO(), err=(err := io.StringIO()))
+
+    def run(_ctx: Context, _node: int, index: int) -> JobOutcome:
+        outcome = ended(index, 4)
+        hint = f"--resume job-1 goes on from it{RETRIES_HINT}"
+        verdict = {**outcome.document["verdict"], "hint": hint}
+        document = {"missing": "a.pt of node0", "left_behind": "big.bin (2.0 GB)", "cluster": "lab", "verdict": verdict}
+        return JobOutcome(4, {**outcome.document, **document})
+
+    outcome_of(world, monkeypatch, "1", 1, run)
+    lines = err.getvalue().splitlines()
+    assert lines[1:] == [
+        "[1] not home a.pt of node0",
+        "[1] left     still on lab: big.bin (2.0 GB); `gpuops down` brings them home",
+        "[1] ended with 4",
+        "[1] hint: --resume job-1 goes on from it",
+    ]
 
 
 def test_an_array_on_a_cluster_that_is_being_ended_begins_no_further_run(
