@@ -53,6 +53,11 @@ class Launch:
     resumes: str
     """The run whose files were put back; empty for none."""
 
+    def number(self, node: int) -> int:
+        """The number in the cluster of one of its nodes."""
+        numbers = self.row.nodes_at  # of an array's first run alone, where all its nodes are made ready
+        return numbers[node] if node < len(numbers) else node
+
 
 def prepare_start(ctx: Context, launch: Launch, progress: Progress) -> None:
     """Say what the run goes on from, and put on every node what only some have.
@@ -103,11 +108,11 @@ def clear_start(ctx: Context, launch: Launch, progress: Progress) -> set[str]:
         places = _bring_home(launch, nodes, rows, progress)
     for node, files in enumerate(nodes):
         if missing := [path for path in files if (node, path) not in places]:
-            path, run = missing[0], files[missing[0]].run
+            path, run, number = missing[0], files[missing[0]].run, launch.number(node)
             raise UsageError(
-                f"{printable_path(path)} of {run} on node{node} is not home, and --fresh would lose it",
+                f"{printable_path(path)} of {run} on node{number} is not home, and --fresh would lose it",
                 f"give it another name there, under which it comes home: "
-                f"gpuops ssh {launch.row.facts.text('cluster')} --node {node}",
+                f"gpuops ssh {launch.row.facts.text('cluster')} --node {number}",
             )
 
     with progress.during("taking off the nodes what earlier runs made", whose=Whose.NODE):

@@ -50,7 +50,7 @@ class World:
         self.snapshot = self.home.out / "a.pt"
         facts = RunFacts(cluster="lab")
         rows = [SimpleNamespace(id=number, name=name, home=folder / "runs" / name, tree="project", cluster=1,
-                                state=RunState.HOME, facts=facts)
+                                state=RunState.HOME, facts=facts, nodes_at=())
                 for number, name in enumerate(("one-1", "two-1"))]  # fmt: skip
         self.row = rows[-1]
         self.said: list[str] = []
@@ -163,6 +163,13 @@ def test_fresh_removes_nothing_where_something_is_not_home(world: World) -> None
     hint = "give it another name there, under which it comes home: gpuops ssh lab --node 1"
     assert caught.value.hint == hint
     assert [node.removed for node in nodes] == [[], []]
+
+
+def test_a_node_of_an_arrays_run_is_named_by_its_number_in_the_cluster(world: World) -> None:
+    world.row.nodes_at = [3]
+    with pytest.raises(UsageError, match=r"^b.pt of one-1 on node3 is not home") as caught:
+        clear_start(world.ctx, world.launch(Node(("b.pt", 5, 99, "one-1", True))), Silent())
+    assert caught.value.hint.endswith("gpuops ssh lab --node 3")
 
 
 CHANGED = ("a.pt", 5, 8, "one-1", False)
