@@ -87,10 +87,10 @@ class Place:
         with prepare.noted_unless_started(ctx, row):
             ctx.signals.check()
             prepare.create_home(row)
-            if request.resume != self.resume:
-                put_back(ctx, self.session.clients, request, row.tree, ctx.progress)
-            elif self.used:
+            if self.used and request.resume == self.resume:
                 clear_for_next(ctx, self.session, request, self.sending, row, self.ready, ctx.progress)
+            else:  # the first run, or a retry of the one before
+                put_back(ctx, self.session.clients, request, row.tree, ctx.progress)
             self.used = True
             prepared = prepare.complete(ctx, self.session, request, row, self.ready, self.values)
             ctx.ensure_guard(self.session.row)
@@ -215,7 +215,11 @@ def _make_places(
     count = max(node for slot in slots for node in slot) + 1
     # What one run and all of them need at once; a plain command is on each of the nodes, whatever it is for a run.
     of_all = dataclasses.replace(
-        prepare.with_outputs(request), nodes=count, gpus=gpus_of_run(request), all_nodes=request.kind == "command"
+        prepare.with_outputs(request),
+        nodes=count,
+        gpus=gpus_of_run(request),
+        all_nodes=request.kind == "command",
+        resume=None,  # each place is given the files as the nodes of one run are
     )
     if not sending.queue:
         refuse_second_run(ctx, session, None, request)

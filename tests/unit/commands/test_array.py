@@ -6,6 +6,7 @@ import io
 import os
 import threading
 from collections.abc import Callable
+from dataclasses import replace
 from types import SimpleNamespace
 from typing import Any, cast
 
@@ -75,6 +76,26 @@ def outcome_of(
     listed = cast(Any, result.document["runs"])
     said = {one["index"]: (one["exit_code"], (one.get("verdict") or one.get("error"))["say"]) for one in listed}
     return result.exit_code, said
+
+
+def test_each_place_resumes_as_the_nodes_of_one_run(world: Context, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A run may have left another version of a file on each of its nodes. Its second index finds nothing of the
+    first's, a retry what the attempt before it has left."""
+    done: list[tuple[object, ...]] = []
+    monkeypatch.setattr(array.prepare, "add_run", lambda *_: SimpleNamespace(tree="project"))
+    monkeypatch.setattr(array.prepare, "create_home", lambda *_: None)
+    monkeypatch.setattr(array.prepare, "complete", lambda *_: None)
+    monkeypatch.setattr(world, "ensure_guard", lambda *_: None)
+    monkeypatch.setattr(array, "put_back", lambda _ctx, clients, request, *_: done.append((*clients, request.resume)))
+    monkeypatch.setattr(
+        array, "clear_for_next", lambda _ctx, _part, request, *_: done.append(("clear", request.resume))
+    )
+    nodes = cast(Any, ["n0", "n1", "n2", "n3"])
+    whole = ClusterSession(a_cluster(world, created=0.0), nodes, nodes, [None] * 4, [0.0] * 4)
+    place = Place(whole.part([2, 3]), ReadyNodes(cast(Any, None), []), Sending(), {}, dict, "old-1")
+    for resume in ("old-1", "job-1", "old-1"):
+        place.prepare(world, replace(RUN, resume=resume))
+    assert done == [("n2", "n3", "old-1"), ("n2", "n3", "job-1"), ("clear", "old-1")]
 
 
 def test_two_nodes_take_from_one_queue_and_a_failure_stops_nobody(
