@@ -76,6 +76,7 @@ class Place:
     """The run that stood for the array in the ledger while it waited for its turn: its first index's."""
     used: bool = False
     """Whether a run has been there since the nodes were made ready."""
+    is_preparing: bool = False
 
     def prepare(self, ctx: Context, request: RunRequest) -> Prepared:
         """Make the next run ready for launch. Raises GpuopsError."""
@@ -87,14 +88,30 @@ class Place:
         with prepare.noted_unless_started(ctx, row):
             ctx.signals.check()
             prepare.create_home(row)
-            if self.used and request.resume == self.resume:
-                clear_for_next(ctx, self.session, request, self.sending, row, self.ready, ctx.progress)
-            else:  # the first run, or a retry of the one before
-                put_back(ctx, self.session.clients, request, row.tree, ctx.progress)
-            self.used = True
+            try:
+                self.is_preparing = True
+                self._bring_files(ctx, request, row)
+            except GpuopsError:
+                ctx.signals.check()  # `interrupt` has cut it
+                raise
+            finally:
+                self.is_preparing = False
             prepared = prepare.complete(ctx, self.session, request, row, self.ready, self.values)
             ctx.ensure_guard(self.session.row)
             return prepared
+
+    def _bring_files(self, ctx: Context, request: RunRequest, row: RunRow) -> None:
+        if self.used and request.resume == self.resume:
+            clear_for_next(ctx, self.session, request, self.sending, row, self.ready, ctx.progress)
+        else:  # the first run, or a retry of the one before
+            put_back(ctx, self.session.clients, request, row.tree, ctx.progress)
+        self.used = True
+
+    def interrupt(self) -> None:
+        """Cut what is sent to its nodes before a run, which may take hours, once its thread was told of a signal."""
+        for client in self.session.clients if self.is_preparing else ():
+            client.close()
+            client.connection.close()
 
 
 RunOne = Callable[[Context, Place, RunRequest], JobOutcome]
@@ -184,12 +201,14 @@ def run_array(
                 jobs.append(WORKERS.start(partial(_serve, ctx, place, queue, request, run_one), f"place {number}"))
             _wait(ctx, jobs, queue)
         except HandOver as error:
-            _let_go(ctx, session.row, jobs, queue, error)
+            _let_go(ctx, session.row, places, jobs, queue, error)
             raise
         except Interrupted as error:
             queue.stop("interrupted")
             while any(job.is_alive() for job in jobs):
                 queue.relay(ctx.signals.count, error)
+                for place in places:
+                    place.interrupt()
                 ctx.clock.sleep(POLL_INTERVAL_S)
     if queue.error is not None:
         if waiting := queue.format_waiting():
@@ -319,10 +338,19 @@ def _wait(ctx: Context, jobs: Sequence[Job], queue: IndexQueue) -> None:
         ctx.clock.sleep(POLL_INTERVAL_S)
 
 
-def _let_go(ctx: Context, cluster: ClusterRow, jobs: Sequence[Job], queue: IndexQueue, error: HandOver) -> None:
+def _let_go(
+    ctx: Context,
+    cluster: ClusterRow,
+    places: Sequence[Place],
+    jobs: Sequence[Job],
+    queue: IndexQueue,
+    error: HandOver,
+) -> None:
     """The terminal is gone: the guard brings home what runs, and nobody begins the rest, which is left word of."""
     queue.stop("the terminal is gone")
     queue.relay(0, error)
+    for place in places:
+        place.interrupt()
     deadline = ctx.clock.monotonic() + HAND_OVER_TIMEOUT_S
     for job in jobs:
         job.join(max(0.0, deadline - ctx.clock.monotonic()))

@@ -6,6 +6,7 @@ import io
 import os
 import threading
 from collections.abc import Callable
+from contextlib import nullcontext
 from dataclasses import replace
 from types import SimpleNamespace
 from typing import Any, cast
@@ -17,7 +18,7 @@ from gpuops.commands import array
 from gpuops.commands.array import IndexQueue, Place, run_array
 from gpuops.commands.array_plan import parse_array
 from gpuops.core.context import Context
-from gpuops.core.errors import Interrupted, NodeError, UsageError
+from gpuops.core.errors import ConnectionLost, Interrupted, NodeError, UsageError
 from gpuops.core.polling import Poller
 from gpuops.core.processes import Identity, started
 from gpuops.core.run_models import RunRequest
@@ -96,6 +97,55 @@ def test_each_place_resumes_as_the_nodes_of_one_run(world: Context, monkeypatch:
     for resume in ("old-1", "job-1", "old-1"):
         place.prepare(world, replace(RUN, resume=resume))
     assert done == [("n2", "n3", "old-1"), ("n2", "n3", "job-1"), ("clear", "old-1")]
+
+
+class Uploading:
+    """A node to which files are sent for hours, until its connection is closed."""
+
+    def __init__(self) -> None:
+        self.connection = self
+        self.closed = threading.Event()
+        self.began = threading.Event()
+
+    def send(self) -> None:
+        self.began.set()
+        assert self.closed.wait(HANG_S)
+        raise ConnectionLost("node0 does not answer")
+
+    def close(self) -> None:
+        self.closed.set()
+
+
+@pytest.mark.parametrize("how", [Interrupted, HandOver])
+def test_a_signal_does_not_wait_for_files_that_are_sent_before_a_run(
+    world: Context, monkeypatch: pytest.MonkeyPatch, how: type[Interrupted]
+) -> None:
+    node = Uploading()
+    monkeypatch.setattr(array, "put_back", lambda *_: node.send())
+
+    def make_places(ctx: Context, *_: object) -> list[Place]:
+        cluster = ctx.ledger.clusters()[0]
+        whole = ClusterSession(cluster, cast(Any, [None]), cast(Any, [node]), [None], [0.0])
+        row = a_run(ctx, cluster, created=0.0)
+        request = replace(RUN, nodes_at=[0], array_index=0)
+        return [Place(whole.part([0]), ReadyNodes(cast(Any, None), []), Sending(), {}, dict, None, (row, request))]
+
+    def wait(ctx: Context, *_: object) -> None:
+        assert node.began.wait(HANG_S)
+        ctx.signals.count = int(how is Interrupted)
+        raise how("it ends", "")
+
+    cluster = a_cluster(world, created=0.0)
+    monkeypatch.setattr(array, "_make_places", make_places)
+    monkeypatch.setattr(array, "_wait", wait)
+    session = ClusterSession(cluster, [])
+    with pytest.raises(HandOver) if how is HandOver else nullcontext():
+        run_one = lambda ctx, place, request: place.prepare(ctx, request)  # noqa: E731
+        outcome = run_array(world, Settings(), session, RUN, parse_array("0-1"), Sending(), run_one)
+        assert outcome.exit_code == 130
+    verdict = world.ledger.runs()[0].verdict
+    assert verdict is not None
+    assert verdict.say == "stopped before it was started"
 
 
 def test_two_nodes_take_from_one_queue_and_a_failure_stops_nobody(
