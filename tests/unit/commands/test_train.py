@@ -54,6 +54,22 @@ def test_a_terminal_that_goes_while_it_is_fetched_leaves_word(world: Context) ->
     assert said == ["what r-1 kept in its bucket is not all home: gpuops pull r-1 fetches it"]
 
 
+@pytest.mark.parametrize(
+    ("numbers", "where"),
+    [
+        ([0], "node0"),
+        ([5], "node5 (to the run: node0)"),
+        ([2, 3], "node2 and node3 (to the run: node0 and node1)"),
+        ([], "2 nodes"),
+    ],
+)
+def test_the_nodes_of_an_arrays_run_have_both_their_numbers(numbers: list[int], where: str) -> None:
+    """Its logs and its verdict count from 0."""
+    nodes = [None] * (len(numbers) or 2)
+    prepared = SimpleNamespace(nodes=nodes, world_size=0, request=SimpleNamespace(kind="command"))
+    assert train._describe_placement(cast("Any", SimpleNamespace(part_of=numbers)), cast("Any", prepared)) == where
+
+
 @pytest.mark.parametrize(("own", "of_end", "code"), [(0, 5, 5), (1, 0, 1), (4, 5, 5)])
 def test_the_document_has_the_exit_code_of_the_command(
     world: Context, monkeypatch: pytest.MonkeyPatch, own: int, of_end: int, code: int
