@@ -114,8 +114,8 @@ def _note_waiting(ctx: Context, row: ClusterRow, run: RunRow) -> None:
         if waiting := latest.facts.array_waiting:
             ctx.ledger.set_run(latest.id, facts={**latest.facts, "array_waiting": ""})
             ctx.ledger.add_notice(
-                f"not all runs of an array on {row.name} were started, since its command died: "
-                f"--array {waiting} starts the others"
+                f"the other runs of an array on {row.name} are not started, since its command died or was stopped: "
+                f"--array {waiting} starts them"
             )
 
 

@@ -145,7 +145,8 @@ def test_word_is_left_once_of_the_runs_of_an_array_that_nobody_starts(
     monkeypatch.setattr(cleanup, "_finish_run", lambda *_: False)
     for _ in range(2):
         cleanup.clean_up(world, lab)
-    say = "not all runs of an array on lab were started, since its command died: --array 8-9 starts the others"
+    why = "since its command died or was stopped"
+    say = f"the other runs of an array on lab are not started, {why}: --array 8-9 starts them"
     assert [notice for _, notice in world.ledger.take_notices()] == ([say] if holder == DEAD else [])
     cleanup.clean_up(world, lab)
     assert world.ledger.take_notices() == []
