@@ -96,12 +96,15 @@ def prepare_start(ctx: Context, launch: Launch, progress: Progress) -> None:
         ctx.out.say(f"finds {_describe(start.files)} ({where}) to go on from; {FRESH_HINT}")
 
 
-def clear_start(ctx: Context, launch: Launch, progress: Progress) -> set[str]:
+def clear_start(ctx: Context, launch: Launch, progress: Progress, *, of_array: bool = False) -> set[str]:
     """Take off the nodes what earlier runs made, once all of it is home. Returns the paths.
 
-    Raises UsageError where something cannot come home, NodeError, LocalDisk.
+    `of_array`: what runs of the same array made. Its first has taken off the rest; what seems to be of runs before that
+    was made since, by `--setup` or by hand. Raises UsageError where something cannot come home, NodeError, LocalDisk.
     """
     rows = _rows_by_name(ctx)
+    if of_array:
+        rows = {name: row for name, row in rows.items() if row.facts.get("array") == launch.row.facts.get("array")}
     listed = _list_made(ctx, launch, progress, required=True)
     nodes = [{path: file for path, file in files.items() if file.run in rows} for files in listed]
     with progress.during("looking whether what earlier runs made is home"):

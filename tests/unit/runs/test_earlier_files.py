@@ -165,6 +165,18 @@ def test_fresh_removes_nothing_where_something_is_not_home(world: World) -> None
     assert [node.removed for node in nodes] == [[], []]
 
 
+@pytest.mark.parametrize(("maker", "removed"), [(None, []), ([7, 1.0], []), ([8, 1.0], ["a.pt"])])
+def test_a_further_run_of_an_array_takes_off_what_its_runs_made_alone(
+    world: World, maker: list[float] | None, removed: list[str]
+) -> None:
+    """What the set-up command has brought since an earlier run began passes for that run's."""
+    world.row.facts = RunFacts(cluster="lab", array=[8, 1.0])
+    world.ctx.ledger.runs()[-1].facts = RunFacts(cluster="lab", array=maker)
+    node = Node(SNAPSHOT)
+    assert clear_start(world.ctx, world.launch(node), Silent(), of_array=True) == {*removed}
+    assert node.removed == removed
+
+
 def test_a_node_of_an_arrays_run_is_named_by_its_number_in_the_cluster(world: World) -> None:
     world.row.nodes_at = [3]
     with pytest.raises(UsageError, match=r"^b.pt of one-1 on node3 is not home") as caught:
