@@ -98,6 +98,8 @@ class Place:
                 self.is_preparing = False
             prepared = prepare.complete(ctx, self.session, request, row, self.ready, self.values)
             ctx.ensure_guard(self.session.row)
+            if _is_being_ended(ctx, self.session.row):
+                raise NodeError(f"another command ends {self.session.row.name}", "start it on another cluster")
             return prepared
 
     def _bring_files(self, ctx: Context, request: RunRequest, row: RunRow) -> None:

@@ -86,7 +86,9 @@ def test_each_place_resumes_as_the_nodes_of_one_run(world: Context, monkeypatch:
     monkeypatch.setattr(array.prepare, "add_run", lambda *_: SimpleNamespace(tree="project"))
     monkeypatch.setattr(array.prepare, "create_home", lambda *_: None)
     monkeypatch.setattr(array.prepare, "complete", lambda *_: None)
+    monkeypatch.setattr(array.prepare, "noted_unless_started", lambda *_: nullcontext())
     monkeypatch.setattr(world, "ensure_guard", lambda *_: None)
+    monkeypatch.setattr(array, "_is_being_ended", lambda *_: len(done) == 4)
     monkeypatch.setattr(array, "put_back", lambda _ctx, clients, request, *_: done.append((*clients, request.resume)))
     monkeypatch.setattr(
         array, "clear_for_next", lambda _ctx, _part, request, *_: done.append(("clear", request.resume))
@@ -97,6 +99,8 @@ def test_each_place_resumes_as_the_nodes_of_one_run(world: Context, monkeypatch:
     for resume in ("old-1", "job-1", "old-1"):
         place.prepare(world, replace(RUN, resume=resume))
     assert done == [("n2", "n3", "old-1"), ("n2", "n3", "job-1"), ("clear", "old-1")]
+    with pytest.raises(NodeError, match="another command ends lab"):
+        place.prepare(world, replace(RUN, resume="old-1"))
 
 
 class Uploading:
