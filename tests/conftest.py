@@ -49,10 +49,6 @@ LONG = (
 TOGETHER = ("system/train/",)
 """Folders of which one worker plays all files: torch is loaded there once, and in a process that forks ranks."""
 
-QUICK = str(TESTS / "quick")
-if QUICK not in (paths := os.environ.get("PYTHONPATH", "").split(os.pathsep)):
-    os.environ["PYTHONPATH"] = os.pathsep.join(filter(None, [QUICK, *paths]))
-"""For whatever a test starts: torch is imported a hundred times (tests/quick)."""
 os.environ.setdefault("KF_RULE_CACHE_DIR", str(TESTS.parent / ".pytest_cache" / "rules"))
 """Where Kingfisher keeps its compiled rules: with a home of its own each test would compile them, for seconds."""
 hypothesis.settings.register_profile("ours", deadline=None)  # a busy machine is no failure
@@ -182,7 +178,7 @@ class Shell:
 
     def environment(self) -> dict[str, str]:
         clean = {name: value for name, value in os.environ.items() if not name.startswith(("GPUOPS_", "VIRTUAL_ENV"))}
-        places = [torchrun.FOLDER] * torchrun.is_stub() + [kingfisher.FOLDER, QUICK]
+        places = [torchrun.FOLDER] * torchrun.is_stub() + [kingfisher.FOLDER]
         path = {"PYTHONPATH": os.pathsep.join(map(str, places))}
         return {**clean, **path, "GPUOPS_HOME": str(self.home), "GPUOPS_TEST_HOME": str(self.home), **self.env}
 

@@ -1,7 +1,7 @@
 """Makes the screenshots in this folder: real commands on a real terminal of 100 columns, drawn as SVG.
 
     python docs/img/make.py [NAME...]      Linux, as root or where user namespaces are allowed; needs torch, and for
-                                           pages (`report`) chromium
+                                           pages (`report`) chromium-headless-shell
 
 Nothing is edited: what a command wrote to its terminal is drawn, with long output cut in the middle and marked so. The
 folders of the computer that this runs on are no part of the pictures: in a mount namespace of its own the checkout
@@ -119,11 +119,12 @@ def furnish() -> None:
 def photograph(name: str, lines: Sequence[str], page: str, height: int) -> None:
     """A page in a browser, in its light and its dark theme."""
     play(lines)
-    for theme, more in (("light", []), ("dark", ["--force-dark-mode"])):
+    for number, theme in enumerate(("dark", "light")):  # as Chromium numbers them
         picture = HERE / f"{name}-{theme}.png"
         subprocess.run(
-            ["chromium", "--headless", "--no-sandbox", "--disable-gpu", "--hide-scrollbars", *more,
-             f"--window-size=800,{height}", f"--screenshot={picture}", (HOME / "project" / page).as_uri()],
+            ["chromium-headless-shell", "--no-sandbox", "--disable-gpu", "--hide-scrollbars",
+             f"--blink-settings=preferredColorScheme={number}", f"--window-size=800,{height}",
+             f"--screenshot={picture}", (HOME / "project" / page).as_uri()],
             env={**os.environ, "HOME": str(HOME)}, check=True, stderr=subprocess.DEVNULL,
         )  # fmt: skip
         print(picture)

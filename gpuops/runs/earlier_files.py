@@ -52,11 +52,19 @@ class Launch:
     """Whether its nodes work together on one thing: `train`, and not `run`."""
     resumes: str
     """The run whose files were put back; empty for none."""
+    numbers: Sequence[int] = ()
+    """The clients' numbers in the cluster; empty: as they stand."""
+
+    def numbers_in(self, run: RunRow) -> list[int]:
+        """The number in `run` of each of these nodes; -1 for one that it was not on."""
+        numbers = self.numbers or range(len(self.clients))
+        if not run.nodes_at:
+            return [*numbers]
+        return [run.nodes_at.index(number) if number in run.nodes_at else -1 for number in numbers]
 
     def number(self, node: int) -> int:
         """The number in the cluster of one of its nodes."""
-        numbers = self.row.nodes_at  # of an array's first run alone, where all its nodes are made ready
-        return numbers[node] if node < len(numbers) else node
+        return self.numbers[node] if self.numbers else node
 
 
 def prepare_start(ctx: Context, launch: Launch, progress: Progress) -> None:
@@ -234,34 +242,36 @@ def _bring_home(
     places = {}
     for run in dict.fromkeys(file.run for files in nodes for file in files.values()):
         its = [{path: file for path, file in files.items() if file.run == run} for files in nodes]
-        home = RunHome(rows[run].home)
-        at_home = find_places(home, its)
+        home, own = RunHome(rows[run].home), launch.numbers_in(rows[run])
+        at_home = find_places(home, its, own)
         absent = {(node, path) for node, files in enumerate(its) for path in files} - at_home.keys()
         held = OutFolder(home).memory().held if rows[run].state is RunState.HOME else {}
         absent = {
             (node, path)
             for node, path in absent
             if not its[node][path].restored
-            and (node not in held.get(path, {}) or held[path][node].stamp == its[node][path].stamp)
+            and own[node] >= 0
+            and (own[node] not in held.get(path, {}) or held[path][own[node]].stamp == its[node][path].stamp)
         }
         if absent:
-            clients = {node: launch.clients[node] for node, _ in absent}
+            clients = {own[node]: launch.clients[node] for node, _ in absent}
             patterns = sorted({"./" + glob.escape(path) for _, path in absent})
             fetch(clients, run, launch.tree, patterns, home, final=True, progress=progress)
-            at_home = find_places(home, its)
+            at_home = find_places(home, its, own)
         places.update(at_home)
     return places
 
 
-def find_places(home: RunHome, nodes: Sequence[NodeFiles]) -> dict[tuple[int, str], str]:
-    """(node, path) -> place in `out/` of exactly that version, as gpuops wrote it there; without those that are not."""
+def find_places(home: RunHome, nodes: Sequence[NodeFiles], numbers: Sequence[int] = ()) -> dict[tuple[int, str], str]:
+    """(node, path) -> place in `out/` of exactly that version, as gpuops wrote it there; without those that are not.
+    `numbers`: the nodes' in that run; empty: as they stand."""
     out = OutFolder(home)
     memory = out.memory()
     places = {}
     for node, files in enumerate(nodes):
         for path, file in files.items():
             versions = memory.held.get(path, {})
-            held = versions.get(node)
+            held = versions.get(numbers[node] if numbers else node)
             if file.restored and versions:
                 held = held or versions[min(versions)]
             if held is None or (not file.restored and held.stamp != file.stamp):

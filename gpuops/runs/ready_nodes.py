@@ -145,17 +145,21 @@ def clear_for_next(
     """Before another run of an array begins on nodes that are ready: what the one before made is taken off. Raises
     GpuopsError."""
     name, clients = row.tree, session.clients
-    taken = earlier_files.clear_start(ctx, _launch_on(clients, request, row), progress, of_array=True)
+    launch = _launch_on(clients, request, row, session.part_of)
+    taken = earlier_files.clear_start(ctx, launch, progress, of_array=True)
     if taken & {entry.path for entry in ready.tree.files}:  # a file of the project, which that run had changed
         line = uplink.open_uplink(ctx.home / "cache", sending.bwlimit)
         _push_tree(ctx, session, clients, ready.tree, name, sending, line, progress)
     put_back(ctx, clients, request, name, progress)
 
 
-def _launch_on(clients: Sequence[AgentClient], request: RunRequest, row: RunRow) -> earlier_files.Launch:
+def _launch_on(
+    clients: Sequence[AgentClient], request: RunRequest, row: RunRow, numbers: Sequence[int] = ()
+) -> earlier_files.Launch:
     return earlier_files.Launch(
         clients[:1] if request.kind == "command" and not request.all_nodes else clients,
         row.tree, row, request.outs, is_training=request.kind == "torchrun", resumes=request.resume or "",
+        numbers=numbers,
     )  # fmt: skip
 
 

@@ -6,6 +6,7 @@ secret_scan            which of them hold keys and stay here
 workloads_and_data     the workloads that come with gpuops, and the data that `--data` names
 data_sources           what an address in `--data` leads to: files, and the URL of each
 fetch_data             nodes fetch them by themselves; their addresses, and their progress as one
+fetch_stall            how long a node is believed that fetches and brings nothing
 fetched_once           what one node has fetched goes to the others from there
 scan                   what a folder sends, and what it holds back
 upload                 compares a tree with what nodes have, and sends the difference

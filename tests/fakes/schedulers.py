@@ -62,7 +62,7 @@ def pbs_job(tools: Path, number: str, folder: Path, home: Path, **more: str) -> 
 
 
 def _inherited(tools: Path) -> dict[str, str]:
-    kept = ("HOME", "LANG", "LC_ALL", "PYTHONPATH", "TMPDIR", "USER")
+    kept = ("HOME", "LANG", "LC_ALL", "TMPDIR", "USER")
     own = {name: os.environ[name] for name in kept if name in os.environ}
     return {**own, "PATH": f"{tools}{os.pathsep}{os.environ['PATH']}"}
 

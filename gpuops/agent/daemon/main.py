@@ -83,6 +83,11 @@ def close_orphaned(node: Node) -> None:
     reason = Reason("watchdog", "gpuops' watchdog on this node was killed while the run was on")
     run_verbs.end_runs(reason, StopMode.NOW, Outcome.LOST, UNWATCHED_LIMIT_S)
     processes.end_all(processes.helper_processes)
-    if os.path.exists("node.json") and not os.path.exists("ended.json"):
-        start_mode(node, "watchdog")
+    while os.path.exists("node.json") and not os.path.exists("ended.json"):
+        try:
+            start_mode(node, "watchdog")
+            break
+        except OSError as error:  # the memory or process limit that killed the last one, perhaps
+            log(f"the watchdog cannot be started, and is tried again: {error}")
+        time.sleep(PARENT_CHECK_INTERVAL_S)
     os._exit(0)  # threads that serve clients have nothing left to do

@@ -74,13 +74,14 @@ def _become(node: Node, mode: str, arguments: Sequence[str], log: int, mask: Ite
         code = importlib.import_module(MODULES[mode]).main(mode, arguments)
     except BaseException:
         traceback.print_exc()
-    os._exit(code)
+    finally:
+        os._exit(code)  # also where a full disk takes no traceback: never back into what the parent is
 
 
 def _show_as(mode: str, arguments: Sequence[str]) -> None:
     """What `ps` shows is this mode's command line, as if it had been started anew: the parent's says another mode. The
     kernel shows that from this process's own memory, where there is as much room as the parent's took (proc(5))."""
-    with suppress(OSError):  # a kernel that lets nobody write there
+    with suppress(OSError, ValueError, LookupError):  # a kernel that lets nobody write there, or shows less
         with open("/proc/self/comm", "w") as name:
             name.write(f"gpuops-{mode}")
         with open("/proc/self/cmdline", "rb") as shown:

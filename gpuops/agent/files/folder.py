@@ -90,7 +90,7 @@ def mounts_below(folder: str) -> list[str]:
 
 
 class TreeFolder:
-    """One tree on disk. It caches what the parents of paths are: make a new instance for each request."""
+    """One tree on disk. It caches which parents are folders: make a new instance for each request."""
 
     def __init__(self, folder: str) -> None:
         """Raises Refusal(`outside`) where the folder is a link."""
@@ -102,19 +102,19 @@ class TreeFolder:
             )
         self.folder = os.fsencode(folder)
         self._folders: set[str] = set()
-        self._without: dict[str, Found] = {}
-        """What a path finds in each parent that is no folder."""
 
     def at(self, path: str) -> bytes:
         return self.folder + b"/" + path_bytes(path)
 
-    def look(self, path: str) -> Found:
-        """What is at `path`, without following links on the way."""
+    def look(self, path: str, without: dict[str, Found] | None = None) -> Found:
+        """What is at `path`, without following links on the way. `without`: what one survey has found in place of
+        parents that are no folders."""
         above = path.rpartition("/")[0]
         if above not in self._folders:  # if it is, the folders above it are known as well
-            missing = self._without.get(above) or self._look_above(path)
+            missing = (without or {}).get(above) or self._look_above(path)
             if missing:
-                self._without[above] = missing
+                if without is not None:
+                    without[above] = missing
                 return missing
         return stat_entry(self.at(path))
 
@@ -179,7 +179,6 @@ class TreeFolder:
     def _look_for_place(self, path: str) -> Found:
         """What is at `path`, once there are the folders above it."""
         os.makedirs(self.folder, exist_ok=True)
-        self._without.clear()
         for parent in parent_paths(path):
             if self.look(parent).kind == ABSENT:
                 os.mkdir(self.at(parent))
@@ -196,7 +195,6 @@ class TreeFolder:
         """Remove a file or link; one that is absent counts as removed."""
         if self.look(path).kind in (FILE, LINK):
             os.unlink(self.at(path))
-            self._without.clear()
 
     def prune(self, path: str) -> None:
         """Remove empty folders above `path`."""

@@ -117,8 +117,9 @@ def survey(
     """
     result = Survey({}, [], [], [], dict(record.files))
     looked: dict[str, Found] = {}
+    without: dict[str, Found] = {}
     for path in record.paths():
-        found = looked[path] = folder.look(path)
+        found = looked[path] = folder.look(path, without)
         known = matching_record(found, record.pending.get(path), record.files.get(path))
         if known:
             result.settled[path] = known
@@ -131,7 +132,7 @@ def survey(
                 result.edited.append(path)
     leaving = set(result.stale)
     for path, entry in wanted.items():
-        found = _after_leaving(folder, path, looked[path] if path in looked else folder.look(path), leaving)
+        found = _after_leaving(folder, path, looked[path] if path in looked else folder.look(path, without), leaving)
         same = functools.partial(_same_bytes, folder, path, sums.get(path))
         last, pending = record.files.get(path), record.pending.get(path)
         result.verdicts[path] = decide_verdict(entry, found, last, pending, overwrite, same)

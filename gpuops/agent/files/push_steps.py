@@ -160,9 +160,10 @@ def commit(node: Node, args: dict[str, Any], emit: Emit) -> dict[str, Any]:  # n
             folder.remove(path)
         for path in state.stale + state.gone:
             folder.prune(path)
-        moved = folder.place_folders(os.fsencode(incoming.files), pending)
+        contents = {path for path in pending if push_plan.files[path].link is None}
+        moved = folder.place_folders(os.fsencode(incoming.files), contents)
         for path in pending:
-            if moved.isdisjoint(parent_paths(path)):
+            if path not in contents or moved.isdisjoint(parent_paths(path)):
                 folder.place(path, incoming.at(path, push_plan.files[path]))
         store_record(node, record_name, Record(_new_record(folder, push_plan, state, pending), {}, []).merged(others))
         incoming.close()

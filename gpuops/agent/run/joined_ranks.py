@@ -79,9 +79,10 @@ class Sampler:
             held = {inode for member in with_children(pid) for inode in socket_inodes(member)}
             # The table may have thousands of rows, and a script that still imports torch holds no socket.
             if inodes is None and (held or now - self._table_read_at >= LATE_SAMPLE_INTERVAL_S):
-                self._table_read_at, inodes = now, self._store_inodes(pid)
+                inodes = self._store_inodes(pid)
                 if inodes is None:
-                    continue
+                    continue  # where no table can be read, nothing is known of any rank
+                self._table_read_at = now
             if not os.path.isdir(f"/proc/{pid}/fd"):
                 continue
             self._last_sampled[rank] = now

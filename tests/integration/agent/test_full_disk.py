@@ -6,7 +6,9 @@ from __future__ import annotations
 import os
 import resource
 import signal
+import subprocess
 import sys
+from pathlib import Path
 
 import pytest
 
@@ -52,3 +54,27 @@ def test_an_agent_that_starts_on_a_full_disk_tells_how_earlier_runs_ended(node: 
     assert until(lambda: outcome(node, "second"), "another agent answers") == "lost"
     assert outcome(node, "first") == "done"
     assert not (node.folder / "live.json").exists()
+
+
+CANNOT_BEGIN = """
+import os, sys
+from gpuops.agent.daemon import start_mode
+from gpuops.agent.node import Node
+
+start_mode.MODULES["agent"] = "no_such_module"
+here = os.getpid()
+try:
+    child = start_mode.start_mode(Node(sys.argv[1]), "agent")
+finally:
+    if os.getpid() != here:
+        open(sys.argv[1] + "/goes-on", "w").close()
+os.waitid(os.P_PID, child.pid, os.WEXITED | os.WNOWAIT)
+sys.exit(child.poll())
+"""
+
+
+def test_an_agent_that_cannot_even_log_why_it_does_not_begin_ends(tmp_path: Path) -> None:
+    """It would go on as what it was forked from: a second watchdog, which starts agents of its own."""
+    (tmp_path / "agent.log").symlink_to("/dev/full")
+    code = subprocess.run([sys.executable, "-c", CANNOT_BEGIN, str(tmp_path)], timeout=120, check=False).returncode
+    assert (code, (tmp_path / "goes-on").exists()) == (1, False)

@@ -106,6 +106,16 @@ def test_a_long_enough_look_without_a_connection_is_a_no() -> None:
         assert sampler.joined(0) is expected
 
 
+def test_where_no_table_can_be_read_nothing_is_known(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(joined_ranks, "list_connections", lambda _pid: None)
+    monkeypatch.setattr(joined_ranks, "socket_inodes", lambda _pid: set())
+    now = [0.0]
+    sampler = joined_ranks.Sampler(1, 1, 4, clock=lambda: now[0])
+    for now[0] in (0.0, 0.5, 0.5 + joined_ranks.MIN_SAMPLED_S):
+        sampler.sample({0: os.getpid()})
+    assert sampler.joined(0) is None
+
+
 def test_the_table_is_read_seldom_while_a_rank_holds_no_socket(monkeypatch: pytest.MonkeyPatch) -> None:
     """It may be long, and torch is imported for seconds."""
     now, reads = [0.0], [0]

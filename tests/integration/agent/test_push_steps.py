@@ -346,6 +346,7 @@ def test_a_new_folder_is_moved_at_once_with_what_the_push_has_in_it_alone(
     node: Node, here: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     make(here, {f"{folder}/{name}": name for folder in ("new", "new/in", "there", "odd") for name in "abc"}, 10**18)
+    os.symlink("a", here / "new" / "in" / "link")
     answer = plan(node, here)
     receive(node, answer["push"], stream_of(here, listed(here), answer["need"]))
     there = Path(node.tree("project"))
@@ -356,7 +357,8 @@ def test_a_new_folder_is_moved_at_once_with_what_the_push_has_in_it_alone(
     monkeypatch.setattr(os, "replace", lambda old, new: (moved.append(os.fsdecode(new)), replace(old, new)))
     commit(node, answer["push"])
     assert contents(there) == {**contents(here), "there/mine": "a run's"}
-    assert sorted(Path(path).parent.name for path in moved if str(there) in path) == ["odd"] * 3 + ["there"] * 3
+    one_by_one = sorted(Path(path).parent.name for path in moved if str(there) in path)
+    assert one_by_one == ["in", *["odd"] * 3, *["there"] * 3], "the link, and what stands beside others"
 
 
 def test_what_streams_that_were_cut_left_is_removed(node: Node, here: Path) -> None:

@@ -149,13 +149,9 @@ def give_system_torch(upper: Path, names: Iterable[str]) -> None:
 def _give_packages(library: Path) -> None:
     """A folder for packages that finds the tests' own as well: nothing that is installed there changes those.
 
-    Its Python looks for garbage rarely, as all that tests start (tests/quick).
     torch in it is the stub, unless the test wants the real one.
     """
     packages = sysconfig.get_path("purelib")
-    write(
-        library / "site-packages",
-        {"lab.pth": f"import gc; gc.set_threshold(100_000)\nimport site; site.addsitedir({packages!r})\n"},
-    )
+    write(library / "site-packages", {"lab.pth": f"import site; site.addsitedir({packages!r})\n"})
     if torchrun.is_stub():
         shutil.copytree(torchrun.FOLDER / "torch", library / "site-packages" / "torch")

@@ -22,7 +22,7 @@ WORK = ["--", "sh", "-c", "echo working; sleep 0.3; echo made > made.pt"]
         "signal:KILL:gpuops.clusters.readiness:contact_cluster",
         pytest.param("commit:7", marks=pytest.mark.proof),
         "call:start:1:KILL",
-        "signal:KILL:gpuops.commands.train:finish",
+        "signal:KILL:gpuops.commands.run_attempt:finish",
         "signal:KILL:gpuops.commands.end_after_run:tear_down",
     ],
 )

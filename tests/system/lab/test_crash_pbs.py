@@ -22,7 +22,7 @@ SUBMITTED = "qsub -N"
         *(f"asked:{when}:qdel:1" for when in ("before", "after")),
         "signal:KILL:gpuops.clusters.readiness:contact_cluster",
         "call:start:1:KILL",
-        "signal:KILL:gpuops.commands.train:finish",
+        "signal:KILL:gpuops.commands.run_attempt:finish",
         "signal:KILL:gpuops.commands.end_after_run:tear_down",
     ],
 )

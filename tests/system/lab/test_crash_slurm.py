@@ -23,7 +23,7 @@ PROOF = pytest.mark.proof
         pytest.param("signal:KILL:gpuops.nodes.bootstrap:call_agent_mode", marks=PROOF),
         pytest.param("signal:KILL:gpuops.clusters.readiness:contact_cluster", marks=PROOF),
         pytest.param("call:start:1:KILL", marks=PROOF),
-        pytest.param("signal:KILL:gpuops.commands.train:finish", marks=PROOF),
+        pytest.param("signal:KILL:gpuops.commands.run_attempt:finish", marks=PROOF),
         pytest.param("signal:KILL:gpuops.commands.end_after_run:tear_down", marks=PROOF),
     ],
 )

@@ -92,6 +92,12 @@ def finished_jobs(slurm: Slurm) -> list[str]:
     return slurm.ask("cat", "/run/slurm/jobcomp")
 
 
+def finish(slurm: Slurm) -> None:
+    """What the script waits for."""
+    for project in slurm.home.glob(".gpuops-*/*/n*/project"):
+        (project / "go").touch()
+
+
 def results(user: Laptop) -> dict[str, str]:
     return {path.name: path.read_text() for path in user.folder.glob("runs/*/out/**/*.txt")}
 
@@ -205,9 +211,9 @@ def test_ctrl_c_in_the_queue_cancels(user: Laptop, slurm: Slurm) -> None:
     until(lambda: len(slurm.jobs()) == 1, "the cluster is full")
     up = user.start("up", "slurm", *place(user, slurm), *NODES)
     until(lambda: len(slurm.jobs()) == 2 or up.poll() is not None, "it is queued")
+    until(lambda: "slurm-1: queued: Resources" in user.run("status").stdout, "Slurm has said why")
     listed = user.run("status", "--cloud").stdout
     assert [line.split()[2:4] for line in listed.splitlines()[1:4]] == [["job", "queued"], *2 * [["machine", "queued"]]]
-    assert "slurm-1: queued: Resources" in user.run("status").stdout
     up.send_signal(signal.SIGINT)
     _, err = up.communicate(timeout=HANG_S)
     assert up.returncode == 130, err
@@ -351,9 +357,23 @@ def test_a_run_outlives_what_slurm_does_with_its_node(user: Laptop, slurm: Slurm
     else:
         slurm.nodes[1].run(["pkill", "-KILL", "-x", "slurmd"], check=True)
         slurm.nodes[1].run(["slurmd", "-L", "/run/slurm/slurmd.log"], check=True)
-    for project in slurm.home.glob(".gpuops-*/*/n*/project"):
-        (project / "go").touch()
+    finish(slurm)
     _, err = run.communicate(timeout=HANG_S)
     assert run.returncode == 0, err
     assert results(user) == {"0.txt": "done", "1.txt": "done"}
+    expect_nothing_left(user, slurm)
+
+
+@PROOF
+def test_a_job_that_slurm_cannot_end(user: Laptop, slurm: Slurm) -> None:
+    """A node's slurmd is gone for good: results are home, what is left is told, and the guard sees to its end."""
+    run = begin(user, slurm)
+    slurm.nodes[1].run(["pkill", "-KILL", "-x", "slurmd"], check=True)
+    finish(slurm)
+    _, err = run.communicate(timeout=HANG_S)
+    assert run.returncode == 5, err
+    assert "may still be there" in err
+    assert results(user) == {"0.txt": "done", "1.txt": "done"}
+    slurm.ask("scontrol", "update", "NodeName=c2", "State=DOWN", "Reason=test")  # as Slurm itself does after a while
+    until(lambda: user.clusters() == [], "the guard's work")
     expect_nothing_left(user, slurm)

@@ -5,6 +5,8 @@ One request per line of stdin, one answer per line of stdout:
 {"wait": pid} -> exit code or -signal
 """
 
+# ruff: noqa: E402
+
 from __future__ import annotations
 
 import gc
@@ -17,6 +19,7 @@ from pathlib import Path
 from typing import Any
 
 sys.path.insert(1, str(Path(__file__).parents[3] / "train"))
+gc.disable()  # until all is there: none of it is garbage
 
 import ddp.trainer  # and with it all the others  # noqa: F401
 import torch
@@ -67,4 +70,5 @@ def become(rank: dict[str, Any]) -> None:
 
 torch.set_num_threads(1)
 gc.freeze()
+gc.enable()
 become(serve())

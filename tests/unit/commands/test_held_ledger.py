@@ -12,9 +12,9 @@ import pytest
 
 from gpuops.cli.terminal.output import Output
 from gpuops.clusters.selection import Choice
-from gpuops.commands import end_after_run, train
+from gpuops.commands import end_after_run, run_attempt, train
 from gpuops.commands.plan import Job, Plan, Size
-from gpuops.commands.train import RunAttempt
+from gpuops.commands.run_attempt import RunAttempt
 from gpuops.core import provider as contract
 from gpuops.core.context import Context
 from gpuops.core.models import Lease, Request
@@ -83,8 +83,8 @@ def run_to_its_end(world: Context, patch: pytest.MonkeyPatch, holder: Holder) ->
     RunHome(row.home).create()
     session = ClusterSession(world.ledger.cluster(cluster.id), [machine])
     patch.setattr(train, "_open_session", lambda *_: session)
-    patch.setattr(train, "_start", lambda *_: SimpleNamespace(row=row, request=REQUEST, nodes=[0], world_size=1))
-    patch.setattr(train, "_follow", holder.follow)
+    patch.setattr(run_attempt, "_start", lambda *_: SimpleNamespace(row=row, request=REQUEST, nodes=[0], world_size=1))
+    patch.setattr(run_attempt, "_follow", holder.follow)
     patch.setattr("gpuops.runs.results.collect._run_final_fetch", lambda *_: FinalFetch())
     plan = Plan(Choice(None, NAME, ""), Size(1, None), Job(REQUEST, Request(NAME)))
     return train._run_attempt(RunAttempt(world, Settings(), plan, Silent(), RetryState(0, PriceApproval())))

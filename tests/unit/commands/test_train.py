@@ -10,11 +10,11 @@ from typing import Any, NamedTuple, cast
 import pytest
 
 from gpuops.clusters.selection import Choice
-from gpuops.commands import end_after_run, train
+from gpuops.commands import end_after_run, run_attempt, train
 from gpuops.commands.cluster_bill import describe_bill
 from gpuops.commands.end_after_run import end_cluster
 from gpuops.commands.plan import Job, Plan, Size
-from gpuops.commands.train import RunAttempt
+from gpuops.commands.run_attempt import RunAttempt
 from gpuops.core.context import Context
 from gpuops.core.errors import Interrupted, LocalDisk, NodeError, StillBilling
 from gpuops.core.models import MACHINE, Lease, Request, Resource, ResourceState
@@ -49,7 +49,7 @@ def test_a_terminal_that_goes_while_it_is_fetched_leaves_word(world: Context) ->
         raise HandOver("the terminal is gone", "")
 
     with pytest.raises(HandOver):
-        train._fetch_deferred(world, LIVE, ROW, END, rest, ours=False)
+        run_attempt._fetch_deferred(world, LIVE, ROW, END, rest, ours=False)
     said = [say for _, say in world.ledger.take_notices()]
     assert said == ["what r-1 kept in its bucket is not all home: gpuops pull r-1 fetches it"]
 
@@ -67,7 +67,9 @@ def test_the_nodes_of_an_arrays_run_have_both_their_numbers(numbers: list[int], 
     """Its logs and its verdict count from 0."""
     nodes = [None] * (len(numbers) or 2)
     prepared = SimpleNamespace(nodes=nodes, world_size=0, request=SimpleNamespace(kind="command"))
-    assert train._describe_placement(cast("Any", SimpleNamespace(part_of=numbers)), cast("Any", prepared)) == where
+    assert (
+        run_attempt._describe_placement(cast("Any", SimpleNamespace(part_of=numbers)), cast("Any", prepared)) == where
+    )
 
 
 @pytest.mark.parametrize(("own", "of_end", "code"), [(0, 5, 5), (1, 0, 1), (4, 5, 5)])
@@ -88,9 +90,9 @@ def test_interrupted_while_the_nodes_end_nothing_is_fetched(world: Context, monk
         world.signals.count += 1
         return 0
 
-    monkeypatch.setattr("gpuops.commands.train.end_cluster", ended)
+    monkeypatch.setattr("gpuops.commands.run_attempt.end_cluster", ended)
     with pytest.raises(Interrupted) as found:
-        train._fetch_deferred(world, LIVE, ROW, END, lambda: cast("Any", fetched.append("rest")), ours=True)
+        run_attempt._fetch_deferred(world, LIVE, ROW, END, lambda: cast("Any", fetched.append("rest")), ours=True)
     assert found.value.hint == "gpuops pull r-1 fetches what is in s3://results/lab/r-1"
     assert fetched == []
 
@@ -99,17 +101,17 @@ def test_a_run_that_was_stopped_by_a_signal_brings_everything_home(
     world: Context, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     world.signals.count = 1
-    monkeypatch.setattr("gpuops.commands.train.end_cluster", lambda *_: 0)
+    monkeypatch.setattr("gpuops.commands.run_attempt.end_cluster", lambda *_: 0)
     whole = cast("Any", object())
-    assert train._fetch_deferred(world, LIVE, ROW, END, lambda: whole, ours=True) is whole
+    assert run_attempt._fetch_deferred(world, LIVE, ROW, END, lambda: whole, ours=True) is whole
 
 
 def test_while_machines_may_still_bill_nothing_is_fetched(world: Context, monkeypatch: pytest.MonkeyPatch) -> None:
     """Their end is tried again at once, and not after hours."""
     fetched: list[str] = []
-    monkeypatch.setattr("gpuops.commands.train.end_cluster", lambda *_: StillBilling.exit_code)
+    monkeypatch.setattr("gpuops.commands.run_attempt.end_cluster", lambda *_: StillBilling.exit_code)
     rest = lambda: cast("Any", fetched.append("rest"))  # noqa: E731
-    assert train._fetch_deferred(world, LIVE, ROW, END, rest, ours=True) is END
+    assert run_attempt._fetch_deferred(world, LIVE, ROW, END, rest, ours=True) is END
     assert fetched == []
 
 
@@ -125,7 +127,7 @@ def test_who_is_left_without_a_guard_is_told(world: Context, monkeypatch: pytest
     live = cast("Any", SimpleNamespace(row=add_cluster(world)))
     run = world.ledger.add_run(stem="toy", cluster=live.row.id, folder=world.folder, tree="project", request={},
                                facts={}, owner_process=world.me, now=0.0)  # fmt: skip
-    detached = train._detach(world, live, run, ours=True)
+    detached = run_attempt._detach(world, live, run, ours=True)
     assert (detached.exit_code, detached.document["exit_code"]) == (LocalDisk.exit_code, LocalDisk.exit_code)
     assert detached.last == ["detached, without a guard: `gpuops pull toy-1` brings the results home"]
     world.ledger.set_run(run.id, state="running")
@@ -166,7 +168,7 @@ def test_a_cluster_that_is_kept_is_named_where_its_run_fails(
     monkeypatch.setattr(world.out, "say", said.append)
     live = cast("Any", SimpleNamespace(row=add_cluster(world), close=lambda: None))
     monkeypatch.setattr(train, "_open_session", lambda *_: live)
-    monkeypatch.setattr(train, "_run_on", fail)
+    monkeypatch.setattr(train, "carry_out", fail)
     request = RunRequest(kind="command", mode="run", nodes=1, gpus=None, argv=["true"])
     job = Job(request, Request("local"), keep=True)
     plan = Plan(Choice(None, "local", ""), Size(1, None), job)
@@ -190,7 +192,9 @@ def test_results_that_are_not_home_are_no_success(
     world: Context, verdict: int, results: Results, kept: str, code: int
 ) -> None:
     said = Verdict(VerdictOutcome.DONE, verdict, "the command ended")
-    outcome = train._job_outcome(world, RunOutcome(said, RunHome(world.folder / "runs/r-1"), results, kept=kept), "")
+    outcome = run_attempt._job_outcome(
+        world, RunOutcome(said, RunHome(world.folder / "runs/r-1"), results, kept=kept), ""
+    )
     assert (outcome.exit_code, outcome.document["exit_code"]) == (code, code)
 
 
@@ -226,7 +230,7 @@ def test_a_run_that_fails_by_itself_is_started_again_where_nothing_is_rented(
         return JobOutcome(1, {}, failure=again.failures[len(resumed) - 1])
 
     monkeypatch.setattr(world.out, "say", said.append)
-    monkeypatch.setattr(train, "_run_on", run_on)
+    monkeypatch.setattr(train, "carry_out", run_on)
     live = cast("Any", SimpleNamespace(row=add_cluster(world)))
     job = Job(RunRequest(kind="command", mode="run", nodes=1, gpus=None), Request("local"), retries=again.retries)
     plan = Plan(Choice(None, "local", ""), Size(1, None), job)
@@ -247,10 +251,10 @@ def test_a_ledger_that_cannot_be_used_starts_no_run_again_and_hides_no_verdict(
     monkeypatch.setattr(world.out, "say", said.append)
     live = cast("Any", SimpleNamespace(row=add_cluster(world)))
     failed = JobOutcome(1, {}, failure=LEFT)
-    assert train._may_start_again(world, live, failed)
-    assert not train._may_start_again(world, live, dataclasses.replace(failed, record_again=lambda: None))
+    assert run_attempt.may_start_again(world, live, failed)
+    assert not run_attempt.may_start_again(world, live, dataclasses.replace(failed, record_again=lambda: None))
     monkeypatch.setattr(world.ledger, "cluster", fail)
-    assert not train._may_start_again(world, live, failed)
+    assert not run_attempt.may_start_again(world, live, failed)
     train._say_kept(world, live, in_receipt=True)
     assert said == ["lab is kept: `gpuops down lab` ends it"]
 
@@ -258,7 +262,7 @@ def test_a_ledger_that_cannot_be_used_starts_no_run_again_and_hides_no_verdict(
 def test_machines_that_are_rented_for_a_run_are_replaced_and_not_tried_again(
     world: Context, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(train, "is_rented", lambda _: True)
+    monkeypatch.setattr(run_attempt, "is_rented", lambda _: True)
     job = Job(RunRequest(kind="command", mode="run", nodes=1, gpus=None), Request("local"), retries=2)
     fresh = RunAttempt(world, Settings(), Plan(Choice(None, "local", ""), Size(1, None), job), Silent(), RetryState())
     kept = Plan(Choice(add_cluster(world), "local", ""), Size(1, None), job)

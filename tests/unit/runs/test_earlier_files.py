@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 import io
 from pathlib import Path
 from types import SimpleNamespace
@@ -12,6 +13,7 @@ import pytest
 from gpuops.core.errors import NodeRefused, UsageError
 from gpuops.core.reporting import Silent
 from gpuops.ledger.rows import RunFacts, RunState
+from gpuops.runs import earlier_files
 from gpuops.runs.earlier_files import TWO_WAYS, Launch, clear_start, find_places, prepare_start
 from gpuops.runs.start_decision import EarlierFile
 from gpuops.sync.merged_outputs import OutFolder
@@ -50,9 +52,9 @@ class World:
         self.snapshot = self.home.out / "a.pt"
         facts = RunFacts(cluster="lab")
         rows = [SimpleNamespace(id=number, name=name, home=folder / "runs" / name, tree="project", cluster=1,
-                                state=RunState.HOME, facts=facts, nodes_at=())
+                                nodes_at=(), state=RunState.HOME, facts=facts)
                 for number, name in enumerate(("one-1", "two-1"))]  # fmt: skip
-        self.row = rows[-1]
+        self.rows, self.row = rows, rows[-1]
         self.said: list[str] = []
         say = SimpleNamespace(say=self.said.append)
         self.ctx: Any = SimpleNamespace(ledger=SimpleNamespace(runs=lambda **_: rows[::-1]), out=say)
@@ -156,6 +158,18 @@ def test_fresh_removes_what_is_home_and_of_a_run(world: World) -> None:
     assert world.said == ["starts afresh: a.pt of one-1 taken off the nodes; all of it is home"]
 
 
+def test_a_run_of_an_array_numbers_its_nodes_by_itself(world: World, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Its snapshot is on node1 of the cluster, which was its node0: it is home, and not fetched once more."""
+    monkeypatch.setattr(earlier_files, "fetch", lambda *_, **__: pytest.fail("it is home"))
+    world.rows[0].nodes_at = [1]
+    nodes = Node(), Node(SNAPSHOT)
+    clear_start(world.ctx, world.launch(*nodes), Silent())
+    assert nodes[1].removed == ["a.pt"]
+    part = Node(SNAPSHOT)
+    clear_start(world.ctx, dataclasses.replace(world.launch(part), numbers=[1]), Silent())
+    assert part.removed == ["a.pt"]
+
+
 def test_fresh_removes_nothing_where_something_is_not_home(world: World) -> None:
     nodes = Node(SNAPSHOT), Node(("b.pt", 5, 99, "one-1", True))
     with pytest.raises(UsageError, match=r"^b.pt of one-1 on node1 is not home, and --fresh would lose it$") as caught:
@@ -178,9 +192,9 @@ def test_a_further_run_of_an_array_takes_off_what_its_runs_made_alone(
 
 
 def test_a_node_of_an_arrays_run_is_named_by_its_number_in_the_cluster(world: World) -> None:
-    world.row.nodes_at = [3]
+    launch = dataclasses.replace(world.launch(Node(("b.pt", 5, 99, "one-1", True))), numbers=[3])
     with pytest.raises(UsageError, match=r"^b.pt of one-1 on node3 is not home") as caught:
-        clear_start(world.ctx, world.launch(Node(("b.pt", 5, 99, "one-1", True))), Silent())
+        clear_start(world.ctx, launch, Silent())
     assert caught.value.hint.endswith("gpuops ssh lab --node 3")
 
 

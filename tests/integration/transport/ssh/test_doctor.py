@@ -48,7 +48,7 @@ def test_hosts_are_examined_before_anything_is_made_on_them(shell: Shell, sshd: 
     (other.folder / "authorized_keys").write_text((server.folder / "authorized_keys").read_text())
     before = in_memory()
     found = examined(shell, "ssh", *naming(server, other), "--accept-new")
-    assert {"this computer", place_of(server), place_of(other)} <= {one["where"] for one in found}
+    assert {place_of(server), place_of(other)} <= {one["where"] for one in found}
     assert [one["where"] for one in found if one["what"] == "shell-talks"] == [place_of(server)]
     assert not [one for one in found if one["level"] == "error"]
     assert in_home(server) == in_home(other) == {".bashrc"}

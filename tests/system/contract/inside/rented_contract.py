@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 import os
 
 import pytest
@@ -9,13 +10,15 @@ import pytest
 from gpuops.core.models import Request
 from gpuops.testing import ProvisionerContract
 from provisioners.aws import AwsProvisioner
-from provisioners.lambdacloud import LambdaProvisioner, api
+from provisioners.lambdacloud import LambdaProvisioner
+from provisioners.lambdacloud.service import SERVICE
 from provisioners.runpod import RunpodProvisioner
 from provisioners.vast import VastProvisioner
 
 for provisioner in (AwsProvisioner, LambdaProvisioner, RunpodProvisioner, VastProvisioner):
     provisioner.settle_s = 2.0  # these services know at once what was made
-api.REQUESTS_APART_S, LambdaProvisioner.launches_apart_s = 0.03, 0.3  # a second of this Lambda is 20 ms
+LambdaProvisioner.service = dataclasses.replace(SERVICE, requests_apart_s=0.03)  # a second of this Lambda is 20 ms
+LambdaProvisioner.launches_apart_s = 0.3
 TWO_SPOT = Request("aws", nodes=2, gpus=1, gpu_type="t4", spot=True)
 
 

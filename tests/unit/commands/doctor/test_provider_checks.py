@@ -79,6 +79,8 @@ def test_a_key_that_is_named_is_not_missing(
     there: tuple[Cloud, Context], monkeypatch: pytest.MonkeyPatch, identity: str | None, said: list[str]
 ) -> None:
     _, world = there
-    monkeypatch.setattr(doctor, "_check_user_setup", lambda _: [note("key-none", "there is no SSH key here", "")])
+    none = note("key-none", "there is no SSH key here", "")
+    monkeypatch.setattr(doctor, "_check_user_setup", lambda _, needs_key: [none] if needs_key else [])
+    monkeypatch.setattr(doctor, "is_rented", lambda _: False)
     report = doctor.check_provider(world, Request(NAME, options={"identity": identity}), "")
     assert [one.what for one in report.findings if one.what == "key-none"] == said
