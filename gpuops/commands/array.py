@@ -37,18 +37,24 @@ from gpuops.core.run_models import RunRequest
 from gpuops.core.settings import Settings, secret_values
 from gpuops.core.signals import HandOver
 from gpuops.core.timings import Whose
+from gpuops.ledger.rows import ClusterState, RunState
 from gpuops.ledger.store import ClusterRow, LedgerUnwritable, RunRow
 from gpuops.nodes.gpu_shares import count_gpus, is_virtual
 from gpuops.nodes.session import ClusterSession
 from gpuops.runs import prepare
+from gpuops.runs.outcome.verdict import RETRIES_HINT
 from gpuops.runs.prepare import Prepared
 from gpuops.runs.ready_nodes import ReadyNodes, Sending, clear_for_next, put_back, ready_nodes
+from gpuops.runs.receipt import receipt_rows
 from gpuops.runs.results import retention
 from gpuops.runs.retries import JobOutcome
 from gpuops.runs.taken_over import TakenOver
 from gpuops.runs.turn import refuse_second_run
+from gpuops.sync.run_record import RunRecord
 
 POLL_INTERVAL_S = 0.2
+TOLD_AT_ONCE = ("kept", "not home", "left")
+"""Lines of each run's receipt that are printed at its end."""
 HAND_OVER_TIMEOUT_S = 10.0
 """How long the runs' threads may take to let go once the terminal is gone."""
 
@@ -62,14 +68,15 @@ class Place:
     sending: Sending
     values: Mapping[str, str]
     """The secrets."""
-    facts: Mapping[str, Any]
-    """What the ledger keeps with each of its runs."""
+    facts: Callable[[], Mapping[str, Any]]
+    """What the ledger keeps with its next run."""
     resume: str | None
     """The run that every index resumes; another is what a retry resumes."""
     first: tuple[RunRow, RunRequest] | None = None
     """The run that stood for the array in the ledger while it waited for its turn: its first index's."""
     used: bool = False
     """Whether a run has been there since the nodes were made ready."""
+    is_preparing: bool = False
 
     def prepare(self, ctx: Context, request: RunRequest) -> Prepared:
         """Make the next run ready for launch. Raises GpuopsError."""
@@ -77,18 +84,36 @@ class Place:
             (row, request), self.first = self.first, None
         else:
             request = prepare.with_outputs(request)
-            row = prepare.add_run(ctx, self.session, request, self.facts)
+            row = prepare.add_run(ctx, self.session, request, self.facts())
         with prepare.noted_unless_started(ctx, row):
             ctx.signals.check()
             prepare.create_home(row)
-            if request.resume != self.resume:
-                put_back(ctx, self.session.clients, request, row.tree, ctx.progress)
-            elif self.used:
-                clear_for_next(ctx, self.session, request, self.sending, row, self.ready, ctx.progress)
-            self.used = True
+            try:
+                self.is_preparing = True
+                self._bring_files(ctx, request, row)
+            except GpuopsError:
+                ctx.signals.check()  # `interrupt` has cut it
+                raise
+            finally:
+                self.is_preparing = False
             prepared = prepare.complete(ctx, self.session, request, row, self.ready, self.values)
             ctx.ensure_guard(self.session.row)
+            if _is_being_ended(ctx, self.session.row):
+                raise NodeError(f"another command ends {self.session.row.name}", "start it on another cluster")
             return prepared
+
+    def _bring_files(self, ctx: Context, request: RunRequest, row: RunRow) -> None:
+        if self.used and request.resume == self.resume:
+            clear_for_next(ctx, self.session, request, self.sending, row, self.ready, ctx.progress)
+        else:  # the first run, or a retry of the one before
+            put_back(ctx, self.session.clients, request, row.tree, ctx.progress)
+        self.used = True
+
+    def interrupt(self) -> None:
+        """Cut what is sent to its nodes before a run, which may take hours, once its thread was told of a signal."""
+        for client in self.session.clients if self.is_preparing else ():
+            client.close()
+            client.connection.close()
 
 
 RunOne = Callable[[Context, Place, RunRequest], JobOutcome]
@@ -141,6 +166,11 @@ class IndexQueue:
             self._outcomes[outcome.index] = outcome
             self._live.pop(outcome.index, None)
 
+    def format_waiting(self) -> str:
+        """The indices that wait, as `--array` takes them; empty for none."""
+        with self._lock:
+            return format_indices(self._waiting)
+
     def describe(self) -> str:
         with self._lock:
             return f"ended: {len(self._outcomes)}, running: {len(self._live)}, waiting: {len(self._waiting)}"
@@ -162,10 +192,10 @@ def run_array(
     run_one: RunOne,
 ) -> JobOutcome:
     """Carry an array out. Raises GpuopsError where it cannot begin, HandOver, TakenOver."""
-    places = _make_places(ctx, settings, session, request, array, sending)
+    queue = IndexQueue(array.indices)
+    places = _make_places(ctx, settings, session, request, array, sending, queue)
     on = f"{plural(len(array.indices), 'run')}, {len(places)} at once" if len(places) > 1 else "one run after another"
     ctx.out.say(f"array {array.text}: {on}; results come to {ctx.folder / 'runs'}")
-    queue = IndexQueue(array.indices)
     with ctx.progress.during(f"array {array.text}", whose=Whose.SCRIPT, aside=True):
         jobs: list[Job] = []
         try:
@@ -173,20 +203,30 @@ def run_array(
                 jobs.append(WORKERS.start(partial(_serve, ctx, place, queue, request, run_one), f"place {number}"))
             _wait(ctx, jobs, queue)
         except HandOver as error:
-            _let_go(ctx, session.row, jobs, queue, error)
+            _let_go(ctx, session.row, places, jobs, queue, error)
             raise
         except Interrupted as error:
             queue.stop("interrupted")
             while any(job.is_alive() for job in jobs):
                 queue.relay(ctx.signals.count, error)
+                for place in places:
+                    place.interrupt()
                 ctx.clock.sleep(POLL_INTERVAL_S)
     if queue.error is not None:
+        if waiting := queue.format_waiting():
+            ctx.out.say(f"note: no run was started for --array {waiting}")
         raise queue.error
     return _outcome_of_all(ctx, session, array, queue.outcomes(interrupted=bool(ctx.signals.count)))
 
 
 def _make_places(
-    ctx: Context, settings: Settings, session: ClusterSession, request: RunRequest, array: Array, sending: Sending
+    ctx: Context,
+    settings: Settings,
+    session: ClusterSession,
+    request: RunRequest,
+    array: Array,
+    sending: Sending,
+    queue: IndexQueue,
 ) -> list[Place]:
     """Take the array's turn on the cluster, send code and data to all its nodes, and make them ready. Raises
     GpuopsError."""
@@ -196,17 +236,25 @@ def _make_places(
     count = max(node for slot in slots for node in slot) + 1
     # What one run and all of them need at once; a plain command is on each of the nodes, whatever it is for a run.
     of_all = dataclasses.replace(
-        prepare.with_outputs(request), nodes=count, gpus=gpus_of_run(request), all_nodes=request.kind == "command"
+        prepare.with_outputs(request),
+        nodes=count,
+        gpus=gpus_of_run(request),
+        all_nodes=request.kind == "command",
+        resume=None,  # each place is given the files as the nodes of one run are
     )
     if not sending.queue:
         refuse_second_run(ctx, session, None, request)
     if len(slots[0]) == 1:  # those of a run on several nodes are made with its turn
         add_virtual_nodes(ctx, session, of_all)
     per_hour = sum(machine.per_hour for machine in machines) * len(slots[0]) / count
-    facts = {"array": [ctx.me.pid, ctx.me.start], "per_hour": per_hour}
+    known = {"array": [ctx.me.pid, ctx.me.start], "per_hour": per_hour}
+
+    def facts() -> Mapping[str, Any]:
+        return {**known, "array_waiting": queue.format_waiting()}
+
     first = request_of_index(prepare.with_outputs(request), array.indices[0], slots[0])
     first = retention.complete_request(ctx, session, first)
-    row = prepare.take_turn(ctx, session, first, sending, ctx.progress, facts)
+    row = prepare.take_turn(ctx, session, first, sending, ctx.progress, facts())
     with prepare.noted_unless_started(ctx, row):
         fresh = dataclasses.replace(sending, fresh=True)  # an index must not go on from what another made
         ready = ready_nodes(
@@ -227,8 +275,10 @@ def _serve(ctx: Context, place: Place, queue: IndexQueue, request: RunRequest, r
             with closing(one.ledger):
                 outcome = _run_index(one, place, queue, index, request, run_one)
                 queue.end(outcome)
-            if not outcome.run or outcome.exit_code == NodeError.exit_code:
-                return  # the next would meet the same
+                if _is_being_ended(one, place.session.row):
+                    queue.stop(f"another command ends {place.session.row.name}")
+            if outcome.ends_place:
+                return
             index = queue.take()
     except TakenOver as taken:
         queue.stop("the guard has taken over", taken)
@@ -248,13 +298,19 @@ def _run_index(
         raise
     except (GpuopsError, Interrupted) as error:
         ctx.out.say(f"error: {error.message}" + (f"\nhint: {error.hint}" if error.hint else ""))
-        return IndexOutcome(index, error.exit_code, error.message)
+        return IndexOutcome(index, error.exit_code, error.message, ends_place=True)  # the next would meet the same
     if outcome.taken:
         queue.stop(f"another command ends {place.session.row.name}")
     document = outcome.document
-    verdict = document.get("verdict") or {}
-    say = verdict.get("say") or "it ended"
-    ctx.out.say(say)
+    record = RunRecord.parse(document)
+    for label, text in receipt_rows(record):
+        if label in TOLD_AT_ONCE:
+            ctx.out.say(f"{label:<9}{text}")
+    say, hint = (record.verdict.say, record.verdict.hint) if record.verdict else ("it ended", "")
+    hint = hint.removesuffix(RETRIES_HINT)  # an array's machines are not replaced
+    ctx.out.say(say + (f"\nhint: {hint}" if hint else ""))
+    if record.missing:
+        say += "; not all of it is home"
     return IndexOutcome(
         index,
         outcome.exit_code,
@@ -263,7 +319,18 @@ def _run_index(
         document.get("duration_s"),
         str(document.get("home") or ""),
         document,
+        ends_place=outcome.exit_code == NodeError.exit_code or outcome.finished is None,
     )
+
+
+def _is_being_ended(ctx: Context, cluster: ClusterRow) -> bool:
+    """Whether another command ends the cluster: it has taken runs that go on, and would not know of a new one."""
+    with suppress(LedgerUnwritable):
+        live = [run for run in ctx.ledger.runs(cluster=cluster.id) if run.state is RunState.RUNNING]
+        ours = [run for run in live if run.facts.array_holder(ctx.ledger.beats) == ctx.me]
+        is_up = ctx.ledger.cluster(cluster.id).state is ClusterState.UP
+        return not is_up or any(run.has_live_owner(besides=ctx.me) for run in ours)
+    return False
 
 
 def _wait(ctx: Context, jobs: Sequence[Job], queue: IndexQueue) -> None:
@@ -273,17 +340,28 @@ def _wait(ctx: Context, jobs: Sequence[Job], queue: IndexQueue) -> None:
         ctx.clock.sleep(POLL_INTERVAL_S)
 
 
-def _let_go(ctx: Context, cluster: ClusterRow, jobs: Sequence[Job], queue: IndexQueue, error: HandOver) -> None:
+def _let_go(
+    ctx: Context,
+    cluster: ClusterRow,
+    places: Sequence[Place],
+    jobs: Sequence[Job],
+    queue: IndexQueue,
+    error: HandOver,
+) -> None:
     """The terminal is gone: the guard brings home what runs, and nobody begins the rest, which is left word of."""
     queue.stop("the terminal is gone")
     queue.relay(0, error)
+    for place in places:
+        place.interrupt()
     deadline = ctx.clock.monotonic() + HAND_OVER_TIMEOUT_S
     for job in jobs:
         job.join(max(0.0, deadline - ctx.clock.monotonic()))
     with suppress(LedgerUnwritable):
-        runs = [run for run in ctx.ledger.runs(cluster=cluster.id) if run.started]
+        runs = ctx.ledger.runs(cluster=cluster.id)
         ours = [run for run in runs if run.facts.array_holder(ctx.ledger.beats) == ctx.me]
-        started = {run.request.get("array_index") for run in ours}
+        started = {run.request.get("array_index") for run in ours if run.started}
+        for run in ours[-1:]:  # the guard need not tell it as well
+            ctx.ledger.set_run(run.id, facts={**run.facts, "array_waiting": ""})
         if rest := [index for index in queue.indices if index not in started]:
             ctx.ledger.add_notice(
                 f"{len(rest)} of {len(queue.indices)} runs of an array on {cluster.name} were not started, since its "

@@ -16,6 +16,8 @@ from gpuops.core.run_models import RunRequest
 MAX_RUNS = 1000
 HINT = "write --array 0-9, --array 1,3,7, --array 0-15:4, or --array 0-9%4 for at most 4 at once"
 PART = re.compile(r"([0-9]{1,9})(?:-([0-9]{1,9})(?::([0-9]{1,9}))?)?")
+SPACE = re.compile(r"\s*([-,:%])\s*")
+"""May be around a sign, and not between numbers: `1 3` is not 13."""
 TOKEN = "{index}"
 """What stands for the index in a program's arguments."""
 NARROW_DROPS = ("SECONDS", "RESULTS")
@@ -41,7 +43,7 @@ def parse_array(text: str) -> Array:
     """`--array`, in Slurm's grammar. Raises UsageError."""
     if not text.strip():
         raise UsageError("--array is empty", HINT)
-    listed, percent, limit = text.replace(" ", "").partition("%")
+    listed, percent, limit = SPACE.sub(r"\1", text.strip()).partition("%")
     if percent and not (limit.isascii() and limit.isdecimal() and int(limit[:9]) > 0):
         raise UsageError(f"--array {text} does not say how many may run at once", HINT)
     indices: list[int] = []
@@ -52,7 +54,7 @@ def parse_array(text: str) -> Array:
     for index, count in Counter(indices).items():
         if count > 1:
             raise UsageError(f"--array {text} has {index} twice", "name each index once")
-    return Array(text, indices, int(limit) if percent else None)
+    return Array(text, indices, int(limit[:9]) if percent else None)
 
 
 def _parse_part(text: str, part: str) -> Sequence[int]:
@@ -117,6 +119,8 @@ class IndexOutcome:
     """The folder of its results."""
     document: Mapping[str, Any] = dataclasses.field(default_factory=dict)
     """Of its run, as `train --json` prints it."""
+    ends_place: bool = False
+    """No further run begins on its nodes: one is lost, or has what is not home yet."""
 
 
 def describe_outcomes(outcomes: Sequence[IndexOutcome], width: int | None) -> list[str]:

@@ -21,13 +21,15 @@ from gpuops.core.errors import (
     worst_exit_code,
 )
 from gpuops.core.format import money, span
+from gpuops.core.parallel import on_each
 from gpuops.core.reporting import Progress, Silent
 from gpuops.ledger.rows import ClusterState, RunState
 from gpuops.ledger.store import ClusterRow, LedgerUnwritable, RunRow
 from gpuops.nodes.has_ended import all_machines_ended
 from gpuops.nodes.session import ClusterSession, machines_of, open_session
 from gpuops.runs.finish import Policy, RunOutcome, finish
-from gpuops.runs.graceful_stop import stop_and_wait
+from gpuops.runs.graceful_stop import stop_and_wait, stop_nodes
+from gpuops.runs.launch_spec import session_of
 from gpuops.runs.results.collect import Agents, Disks
 from gpuops.runs.results.retention import cluster_price
 from gpuops.runs.retries import final_cost
@@ -255,7 +257,18 @@ def _save_runs(ctx: Context, row: ClusterRow, progress: Progress, failed: list[G
             return []
         raise _unsaved_error(row, f"results of {runs[-1].name}", error) from error
     with closing(session):
+        if len(runs) > 1:
+            _stop_all(ctx, session, runs)
         return [fetch for run in runs if (fetch := _save_run(ctx, session, run, progress, failed))]
+
+
+def _stop_all(ctx: Context, session: ClusterSession, runs: Sequence[RunRow]) -> None:
+    """Ask the runs of an array to stop at the same time, and its command to begin no other: one after the other they
+    would bill for the grace periods of all."""
+    for run in runs:
+        with suppress(LedgerUnwritable):  # as in _end_cluster
+            ctx.ledger.set_run(run.id, owner_process=ctx.me)
+    on_each(lambda run: stop_nodes(session_of(session, run), run.name, "graceful", "gpuops down"), runs)
 
 
 def _save_edits(ctx: Context, row: ClusterRow, progress: Progress, failed: list[GpuopsError]) -> None:

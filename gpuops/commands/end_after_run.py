@@ -32,6 +32,8 @@ def end_after(ctx: Context, session: ClusterSession, why: str, result: JobOutcom
     code = end_cluster(ctx, session, why, finished)
     if isinstance(result, JobOutcome | GpuopsError | Interrupted):
         result.exit_code = worst_exit_code(result.exit_code, code)
+    if isinstance(result, JobOutcome):
+        result.document = {**result.document, "exit_code": result.exit_code}
     return not code
 
 

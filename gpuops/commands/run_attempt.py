@@ -192,6 +192,8 @@ def has_port_clash(request: RunRequest, reports: Mapping[int, NodeReport]) -> bo
 def _describe_placement(session: ClusterSession, prepared: Prepared) -> str:
     ranks, nodes = prepared.world_size, len(prepared.nodes)
     on = listed([f"node{number}" for number in session.part_of]) or plural(nodes, "node")
+    if session.part_of and [*session.part_of] != [*range(nodes)]:
+        on += f" (to the run: {listed([f'node{index}' for index in range(nodes)])})"
     return f"{on}, {plural(ranks, 'rank')}" if prepared.request.kind == "torchrun" else on
 
 

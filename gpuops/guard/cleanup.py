@@ -8,6 +8,7 @@ from contextlib import closing, suppress
 from itertools import islice
 
 from gpuops.clusters.teardown import tear_down
+from gpuops.core import heartbeat
 from gpuops.core.context import Context
 from gpuops.core.errors import ConnectionLost, GpuopsError, MalformedAnswer, NodeError
 from gpuops.core.parallel import on_each
@@ -22,6 +23,7 @@ from gpuops.nodes.session import ClusterSession, machines_of, open_session
 from gpuops.runs.finish import Policy, RunOutcome, finish
 from gpuops.runs.follow import make_follower
 from gpuops.runs.graceful_stop import stop_nodes
+from gpuops.runs.kept_in_use import KeptInUse
 from gpuops.runs.launch_spec import request_of
 from gpuops.runs.monitor import LiveFetch
 from gpuops.runs.outcome.node_report import NodeReport, ReasonKind, lost_report
@@ -70,6 +72,8 @@ def clean_up(ctx: Context, cluster: int, *, saving: bool = True) -> None:
 def _tend_live(ctx: Context, row: ClusterRow, expired: bool) -> None:
     unfinished = [run for run in ctx.ledger.runs(cluster=row.id) if run.state is not RunState.HOME]
     runs = [run for run in unfinished if not run.has_live_owner(besides=ctx.me) and _take_run(ctx, run)]
+    for run in runs[-1:]:
+        _note_waiting(ctx, row, run)
     if expired:
         _stop_owned_runs(ctx, row, [run for run in unfinished if run not in runs])
     ends = expired or row.ephemeral
@@ -97,6 +101,22 @@ def _tend_live(ctx: Context, row: ClusterRow, expired: bool) -> None:
     _end_or_leave(ctx, row, expired, unfinished, finished)
     for fetch in deferred:
         fetch()
+
+
+def _note_waiting(ctx: Context, row: ClusterRow, run: RunRow) -> None:
+    """Leave word, once, of the indices of the run's array that nobody starts, since its command died."""
+    holder = run.facts.array_holder(ctx.ledger.beats)
+    if holder is None or heartbeat.lives(holder):
+        return
+    with suppress(LedgerUnwritable):
+        runs = ctx.ledger.runs(cluster=row.id)
+        latest = [one for one in runs if one.facts.array_holder(ctx.ledger.beats) == holder][-1]
+        if waiting := latest.facts.array_waiting:
+            ctx.ledger.set_run(latest.id, facts={**latest.facts, "array_waiting": ""})
+            ctx.ledger.add_notice(
+                f"the other runs of an array on {row.name} are not started, since its command died or was stopped: "
+                f"--array {waiting} starts them"
+            )
 
 
 def _end_or_leave(
@@ -251,6 +271,7 @@ def _follow(ctx: Context, session: ClusterSession, run: RunRow, stop_s: float | 
     follower = make_follower(ctx, session, run, lambda *_: None, Silent().say)
     follower.start()
     fetching, renewal = LiveFetch(session, run, ctx.clock), UrlRenewal(ctx, session, run)
+    kept_in_use = KeptInUse(ctx, session, run)
     deadline = math.inf if stop_s is None else ctx.clock.monotonic() + stop_s
     is_stopping_now = False
     for attempt in Poller.every(ctx.clock, POLL_INTERVAL_S, wait=follower.wait):
@@ -267,6 +288,7 @@ def _follow(ctx: Context, session: ClusterSession, run: RunRow, stop_s: float | 
             is_stopping_now, deadline = True, ctx.clock.monotonic() + stop_s
         fetching.poll()
         renewal.poll()
+        kept_in_use.poll()
     return dict(follower.reports)  # a copy: a thread may still add one
 
 

@@ -185,6 +185,11 @@ class RunFacts(dict[str, Any]):
         return None
 
     @property
+    def array_waiting(self) -> str:
+        """The indices of its array that had not begun when it did, as `--array` takes them; empty for none."""
+        return self.text("array_waiting")
+
+    @property
     def uploads(self) -> list[MultipartUpload]:
         """The multipart uploads that are open in the bucket."""
         return [MultipartUpload(key, id) for key, id in self.get("uploads") or ()]

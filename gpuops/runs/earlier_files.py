@@ -62,6 +62,10 @@ class Launch:
             return [*numbers]
         return [run.nodes_at.index(number) if number in run.nodes_at else -1 for number in numbers]
 
+    def number(self, node: int) -> int:
+        """The number in the cluster of one of its nodes."""
+        return self.numbers[node] if self.numbers else node
+
 
 def prepare_start(ctx: Context, launch: Launch, progress: Progress) -> None:
     """Say what the run goes on from, and put on every node what only some have.
@@ -100,23 +104,26 @@ def prepare_start(ctx: Context, launch: Launch, progress: Progress) -> None:
         ctx.out.say(f"finds {_describe(start.files)} ({where}) to go on from; {FRESH_HINT}")
 
 
-def clear_start(ctx: Context, launch: Launch, progress: Progress) -> set[str]:
+def clear_start(ctx: Context, launch: Launch, progress: Progress, *, of_array: bool = False) -> set[str]:
     """Take off the nodes what earlier runs made, once all of it is home. Returns the paths.
 
-    Raises UsageError where something cannot come home, NodeError, LocalDisk.
+    `of_array`: what runs of the same array made. Its first has taken off the rest; what seems to be of runs before that
+    was made since, by `--setup` or by hand. Raises UsageError where something cannot come home, NodeError, LocalDisk.
     """
     rows = _rows_by_name(ctx)
+    if of_array:
+        rows = {name: row for name, row in rows.items() if row.facts.get("array") == launch.row.facts.get("array")}
     listed = _list_made(ctx, launch, progress, required=True)
     nodes = [{path: file for path, file in files.items() if file.run in rows} for files in listed]
     with progress.during("looking whether what earlier runs made is home"):
         places = _bring_home(launch, nodes, rows, progress)
     for node, files in enumerate(nodes):
         if missing := [path for path in files if (node, path) not in places]:
-            path, run = missing[0], files[missing[0]].run
+            path, run, number = missing[0], files[missing[0]].run, launch.number(node)
             raise UsageError(
-                f"{printable_path(path)} of {run} on node{node} is not home, and --fresh would lose it",
+                f"{printable_path(path)} of {run} on node{number} is not home, and --fresh would lose it",
                 f"give it another name there, under which it comes home: "
-                f"gpuops ssh {launch.row.facts.text('cluster')} --node {node}",
+                f"gpuops ssh {launch.row.facts.text('cluster')} --node {number}",
             )
 
     with progress.during("taking off the nodes what earlier runs made", whose=Whose.NODE):

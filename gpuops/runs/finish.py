@@ -39,7 +39,7 @@ from gpuops.sync.merged_outputs import OutFolder, inherit, list_outputs
 from gpuops.sync.run_folder import RunHome
 from gpuops.sync.run_record import RunRecord
 
-OF_LEDGER = ("uploads", "told", "folder_id")
+OF_LEDGER = ("uploads", "told", "folder_id", "array_waiting")
 """Facts of a run that are not copied from the ledger to `run.json`."""
 
 

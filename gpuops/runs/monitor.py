@@ -27,6 +27,7 @@ from gpuops.nodes.session import ClusterSession
 from gpuops.runs import taken_over
 from gpuops.runs.follow import Follower, make_follower
 from gpuops.runs.graceful_stop import show_stopping, stop_followed
+from gpuops.runs.kept_in_use import KeptInUse
 from gpuops.runs.launch_spec import line_to_start_once, request_of, session_of
 from gpuops.runs.logs.home_tail import EVENTS_FILE, Filter, HomeTail
 from gpuops.runs.logs.lines import STREAM
@@ -245,11 +246,13 @@ def _show_to_end(ctx: Context, session: ClusterSession, row: RunRow, tail: HomeT
 
     try:
         live_fetch, renewal = LiveFetch(session, row, ctx.clock), UrlRenewal(ctx, session, row)
+        kept_in_use = KeptInUse(ctx, session, row)
         with show_waiting(ctx, row) as until_first_line:
             while not follower.watch(POLL_INTERVAL_S):
                 show(close_at_first_line(until_first_line, tail.new(until=has_ended)))
                 live_fetch.poll()
                 renewal.poll()
+                kept_in_use.poll()
                 remarks.poll(cut_off=follower.is_cut_off)
                 taken_over.check_run(ctx, row)
                 ctx.signals.check()

@@ -145,7 +145,8 @@ def clear_for_next(
     """Before another run of an array begins on nodes that are ready: what the one before made is taken off. Raises
     GpuopsError."""
     name, clients = row.tree, session.clients
-    taken = earlier_files.clear_start(ctx, _launch_on(clients, request, row, session.part_of), progress)
+    launch = _launch_on(clients, request, row, session.part_of)
+    taken = earlier_files.clear_start(ctx, launch, progress, of_array=True)
     if taken & {entry.path for entry in ready.tree.files}:  # a file of the project, which that run had changed
         line = uplink.open_uplink(ctx.home / "cache", sending.bwlimit)
         _push_tree(ctx, session, clients, ready.tree, name, sending, line, progress)

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import functools
 import shlex
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, NamedTuple
 
 from gpuops.core import heartbeat
 from gpuops.core.context import Context
@@ -51,10 +51,10 @@ def wait_for_turn(ctx: Context, session: ClusterSession, row: RunRow, *, queue: 
             unreachable_since = None
             if not busy:
                 break
-            ctx.progress.waits(f"{busy} goes on")
-            if busy != announced:
-                ctx.out.say(f"waiting for {busy} on {session.row.name}")
-                announced = busy
+            ctx.progress.waits(f"{busy.say} goes on")
+            if busy.say != announced:
+                ctx.out.say(f"waiting for {busy.say} on {session.row.name}")
+                announced = busy.say
     if announced:
         ctx.ledger.set_run(row.id, created=ctx.clock.now())
     return ctx.ledger.run(row.id)
@@ -72,25 +72,35 @@ def _check_worth_waiting(ctx: Context, session: ClusterSession, error: Connectio
 
 def refuse_second_run(ctx: Context, session: ClusterSession, row: RunRow | None, request: RunRequest) -> None:
     if busy := _find_earlier_run(ctx, session, row):
-        name, hint = session.row.name, f"wait for it with --queue, or end it: gpuops stop {busy}"
+        name, hint = session.row.name, f"wait for it with --queue, or end it: {busy.how_to_end}"
         if request.kind == "command":
             nodes = ["--all-nodes"] if request.all_nodes else []
             hint += f"; beside it: {shlex.join(['gpuops', 'ssh', name, *nodes, '--', *request.argv])}"
-        raise UsageError(f"{busy} is running on {name}", hint)
+        raise UsageError(f"{busy.say} is running on {name}", hint)
 
 
-def _find_earlier_run(ctx: Context, session: ClusterSession, row: RunRow | None) -> str:
-    """A run that a new one, or that of `row`, has to wait for; empty when there is none."""
+class EarlierRun(NamedTuple):
+    """What a new run has to wait for."""
+
+    say: str
+    how_to_end: str
+
+
+def _find_earlier_run(ctx: Context, session: ClusterSession, row: RunRow | None) -> EarlierRun | None:
+    """What a new run, or that of `row`, has to wait for."""
     lives = functools.cache(heartbeat.lives)  # the runs of an array have one process
     for run in ctx.ledger.runs(cluster=session.row.id):
         before = row is None or run.id < row.id
         holder = run.facts.array_holder(ctx.ledger.beats) if before else None
         is_held = holder is not None and holder != ctx.me and lives(holder)  # further runs of the array come first
-        if before and (is_held or (run.state is not RunState.HOME and run.has_live_owner())):
-            return run.name
+        if is_held:  # to stop one of its runs lets the next begin
+            return EarlierRun(f"the array of {run.name}", "Ctrl-C where it was started")
+        if before and run.state is not RunState.HOME and run.has_live_owner():
+            return EarlierRun(run.name, f"gpuops stop {run.name}")
     # What the nodes have just said of themselves will do for a first look, before there is a row.
     hellos = session.hellos if row is None else session.each(lambda index, _client: _ask_node(session, index))
-    return next((hello.busy for hello in hellos if hello and hello.busy), "")
+    names = (hello.busy for hello in hellos if hello and hello.busy)
+    return next((EarlierRun(name, f"gpuops stop {name}") for name in names), None)
 
 
 def _ask_node(session: ClusterSession, index: int) -> NodeHello | None:

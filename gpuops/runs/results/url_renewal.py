@@ -32,7 +32,7 @@ class UrlRenewal:
 
     def __init__(self, ctx: Context, session: ClusterSession, row: RunRow) -> None:
         self._ctx = ctx
-        self._session = session_of(session, row)
+        self._session = session
         self._row = row
         self._sink = request_of(row).sink
         facts = ctx.ledger.run(row.id).facts
@@ -72,9 +72,10 @@ class UrlRenewal:
             granted = bucket.renew_grant(self._ctx, self._sink, self._place, self._uploads, lease_end)
             if granted.until - self._until < MIN_GAIN_S:
                 return
+            clients = session_of(self._session, self._row).clients  # as they are now: others reconnect
             for index, urls in enumerate(granted.urls):
                 try:
-                    self._session.clients[index].call("urls", run=self._row.name, urls=urls.document())
+                    clients[index].call("urls", run=self._row.name, urls=urls.document())
                 except NodeRefused as refusal:  # a node that has ended needs none
                     if refusal.kind not in FINAL_REFUSALS:
                         raise

@@ -99,7 +99,7 @@ def test_an_interrupt_stops_all_with_their_snapshots_and_nobody_else_gets_betwee
     until(lambda: all(path.read_text() for path in logs.glob("*/logs/node0/launcher.out")), "both have begun")
     refused = shell.run("run", "--", "true")
     assert refused.returncode == 2
-    assert "error: python3-1 is running on lab" in refused.stderr
+    assert "error: the array of python3-1 is running on lab" in refused.stderr
 
     array.send_signal(signal.SIGINT)
     _, err = array.communicate(timeout=HANG_S)

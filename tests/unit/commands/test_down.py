@@ -2,21 +2,26 @@
 
 from __future__ import annotations
 
+import os
 import sqlite3
 import time
+from typing import Any
 
 import pytest
 
-from gpuops.commands.down import DeferredFetch, down, leave_there
+from gpuops.commands.down import DeferredFetch, _save_runs, down, leave_there
 from gpuops.core.context import Context
 from gpuops.core.errors import Interrupted, LocalDisk, NodeError, StillBilling, UsageError
 from gpuops.core.models import Lease
+from gpuops.core.processes import Identity, started
 from gpuops.core.reporting import Silent
 from gpuops.core.run_models import Verdict
-from gpuops.ledger.store import ClusterRow
+from gpuops.ledger.store import ClusterRow, RunRow
+from gpuops.nodes.session import ClusterSession
 from gpuops.runs.finish import RunOutcome
 from gpuops.runs.outcome.run_outcome import Complete, Lost
 from gpuops.sync.run_folder import RunHome
+from tests.unit.runs.test_finish import a_run
 
 PULL = "gpuops pull r-1 fetches what is in s3://results/lab/r-1"
 
@@ -236,3 +241,31 @@ def test_what_is_left_there_is_no_result_of_runs_that_are_not_home(world: Contex
     with pytest.raises(UsageError, match=r"^--out raw\.pt: down only leaves files there$") as caught:
         leave_there(world, [row], ["raw.pt"])
     assert caught.value.hint == "gpuops down --out '!raw.pt'"
+
+
+def test_the_runs_of_an_array_stop_at_the_same_time_and_are_no_longer_its_commands(
+    world: Context, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    row = clusters(world)[0]
+    other = Identity(os.getppid(), started(os.getppid()))
+    for node in (0, 1):
+        run = a_run(world, row, created=0.0, owner_process=other)
+        request = {**run.request, "nodes": 1, "nodes_at": [node]}
+        world.ledger.set_run(run.id, state="running", started=1.0, request=request)
+    done: list[tuple[str, object]] = []
+
+    def save(world: Context, _session: object, run: RunRow, *_: object) -> None:
+        owners = {one.owner_process for one in world.ledger.runs(cluster=row.id)}
+        done.append((f"save {run.name}", owners))
+
+    nodes: list[Any] = [None] * 2
+    session = ClusterSession(row, nodes, nodes, nodes, [0.0] * 2)
+    session.close = lambda: None  # type: ignore[method-assign]
+    monkeypatch.setattr("gpuops.commands.down.open_session", lambda *_, **__: session)
+    monkeypatch.setattr("gpuops.commands.down._save_run", save)
+    monkeypatch.setattr(
+        "gpuops.commands.down.stop_nodes", lambda part, run, *_: done.append((f"stop {run}", [*part.part_of]))
+    )
+    _save_runs(world, row, Silent(), [])
+    assert sorted(done[:2]) == [("stop r-1", [0]), ("stop r-2", [1])]
+    assert done[2:] == [("save r-1", {world.me}), ("save r-2", {world.me})]

@@ -10,7 +10,7 @@ from typing import Any, NamedTuple, cast
 import pytest
 
 from gpuops.clusters.selection import Choice
-from gpuops.commands import run_attempt, train
+from gpuops.commands import end_after_run, run_attempt, train
 from gpuops.commands.cluster_bill import describe_bill
 from gpuops.commands.end_after_run import end_cluster
 from gpuops.commands.plan import Job, Plan, Size
@@ -52,6 +52,34 @@ def test_a_terminal_that_goes_while_it_is_fetched_leaves_word(world: Context) ->
         run_attempt._fetch_deferred(world, LIVE, ROW, END, rest, ours=False)
     said = [say for _, say in world.ledger.take_notices()]
     assert said == ["what r-1 kept in its bucket is not all home: gpuops pull r-1 fetches it"]
+
+
+@pytest.mark.parametrize(
+    ("numbers", "where"),
+    [
+        ([0], "node0"),
+        ([5], "node5 (to the run: node0)"),
+        ([2, 3], "node2 and node3 (to the run: node0 and node1)"),
+        ([], "2 nodes"),
+    ],
+)
+def test_the_nodes_of_an_arrays_run_have_both_their_numbers(numbers: list[int], where: str) -> None:
+    """Its logs and its verdict count from 0."""
+    nodes = [None] * (len(numbers) or 2)
+    prepared = SimpleNamespace(nodes=nodes, world_size=0, request=SimpleNamespace(kind="command"))
+    assert (
+        run_attempt._describe_placement(cast("Any", SimpleNamespace(part_of=numbers)), cast("Any", prepared)) == where
+    )
+
+
+@pytest.mark.parametrize(("own", "of_end", "code"), [(0, 5, 5), (1, 0, 1), (4, 5, 5)])
+def test_the_document_has_the_exit_code_of_the_command(
+    world: Context, monkeypatch: pytest.MonkeyPatch, own: int, of_end: int, code: int
+) -> None:
+    monkeypatch.setattr(end_after_run, "end_cluster", lambda *_: of_end)
+    outcome = JobOutcome(own, {"run": "r-1", "exit_code": own})
+    assert end_after_run.end_after(world, LIVE, "its run ended", outcome) == (not of_end)
+    assert (outcome.exit_code, outcome.document) == (code, {"run": "r-1", "exit_code": code})
 
 
 def test_interrupted_while_the_nodes_end_nothing_is_fetched(world: Context, monkeypatch: pytest.MonkeyPatch) -> None:

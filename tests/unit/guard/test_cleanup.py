@@ -131,6 +131,27 @@ def test_runs_of_an_array_are_followed_at_the_same_time(
     assert finished == names
 
 
+@pytest.mark.parametrize("holder", [DEAD, ME])
+def test_word_is_left_once_of_the_runs_of_an_array_that_nobody_starts(
+    there: tuple[Cloud, Context], monkeypatch: pytest.MonkeyPatch, holder: Identity
+) -> None:
+    """Its latest run knows them, which may be home. A living command starts them itself."""
+    _, world = there
+    lab = add_cluster(world, "up")
+    for waiting in ("4,6-9", "8-9"):
+        run = add_run(world, lab)
+        world.ledger.set_run(run.id, facts={"array": [holder.pid, holder.start], "array_waiting": waiting})
+    world.ledger.set_run(run.id, state="home")
+    monkeypatch.setattr(cleanup, "_finish_run", lambda *_: False)
+    for _ in range(2):
+        cleanup.clean_up(world, lab)
+    why = "since its command died or was stopped"
+    say = f"the other runs of an array on lab are not started, {why}: --array 8-9 starts them"
+    assert [notice for _, notice in world.ledger.take_notices()] == ([say] if holder == DEAD else [])
+    cleanup.clean_up(world, lab)
+    assert world.ledger.take_notices() == []
+
+
 @pytest.mark.parametrize("missing", ["", "a.pt is not home"])
 def test_a_verdict_that_the_ledger_missed_is_taken_over(
     there: tuple[Cloud, Context], monkeypatch: pytest.MonkeyPatch, missing: str

@@ -179,6 +179,25 @@ def test_fresh_removes_nothing_where_something_is_not_home(world: World) -> None
     assert [node.removed for node in nodes] == [[], []]
 
 
+@pytest.mark.parametrize(("maker", "removed"), [(None, []), ([7, 1.0], []), ([8, 1.0], ["a.pt"])])
+def test_a_further_run_of_an_array_takes_off_what_its_runs_made_alone(
+    world: World, maker: list[float] | None, removed: list[str]
+) -> None:
+    """What the set-up command has brought since an earlier run began passes for that run's."""
+    world.row.facts = RunFacts(cluster="lab", array=[8, 1.0])
+    world.ctx.ledger.runs()[-1].facts = RunFacts(cluster="lab", array=maker)
+    node = Node(SNAPSHOT)
+    assert clear_start(world.ctx, world.launch(node), Silent(), of_array=True) == {*removed}
+    assert node.removed == removed
+
+
+def test_a_node_of_an_arrays_run_is_named_by_its_number_in_the_cluster(world: World) -> None:
+    launch = dataclasses.replace(world.launch(Node(("b.pt", 5, 99, "one-1", True))), numbers=[3])
+    with pytest.raises(UsageError, match=r"^b.pt of one-1 on node3 is not home") as caught:
+        clear_start(world.ctx, launch, Silent())
+    assert caught.value.hint.endswith("gpuops ssh lab --node 3")
+
+
 CHANGED = ("a.pt", 5, 8, "one-1", False)
 """The snapshot of the run that is home, written anew on the node: by hand, since no later run was there."""
 

@@ -707,8 +707,9 @@ def test_a_run_waits_until_the_last_of_an_earlier_array(world: Context) -> None:
         world.ledger.set_run(of_array.id, facts={**of_array.facts, "array": [pid, start]})
 
     of(os.getppid(), started(os.getppid()))
-    with pytest.raises(UsageError, match="r-1 is running on lab"):
+    with pytest.raises(UsageError, match="the array of r-1 is running on lab") as caught:
         wait_for_turn(world, live, mine, queue=False)
+    assert caught.value.hint.startswith("wait for it with --queue, or end it: Ctrl-C where it was started")
     of(DEAD.pid, DEAD.start)
     assert wait_for_turn(world, live, mine, queue=False).id == mine.id
     of(world.me.pid, world.me.start)

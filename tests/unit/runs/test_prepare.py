@@ -350,7 +350,7 @@ def test_a_run_has_its_folder_before_anything_else_and_leaves_none_that_it_did_n
     ],
 )  # fmt: skip
 def test_what_may_run_beside_a_run_is_named(monkeypatch: pytest.MonkeyPatch, request_: RunRequest, beside: str) -> None:
-    monkeypatch.setattr(turn, "_find_earlier_run", lambda *_: "digits-3")
+    monkeypatch.setattr(turn, "_find_earlier_run", lambda *_: turn.EarlierRun("digits-3", "gpuops stop digits-3"))
     session = cast("Any", SimpleNamespace(row=SimpleNamespace(name="lab")))
     with pytest.raises(UsageError) as caught:
         turn.refuse_second_run(cast("Any", None), session, None, request_)

@@ -12,6 +12,7 @@ from gpuops.core.context import Context
 from gpuops.core.run_models import RunRequest
 from gpuops.core.sink import BucketSink
 from gpuops.ledger.rows import MultipartUpload
+from gpuops.nodes.session import ClusterSession
 from gpuops.runs.results.url_renewal import UrlRenewal
 from gpuops.sync.bucket import UploadGrant
 from tests.unit.runs.test_finish import a_cluster, a_run
@@ -42,3 +43,27 @@ def test_a_ledger_that_another_command_holds_ends_no_run(world: Context, monkeyp
     other.close()
     renewal.poll()
     assert renewal._thread is None, "they are valid for two hours"
+
+
+def test_newer_ones_are_sent_over_the_conversation_that_the_follower_has_opened_anew(
+    world: Context, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The guard follows a run of an array, on a part of the cluster, by another part of the same session."""
+    now, sent = world.clock.now(), list[str]()
+    uploads = [MultipartUpload("k", "id")]
+    urls = cast(Any, SimpleNamespace(document=dict))
+    granted = UploadGrant("s3://b/k", now + 7200.0, [urls], uploads)
+    monkeypatch.setattr("gpuops.sync.bucket.renew_grant", lambda *_: granted)
+    cluster = a_cluster(world, created=now)
+    row = a_run(world, cluster, created=now)
+    request = RunRequest(kind="command", mode="run", nodes=1, gpus=None, sink=BucketSink("b"), nodes_at=[1])
+    facts = {"bucket": {"place": "s3://b/k", "until": now + 60.0}, "uploads": uploads}
+    world.ledger.set_run(row.id, request=request.document(), facts=facts)
+    clients = [SimpleNamespace(call=lambda *_, name=name, **__: sent.append(name)) for name in ("node0", "cut")]
+    whole = ClusterSession(cluster, cast(Any, [None] * 2), cast(Any, clients), [None] * 2, [0.0] * 2)
+    renewal = UrlRenewal(world, whole, world.ledger.run(row.id))
+    whole.clients[1] = cast(Any, SimpleNamespace(call=lambda *_, **__: sent.append("node1")))
+    renewal.poll()
+    assert renewal._thread is not None
+    renewal._thread.join(10)
+    assert sent == ["node1"]
