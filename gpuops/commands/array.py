@@ -306,8 +306,11 @@ def _run_index(
     for label, text in receipt_rows(record):
         if label in TOLD_AT_ONCE:
             ctx.out.say(f"{label:<9}{text}")
-    say, hint = (record.verdict.say, record.verdict.hint) if record.verdict else ("it ended", "")
+    verdict = record.verdict
+    say, hint = (verdict.say, verdict.hint) if verdict else ("it ended", "")
     hint = hint.removesuffix(RETRIES_HINT)  # an array's machines are not replaced
+    if verdict and verdict.tail and verdict.exit_code:
+        ctx.out.say(verdict.tail)
     ctx.out.say(say + (f"\nhint: {hint}" if hint else ""))
     if record.missing:
         say += "; not all of it is home"

@@ -27,7 +27,8 @@ while index in "01" and not (side / "10"[int(index)]).exists():  # these two end
     time.sleep(0.02)
 if index == "0":
     pathlib.Path(sys.argv[3]).write_text("2")  # at home, while the array goes on
-sys.exit(3 if index == "2" else 0)
+if index == "2":
+    raise ValueError("no luck")
 """
 WAITS = """
 import os, pathlib, time
@@ -85,6 +86,7 @@ def test_four_runs_share_two_nodes(shell: Shell, tmp_path: Path) -> None:
         "hint: again: --array 2",
     ]
     assert re.search(r"^\[2\] index 2 on n[01]$", done.stderr, re.M)
+    assert re.findall(r"^.*ValueError: .*$", done.stderr, re.M) == ["[2] ValueError: no luck"], "its last words, once"
     listed = json.loads(shell.run("runs", "--json").stdout)["runs"]
     assert {one["run"]: one["array_index"] for one in listed} == {one["run"]: one["index"] for one in runs}
     shell.expect_clean()
