@@ -71,8 +71,12 @@ def container_pid(host: Host, mode: str) -> str:
 def expect_clean(*hosts: Host, home: str = f"/home/{USER}") -> None:
     for host in hosts:
         until(lambda host=host: not containers(host), lambda host=host: f"no container: {containers(host)}")
+        until(lambda host=host: not _ours(host), lambda host=host: f"no process: {_ours(host)}")  # the guard's end
         assert [path for path in host.files(home) if "gpuops" in path] == []
-        assert not [line for line in host.processes() if ".pyz" in line or "gpuops" in line]
+
+
+def _ours(host: Host) -> list[str]:
+    return [line for line in host.processes() if ".pyz" in line or "gpuops" in line]
 
 
 def test_two_hosts_run_in_containers_as_their_user(lab: Lab, laptop: Laptop, image: Path) -> None:
