@@ -70,7 +70,7 @@ def _become(node: Node, mode: str, arguments: Sequence[str], log: int, mask: Ite
                 signal.signal(sign, signal.SIG_DFL)
         signal.pthread_sigmask(signal.SIG_SETMASK, mask)
         processes.forget_children()
-        _show_as(mode, arguments)
+        _show_as(node, mode)
         code = importlib.import_module(MODULES[mode]).main(mode, arguments)
     except BaseException:
         traceback.print_exc()
@@ -78,7 +78,7 @@ def _become(node: Node, mode: str, arguments: Sequence[str], log: int, mask: Ite
         os._exit(code)  # also where a full disk takes no traceback: never back into what the parent is
 
 
-def _show_as(mode: str, arguments: Sequence[str]) -> None:
+def _show_as(node: Node, mode: str) -> None:
     """What `ps` shows is this mode's command line, as if it had been started anew: the parent's says another mode. The
     kernel shows that from this process's own memory, where there is as much room as the parent's took (proc(5))."""
     with suppress(OSError, ValueError, LookupError):  # a kernel that lets nobody write there, or shows less
@@ -89,7 +89,7 @@ def _show_as(mode: str, arguments: Sequence[str]) -> None:
         with open("/proc/self/stat", "rb") as stat:
             begins = int(stat.read().rpartition(b")")[2].split()[ARGUMENTS_FIELD - 3])
         python, _, archive = program_argv()
-        words = (os.path.basename(python), archive, mode, *arguments)
+        words = (os.path.basename(python), archive, mode, "--node", node.dir)  # the room is small
         line = b"".join(os.fsencode(word) + b"\0" for word in words)
         if begins and len(line) <= room:
             with open("/proc/self/mem", "r+b", buffering=0) as memory:
