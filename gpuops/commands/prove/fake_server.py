@@ -9,6 +9,7 @@ import sys
 import threading
 import time
 import traceback
+from abc import ABC, abstractmethod
 from collections.abc import Callable
 from dataclasses import dataclass, field
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
@@ -259,7 +260,7 @@ class JsonHandler(Handler):
         return self.server.fake  # type: ignore[return-value]
 
 
-class JsonFake:
+class JsonFake(ABC):
     """A fake of a JSON API: a subclass says what `respond` answers, one request at a time.
 
     listening   the socket that it is reached at; else one on the loopback
@@ -281,8 +282,9 @@ class JsonFake:
         host, port = self.server.socket.getsockname()
         return f"http://{host}:{port}{self.prefix}"
 
+    @abstractmethod
     def respond(self, request: Request) -> Answer:
-        raise NotImplementedError
+        """What a subclass answers."""
 
     def serve(self, request: Request, fault: Any) -> Answer:  # noqa: ARG002
         """A request and what `meet` has told of it."""
