@@ -193,7 +193,7 @@ def _describe_placement(session: ClusterSession, prepared: Prepared) -> str:
     ranks, nodes = prepared.world_size, len(prepared.nodes)
     on = listed([f"node{number}" for number in session.part_of]) or plural(nodes, "node")
     if session.part_of and [*session.part_of] != [*range(nodes)]:
-        on += f" (to the run: {listed([f'node{index}' for index in range(nodes)])})"
+        on += f" (in its logs: {listed([f'node{index}' for index in range(nodes)])})"
     return f"{on}, {plural(ranks, 'rank')}" if prepared.request.kind == "torchrun" else on
 
 

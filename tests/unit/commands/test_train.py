@@ -58,8 +58,8 @@ def test_a_terminal_that_goes_while_it_is_fetched_leaves_word(world: Context) ->
     ("numbers", "where"),
     [
         ([0], "node0"),
-        ([5], "node5 (to the run: node0)"),
-        ([2, 3], "node2 and node3 (to the run: node0 and node1)"),
+        ([5], "node5 (in its logs: node0)"),
+        ([2, 3], "node2 and node3 (in its logs: node0 and node1)"),
         ([], "2 nodes"),
     ],
 )
