@@ -120,7 +120,6 @@ def complete_handover(
     token = machine.token or f"{row.token}-{index}"
     machine = _add_data(machine, {"root": root, "artefact": agent.stem, "token": token})
     with closing(connect(machine, index)) as connection:
-        path = bootstrap.install_agent(connection, root, agent)
         folder = f"{root}/{row.name}/n{index}"
         watch = str(data.get("boot_watch") or "")
         rented = is_rented(provisioner)
@@ -141,8 +140,10 @@ def complete_handover(
             "rented": rented,
         }
         boot_in = max(1.0, row.boot_deadline - ctx.clock.now())
-        bootstrap.init(connection, str(data["python"]), path, folder, {"node": node, "lease": {"boot_in": boot_in}})
+        document = {"node": node, "lease": {"boot_in": boot_in}}
+        bootstrap.start_node(connection, str(data["python"]), root, agent, folder, document)
         if watch:
+            path = bootstrap.agent_path(root, agent)
             argv = [str(data["python"]), "-I", path, "init", "--node", folder, "--revive"]
             machine = _add_data(machine, {"watched": _register_with_boot_watch(connection, machine, watch, argv)})
         return machine

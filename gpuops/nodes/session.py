@@ -33,8 +33,6 @@ CLOCK_ATTEMPTS = 3
 """How many times a node's clock is read: one slow round trip must not decide its skew."""
 PROMPT_ANSWER_S = 0.5
 """An answer within this time is precise enough; the clock is not read again."""
-NO_AGENT_FILE = "can't open file"
-"""What Python says of an agent's file that somebody has removed."""
 ENDED_KINDS = (RefusalKind.ENDED, RefusalKind.NO_NODE)
 """Kinds of refusal of a node that has ended."""
 
@@ -195,7 +193,7 @@ def open_session(
 
 def is_agent_removed(machine: Resource, error: NodeError) -> bool:
     """Whether somebody has removed the file of a node's agent, which this gpuops can put back."""
-    return NO_AGENT_FILE in error.message and bootstrap.is_own_agent(str(machine.data.get("artefact", "")))
+    return bootstrap.NO_AGENT_FILE in error.message and bootstrap.is_own_agent(str(machine.data.get("artefact", "")))
 
 
 def restore_agents(ctx: Context, nodes: Mapping[int, Resource], error: NodeError) -> bool:
@@ -208,7 +206,9 @@ def restore_agents(ctx: Context, nodes: Mapping[int, Resource], error: NodeError
         try:
             agent, _ = bootstrap.build_agent(ctx.home / "cache")
             with closing(connect(machine, index)) as connection:
-                bootstrap.install_agent(connection, str(machine.data["root"]), agent)
+                bootstrap.install_agent(
+                    connection, str(machine.data["root"]), agent, str(machine.data.get("python", ""))
+                )
         except (NodeError, OSError):
             return False  # the caller reports that the agent is not there
         return True
@@ -307,8 +307,8 @@ def _read_hello(cluster: str, client: AgentClient, *, any_version: bool = False)
     The clock is read by `ping`, since `hello` waits for the GPUs' driver. An agent of another version says nothing that
     can be relied on; without `any_version`, NodeRefused (`protocol`) is raised for it. Raises MalformedAnswer.
     """
-    pong, moment = _ping(client)
-    answer: NodeHello | OtherHello = client.call("hello")
+    answers: list[Any] = on_each(lambda ask: ask(client), [_ping, _say_hello])  # a round trip less
+    (pong, moment), answer = cast("tuple[tuple[Pong, float], NodeHello | OtherHello]", tuple(answers))
     if answer.protocol != PROTOCOL and any_version:
         return None, 0.0 if pong.time is None else moment - pong.time
     if answer.protocol != PROTOCOL:
@@ -327,6 +327,11 @@ def measure_skew(client: AgentClient) -> float | None:
     NodeError."""
     pong, moment = _ping(client)
     return None if pong.time is None else moment - pong.time
+
+
+def _say_hello(client: AgentClient) -> NodeHello | OtherHello:
+    answer: NodeHello | OtherHello = client.call("hello")
+    return answer
 
 
 def _ping(client: AgentClient) -> tuple[Pong, float]:

@@ -14,12 +14,17 @@ from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from typing import Any, BinaryIO, Protocol, cast
 
+from gpuops.agent.wire_format import Whole
 from gpuops.agent.workers import WORKERS
 from gpuops.core.errors import NodeError
 from gpuops.core.processes import end_apart, start_apart
+from gpuops.transport.deadlines import DEADLINES
 
 END_S = 10.0
 """Time that a killed program may take to end."""
+MAX_EARLY_BYTES = 1 << 18
+"""What may be sent before a program is known to have started; sshd takes 2 MiB at once."""
+EARLY_LIMIT_S = 60.0
 MAX_NOISE_BYTES = 1 << 20
 """What may come before the mark of a program's own output."""
 STDERR_LIMIT_S = 5.0
@@ -48,11 +53,27 @@ class Connection(Protocol):
     label: str
     """For messages: `node0`."""
 
-    def open(self, argv: Sequence[str]) -> Channel:
-        """Start `argv` on the node. Raises ConnectionLost when the node cannot be reached."""
+    def open(self, argv: Sequence[str], early: bytes = b"") -> Channel:
+        """Start `argv` on the node. `early`: the first bytes of its input, at most MAX_EARLY_BYTES, which are on their
+        way before it is known to have started: a round trip less. Raises ConnectionLost when the node cannot be
+        reached."""
 
     def close(self) -> None:
         """End every channel; never raises."""
+
+
+def send_early(channel: Channel, data: bytes, limit_s: float = EARLY_LIMIT_S) -> None:
+    """The first bytes of a program's input. One that takes them for longer than the limit is ended, and whoever reads
+    from one that has ended learns why."""
+    if not data:
+        return
+    limit = DEADLINES.after(limit_s, channel.close)
+    try:
+        Whole(channel.stdin).write(data)
+    except (OSError, ValueError):
+        pass
+    finally:
+        limit.cancel()
 
 
 class Pipe(io.RawIOBase):
@@ -193,7 +214,7 @@ class ProcessConnection:
         self._channels: list[ProcessChannel] = []
         self._lock = threading.Lock()
 
-    def open(self, argv: Sequence[str]) -> ProcessChannel:
+    def open(self, argv: Sequence[str], early: bytes = b"") -> ProcessChannel:
         try:
             channel = ProcessChannel(argv)
         except OSError as error:
@@ -203,6 +224,7 @@ class ProcessConnection:
             ) from error
         with self._lock:
             self._channels = [*(known for known in self._channels if not known.closed), channel]
+        send_early(channel, early)
         return channel
 
     def close(self) -> None:

@@ -20,9 +20,9 @@ class NestedConnection:
         self._prefix = [*prefix]
         self._modes = modes
 
-    def open(self, argv: Sequence[str]) -> Channel:
+    def open(self, argv: Sequence[str], early: bytes = b"") -> Channel:
         """Start `argv` inside. Raises what the outer connection raises."""
-        return self._outer.open([*self._prefix, *argv] if self._is_inside(argv) else argv)
+        return self._outer.open([*self._prefix, *argv] if self._is_inside(argv) else argv, early)
 
     def _is_inside(self, argv: Sequence[str]) -> bool:
         is_mode = len(argv) > 3 and argv[2].endswith(".pyz")

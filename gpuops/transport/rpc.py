@@ -344,7 +344,7 @@ class UnreachableConnection:
         self.label = label
         self._error = error
 
-    def open(self, argv: Sequence[str]) -> Channel:  # noqa: ARG002 (a connection's signature)
+    def open(self, argv: Sequence[str], early: bytes = b"") -> Channel:  # noqa: ARG002 (a connection's signature)
         raise self._error
 
     def close(self) -> None:

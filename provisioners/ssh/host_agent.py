@@ -90,19 +90,13 @@ class HostAgent:
         """Bring an agent. Returns its path there. Raises NodeError, ConnectionLost."""
         from gpuops.nodes import bootstrap
 
-        return bootstrap.install_agent(self._connection, self._root, artefact)
+        return bootstrap.install_agent(self._connection, self._root, artefact, self._python)
 
-    def create_node(self, agent: str, artefact: Path, folder: str, document: Mapping[str, Any]) -> None:
-        """Start a node by an installed agent. Another command's end of the last node may have removed that since: it
-        is brought once more. Raises NodeRefused, NodeError, ConnectionLost."""
+    def create_node(self, artefact: Path, folder: str, document: Mapping[str, Any]) -> None:
+        """Bring an agent and start a node by it. Raises NodeRefused, NodeError, ConnectionLost."""
         from gpuops.nodes import bootstrap
 
-        try:
-            bootstrap.init(self._connection, self._python, agent, folder, document)
-        except NodeError:
-            if bootstrap.is_installed(self._connection, agent):
-                raise
-            bootstrap.init(self._connection, self._python, self.install(artefact), folder, document)
+        bootstrap.start_node(self._connection, self._python, self._root, artefact, folder, document)
 
     def list_nodes(self, name: str) -> list[NodeRecord]:
         """The nodes of the host that is called `name`. Raises Rejected, NodeRefused, NodeError, ConnectionLost."""

@@ -162,25 +162,22 @@ class SshProvisioner:
         for place in places:
             root = self._root(place.home, place.engine)
             self._book.record(place.region, KnownHost(place.target, root, place.python, place.engine))
-        hosts = list(dict.fromkeys(place.region for place in places))
-
-        def install(name: str) -> str:
-            return as_provider_errors(lambda: self._agent(name, self._book.require(name)).install(intent.agent))
-
-        agents = dict(zip(hosts, on_each(install, hosts), strict=True))
+        image = str(offer.data.get("image_file") or "")
 
         def create_node(index: int) -> Resource:
             place = places[index]
-            agent = agents[place.region]
             if place.engine:
-                return as_provider_errors(lambda: self._create_container(index, place, agent, intent))
-            image = str(offer.data.get("image_file") or "")
-            return as_provider_errors(lambda: self._create_node(index, place, agent, intent, image))
+                return as_provider_errors(lambda: self._create_container(index, place, intent))
+            return as_provider_errors(lambda: self._create_node(index, place, intent, image))
 
-        made = on_each(create_node, range(len(places)))
-        for resource in made:
-            journal.got(resource)
-        return made
+        # Of several nodes on a host the first one goes ahead: the others find its agent, compiled.
+        regions = [place.region for place in places]
+        first = [index for index, region in enumerate(regions) if region not in regions[:index]]
+        more = [index for index in range(len(places)) if index not in first]
+        made = dict(zip([*first, *more], [*on_each(create_node, first), *on_each(create_node, more)], strict=True))
+        for index in range(len(places)):
+            journal.got(made[index])
+        return [made[index] for index in range(len(places))]
 
     def _root(self, home: str, engine: str = "") -> str:
         return f"{home}/.gpuops-{self.context.owner}" + (f"-{engine}" if engine else "")
@@ -196,7 +193,7 @@ class SshProvisioner:
     def _containers(self, name: str, known_host: KnownHost) -> ContainerHost:
         return ContainerHost(self._connection(name, known_host), known_host.engine, known_host.root)
 
-    def _create_container(self, index: int, place: NodePlace, agent: str, intent: Intent) -> Resource:
+    def _create_container(self, index: int, place: NodePlace, intent: Intent) -> Resource:
         """Begin to: the image may have to be pulled first, which `describe` tells."""
         assert place.limits is not None
         known_host = self._book.require(place.region)
@@ -210,7 +207,7 @@ class SshProvisioner:
             cluster=intent.cluster,
             index=index,
             host=place.region,
-            agent=agent,
+            agent=self._agent(place.region, known_host).install(intent.agent),
             limits=place.limits,
             gpus=place.gpus,
             cores_share=place.cores_share,
@@ -220,7 +217,7 @@ class SshProvisioner:
             place.region, known_host, FoundNode(spec, ResourceState.STARTING), self._logins.folder
         )
 
-    def _create_node(self, index: int, place: NodePlace, agent: str, intent: Intent, image: str = "") -> Resource:
+    def _create_node(self, index: int, place: NodePlace, intent: Intent, image: str = "") -> Resource:
         """`image`: a file that the node's runs are started in; empty without one."""
         known_host = self._book.require(place.host)
         folder = f"{known_host.root}/{intent.cluster}/n{index}"
@@ -241,7 +238,7 @@ class SshProvisioner:
         lease = {"boot_in": max(MIN_BOOT_LEASE_S, intent.boot_deadline - self.context.clock.now())}
         document = {"node": node, "lease": lease}
         self._ending.pop(resource_id(place.host, folder), None)
-        self._agent(place.host, known_host).create_node(agent, intent.agent, folder, document)
+        self._agent(place.host, known_host).create_node(intent.agent, folder, document)
         # Another command that ended the last node before this one was there may have forgotten the host since.
         self._book.record(place.host, known_host)
         record = NodeRecord(

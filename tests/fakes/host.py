@@ -83,7 +83,10 @@ class FakeHost:
 
     def start(self, argv: Sequence[str]) -> Program:
         if argv[:2] == ["sh", "-c"]:
-            return self._run_script(argv[2], argv[4:])
+            script, arguments = argv[2], argv[4:]
+            brought = self._run_script(script, arguments)
+            brings_more = script == bootstrap.INSTALL_SCRIPT and len(arguments) > BROUGHT_BY and self.takes_agents
+            return self.start(arguments[BROUGHT_BY:]) if brings_more else brought
         agent, mode = argv[2], argv[3]
         self.programs.append(mode)
         if mode == "init":
@@ -106,7 +109,7 @@ class FakeHost:
         if script == bootstrap.INSTALL_SCRIPT:
             self.programs.append("install")
             if not self.takes_agents:
-                return Program("mkdir: cannot create directory: Read-only file system")
+                return Program("not put there\nmkdir: cannot create directory: Read-only file system")
             self.agents.add(Path(arguments[1]).stem)
             return Program("there\n")
         if script == LIST_SCRIPT:
@@ -130,12 +133,16 @@ class FakeHost:
         return Program("there\n" if is_there else '{"schema": 1}' if script == CHECKUP_SCRIPT else "")
 
 
+BROUGHT_BY = 4
+"""Words of INSTALL_SCRIPT before those of what it starts."""
+
+
 @dataclass
 class FakeConnection:
     host: FakeHost
     label: str
 
-    def open(self, argv: Sequence[str]) -> Channel:
+    def open(self, argv: Sequence[str], early: bytes = b"") -> Channel:  # noqa: ARG002 (a connection's signature)
         if not self.host.is_up:
             raise ConnectionLost(f"{self.label} refuses connections on this port", AGAIN)
         if self.host.shows_key not in self.host.known_host.target.host_keys:

@@ -14,7 +14,7 @@ from collections.abc import Callable
 from typing import TYPE_CHECKING, Any, BinaryIO, cast
 
 from gpuops.agent.workers import WORKERS
-from gpuops.transport.connection import STDERR_LIMIT_S
+from gpuops.transport.connection import STDERR_LIMIT_S, send_early
 from gpuops.transport.ssh import errors as faults
 
 if TYPE_CHECKING:
@@ -39,9 +39,10 @@ class Program:
         self._tail = Tail(lambda: WORKERS.start(self._acknowledge, "ssh stderr"))
         channel.in_stderr_buffer = self._tail  # type: ignore[assignment]
 
-    def start(self, line: bytes, limit_s: float) -> None:
-        """Raises SSHException where the server refuses or does not answer, or the connection ends."""
-        self._channel.event = _LimitedEvent(limit_s)
+    def start(self, line: bytes, limit_s: float, early: bytes = b"") -> None:
+        """`early` goes behind the request, before its answer. Raises SSHException where the server refuses or does not
+        answer, or the connection ends."""
+        self._channel.event = _LimitedEvent(limit_s, lambda: send_early(self, early, limit_s))
         self._channel.exec_command(line)
 
     def _acknowledge(self) -> None:
@@ -116,13 +117,17 @@ class Program:
 
 
 class _LimitedEvent(threading.Event):
-    """paramiko waits for the answer to a request without end: that wait ends as if the channel had been closed."""
+    """paramiko waits for the answer to a request without end: that wait ends as if the channel had been closed. `first`
+    is done as it begins, with the request on its way."""
 
-    def __init__(self, limit_s: float) -> None:
+    def __init__(self, limit_s: float, first: Callable[[], object]) -> None:
         super().__init__()
         self._limit_s = limit_s
+        self._first = first
 
     def wait(self, timeout: float | None = None) -> bool:
+        first, self._first = self._first, bool
+        first()
         if timeout is None and not super().wait(self._limit_s):
             self.set()
         return super().wait(timeout)

@@ -93,18 +93,18 @@ class SshConnection:
         self._channels: list[SshChannel] = []
         self._lock = threading.Lock()
 
-    def open(self, argv: Sequence[str]) -> SshChannel:
+    def open(self, argv: Sequence[str], early: bytes = b"") -> SshChannel:
         """Start `argv` on the host. Raises ConnectionLost, NodeError, UsageError."""
         line, mark = mark_output(argv)
         with self._lock:
             if self._login is None:
                 self._login = self._pool.hold(self._target, self._folder)
             login = self._login
-        program = login.start(line)
+        program = login.start(line, early)
         try:
             channel = self._await_mark(login, program, mark)
         except faults.Refused:  # the login broke just then, and nothing was started
-            channel = self._await_mark(login, login.start(line), mark)
+            channel = self._await_mark(login, login.start(line, early), mark)
         with self._lock:
             if self._login is login:
                 self._channels = [*(known for known in self._channels if not known.closed), channel]

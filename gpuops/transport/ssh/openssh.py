@@ -21,7 +21,7 @@ from gpuops.core.file_lock import LockTimeout, file_lock
 from gpuops.core.files import private_folder, write_private
 from gpuops.core.platform import HERE, NULL_FILE, System
 from gpuops.core.processes import end_apart, start_apart
-from gpuops.transport.connection import ProcessChannel
+from gpuops.transport.connection import ProcessChannel, send_early
 from gpuops.transport.ssh import config_lines, private_keys
 from gpuops.transport.ssh import errors as faults
 from gpuops.transport.ssh.limits import Gate, Limits, Once
@@ -104,7 +104,7 @@ class SystemLogin:
         self._lock = threading.Lock()
         self._running: list[SystemProgram] = []
 
-    def start(self, shell_command: str) -> SystemProgram:
+    def start(self, shell_command: str, early: bytes = b"") -> SystemProgram:
         """Start a shell command on the host. Raises ConnectionLost, Denied, HostKeyChanged, NodeError, UsageError."""
         if not self.target.host_keys:
             raise faults.unpinned(self.target)
@@ -124,6 +124,7 @@ class SystemLogin:
                 raise
         with self._lock:
             self._running = [*(program for program in self._running if not program.closed), program]
+        send_early(program, early, self._limits.noise_s)
         return program
 
     def _shared_masters(self) -> list[Master]:

@@ -29,7 +29,7 @@ class ParamikoLogin:
         self._lock = threading.Lock()
         self._logging_in: Once[OpenLogin] = Once()
 
-    def start(self, shell_command: str) -> Program:
+    def start(self, shell_command: str, early: bytes = b"") -> Program:
         """Start a shell command on the host. Raises ConnectionLost, Denied, HostKeyChanged, NodeError."""
         paramiko_transport.import_paramiko()
         import paramiko
@@ -37,7 +37,7 @@ class ParamikoLogin:
         channel = self._open_channel()
         program = Program(channel, self.target.where)
         try:
-            program.start(encoded(shell_command), self._limits.noise_s)
+            program.start(encoded(shell_command), self._limits.noise_s, early)
         except (paramiko.SSHException, EOFError, OSError) as error:
             program.close(self._limits.close_s)
             if program.connected:

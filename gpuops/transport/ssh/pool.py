@@ -29,8 +29,8 @@ class Login(Protocol):
     def busy(self) -> bool:
         """Whether programs run on it."""
 
-    def start(self, shell_command: str) -> Channel:
-        """Start a shell command on the host. Raises NodeError."""
+    def start(self, shell_command: str, early: bytes = b"") -> Channel:
+        """Start a shell command on the host; `early`: the first bytes of its input. Raises NodeError."""
 
     def explain_failed_start(self, program: Any) -> NodeError | None:
         """The error for a program that never began; None where the far side's shell is to blame."""

@@ -68,8 +68,8 @@ class Inside(ProcessConnection):
         super().__init__(label)
         self._space = space
 
-    def open(self, argv: Sequence[str]) -> ProcessChannel:
-        return super().open(["ip", "netns", "exec", self._space, *argv])
+    def open(self, argv: Sequence[str], early: bytes = b"") -> ProcessChannel:
+        return super().open(["ip", "netns", "exec", self._space, *argv], early)
 
 
 class Lan:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+import shutil
 import sys
 from pathlib import Path
 
@@ -69,7 +70,7 @@ def test_the_agent_is_brought_once_and_a_node_begins(tmp_path: Path) -> None:
     node = {"cluster": "lab", "owner": "0badcafe", "index": 0, "mark": "gpuops-0badcafe-lab-0", "token": "t-0",
             "end": None, "gpus": None, "artefact": sha, "host": "here"}  # fmt: skip
     document = {"node": node, "lease": {"boot_in": 600.0}}
-    bootstrap.init(connection, sys.executable, path, str(folder), document)
+    bootstrap.start_node(connection, sys.executable, str(root), agent, str(folder), document)
     nodes = [sys.executable, "-I", path, "nodes", "--root", str(root), "--host"]
     (seen,) = bootstrap.call_agent_mode(connection, [*nodes, "here"]).nodes
     assert (seen["mark"], seen["state"], seen["folder"]) == (node["mark"], "running", str(folder))
@@ -82,6 +83,48 @@ def test_the_agent_is_brought_once_and_a_node_begins(tmp_path: Path) -> None:
     bootstrap.call_agent_mode(connection, end)
     assert not root.exists(), "nothing is left of us"
     connection.close()
+
+
+def test_an_agent_comes_with_the_step_that_starts_a_node(tmp_path: Path) -> None:
+    root = tmp_path / "a root"
+    agent, sha = bootstrap.build_agent(tmp_path / "cache")
+    node = {"cluster": "lab", "owner": "0badcafe", "index": 0, "mark": "gpuops-0badcafe-lab-0", "token": "it's $HOME",
+            "end": None, "gpus": None, "artefact": sha, "host": "here"}  # fmt: skip
+    folder = root / "lab" / "n0"
+    connection = ProcessConnection("here")
+    bootstrap.start_node(
+        connection, sys.executable, str(root), agent, str(folder), {"node": node, "lease": {"boot_in": 600.0}}
+    )
+    assert json.loads((folder / "node.json").read_text())["token"] == "it's $HOME", "no shell has read it"
+    path = root / "agent" / agent.name
+    assert path.read_bytes() == agent.read_bytes()
+    end = [sys.executable, "-I", str(path), "end", "--node", str(folder), "--remove", "--root"]
+    bootstrap.call_agent_mode(connection, end)
+    assert not root.exists()
+
+
+def test_where_there_is_no_gzip_python_unpacks_the_agent(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    tools = tmp_path / "tools"
+    tools.mkdir()
+    for name in ("sh", "mkdir", "mktemp", "mv", "rm", "wc", "cat"):
+        (tools / name).symlink_to(shutil.which(name) or name)
+    monkeypatch.setenv("PATH", str(tools))
+    agent, _ = bootstrap.build_agent(tmp_path / "cache")
+    connection = ProcessConnection("here")
+    with pytest.raises(NodeError, match="the agent cannot be put on here: neither gzip nor a Python is there"):
+        bootstrap.install_agent(connection, str(tmp_path / "root"), agent)
+    assert [*(tmp_path / "root" / "agent").iterdir()] == [], "no draft is left"
+    path = bootstrap.install_agent(connection, str(tmp_path / "root"), agent, sys.executable)
+    assert Path(path).read_bytes() == agent.read_bytes()
+
+
+def test_a_node_whose_folder_cannot_be_made_is_said(tmp_path: Path) -> None:
+    agent, _ = bootstrap.build_agent(tmp_path / "cache")
+    (tmp_path / "file").write_text("")
+    with pytest.raises(NodeError, match=r"the agent cannot be put on here: mkdir: .*Not a directory"):
+        bootstrap.start_node(
+            ProcessConnection("here"), sys.executable, str(tmp_path / "file"), agent, str(tmp_path / "file/n0"), {}
+        )
 
 
 def test_an_agent_of_which_a_power_cut_kept_the_name_is_brought_again(tmp_path: Path) -> None:

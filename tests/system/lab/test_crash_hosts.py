@@ -17,8 +17,7 @@ WORK = ["--", "sh", "-c", "echo working; sleep 0.3; echo made > made.pt"]
         pytest.param(
             "commit:2", marks=pytest.mark.proof
         ),  # every commit: tests/system/chaos, on nodes of this computer
-        "signal:KILL:gpuops.nodes.bootstrap:install_agent",
-        pytest.param("signal:KILL:gpuops.nodes.bootstrap:init", marks=pytest.mark.proof),
+        "signal:KILL:gpuops.nodes.bootstrap:start_node",
         "signal:KILL:gpuops.clusters.readiness:contact_cluster",
         pytest.param("commit:7", marks=pytest.mark.proof),
         "call:start:1:KILL",

@@ -105,7 +105,7 @@ def test_lines_of_all_nodes_are_told_apart(monkeypatch: pytest.MonkeyPatch, worl
         def __init__(self, node: int) -> None:
             self.node = node
 
-        def open(self, argv: list[str]) -> Program:
+        def open(self, argv: list[str], _early: bytes = b"") -> Program:
             started.append(argv)
             if self.node not in programs:
                 raise NodeError("node1 does not answer", "look after it")

@@ -31,7 +31,7 @@ class DeadConnection:
     def __init__(self) -> None:
         self.closed = False
 
-    def open(self, _argv: Sequence[str]) -> Any:
+    def open(self, _argv: Sequence[str], _early: bytes = b"") -> Any:
         raise ConnectionLost("node0 does not answer")
 
     def close(self) -> None:

@@ -141,7 +141,7 @@ class Spoken:
         self.stdin = io.BytesIO()
         self.stdout = io.BytesIO(words)
 
-    def open(self, _argv: Sequence[str]) -> Any:
+    def open(self, _argv: Sequence[str], _early: bytes = b"") -> Any:
         return self
 
     def wait(self, timeout: float | None = None) -> int:  # noqa: ARG002 (a channel's signature)

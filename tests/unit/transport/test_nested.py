@@ -18,8 +18,9 @@ class Outer:
         self.started: list[Sequence[str]] = []
         self.closed = False
 
-    def open(self, argv: Sequence[str]) -> Any:
+    def open(self, argv: Sequence[str], early: bytes = b"") -> Any:
         self.started.append(argv)
+        self.early = early
         return "the program"
 
     def close(self) -> None:
@@ -30,7 +31,9 @@ def test_the_command_goes_before_the_program() -> None:
     outer = Outer()
     nested = NestedConnection(outer, ["docker", "exec", "-i", "box"])
     assert nested.open(["python3", "-c", "1"]) == "the program"
-    assert outer.started == [["docker", "exec", "-i", "box", "python3", "-c", "1"]]
+    assert (outer.started, outer.early) == ([["docker", "exec", "-i", "box", "python3", "-c", "1"]], b"")
+    nested.open(["cat"], b"first bytes")
+    assert outer.early == b"first bytes"
     assert nested.label == "node3"
     nested.close()
     assert outer.closed

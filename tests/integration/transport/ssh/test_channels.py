@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import hashlib
 import random
 import sys
 import threading
@@ -10,7 +11,7 @@ from concurrent.futures import ThreadPoolExecutor
 import pytest
 
 from gpuops.core.errors import NodeError
-from gpuops.transport.connection import Connection, ProcessConnection
+from gpuops.transport.connection import MAX_EARLY_BYTES, Connection, ProcessConnection
 from tests.conftest import HANG_S, until
 from tests.integration.transport.ssh.programs import feed, read_all, run, write_on
 
@@ -23,6 +24,19 @@ def test_bytes_arrive_as_they_were(any_kind: Connection) -> None:
 def test_20_mb_go_both_ways_at_once(any_kind: Connection) -> None:
     data = random.Random(3).randbytes(20 << 20)
     assert run(any_kind, ["cat"], data)[:2] == (0, data)
+
+
+def test_the_first_bytes_of_its_input_come_with_a_programs_start(any_kind: Connection) -> None:
+    early = random.Random(4).randbytes(MAX_EARLY_BYTES)
+    channel = any_kind.open(["sha256sum"], early)
+    channel.stdin.write(b"and the rest")
+    channel.stdin.close()
+    assert channel.stdout.read(64).decode() == hashlib.sha256(early + b"and the rest").hexdigest()
+    channel.close()
+    assert run(any_kind, ["echo", "well"])[1] == b"well\n"
+    ended = any_kind.open(["true"], early)  # one that reads nothing of it
+    assert ended.wait(HANG_S) == 0
+    ended.close()
 
 
 def test_output_begins_with_the_programs_first_byte(any_kind: Connection) -> None:

@@ -177,14 +177,14 @@ def test_more_programs_than_a_login_carries(server: FakeServer, node: SshConnect
 def test_programs_are_refused(server: FakeServer, node: SshConnection) -> None:
     server.faults.refuse_exec = True
     with pytest.raises(ConnectionLost, match="refused to start a program"):
-        node.open(["true"])
+        node.open(["true"], b"early " * 40_000)
 
 
 @NEVER_STARTS
 def test_a_program_that_never_begins(server: FakeServer, node: SshConnection) -> None:
     server.faults.never_start = True
     with pytest.raises(ConnectionLost, match="has not started a program within 1 s"):
-        node.open(["true"])
+        node.open(["true"], b"early " * 40_000)
 
 
 def test_noise_without_end(server: FakeServer, node: SshConnection) -> None:

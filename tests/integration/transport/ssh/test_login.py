@@ -334,7 +334,7 @@ def test_a_shell_that_never_starts_the_program(
     node = connected(server.target(), kind, Pool(Limits(noise_s=noise_s), Gate()))
     if run_by_bash():
         with pytest.raises(ConnectionLost, match=words):
-            node.open(["true"])
+            node.open(["true"], b"early " * 40_000)
 
 
 def run_by_bash() -> bool:

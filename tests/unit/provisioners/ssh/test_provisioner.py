@@ -230,7 +230,7 @@ def test_a_node_made_again_in_the_place_of_one_that_was_ended_is_asked_for(
     intent = Intent("0badcafe", "lab", "token", 2e9, tmp_path / "fedcba987654.pyz")
     intent.agent.write_bytes(b"the agent")
     place = NodePlace(fake.NAME, there.known_host.target, "/root", "python3", 0, None, 1.0)
-    again = hosts._create_node(0, place, hosts._agent(fake.NAME, there.known_host).install(intent.agent), intent)
+    again = hosts._create_node(0, place, intent)
     assert again.id == found.id
     assert hosts.describe(again).state == ResourceState.RUNNING
 
@@ -274,8 +274,7 @@ def test_an_agent_that_another_commands_end_takes_away_is_brought_once_more(
     intent = Intent("0badcafe", "lab", "token", 2e9, tmp_path / "fedcba987654.pyz")
     intent.agent.write_bytes(b"the agent")
     place = NodePlace(fake.NAME, there.known_host.target, "/root", "python3", 0, None, 1.0)
-    agent = hosts._agent(fake.NAME, there.known_host).install(intent.agent)
-    hosts._create_node(0, place, agent, intent)
+    hosts._create_node(0, place, intent)
     assert list(there.nodes) == [FOLDER]
     again = ["install", "init"] if is_removed else []
     assert there.programs == ["install", "init", *again]
@@ -293,5 +292,5 @@ def test_a_host_that_another_commands_end_forgets_while_a_node_is_made_is_rememb
     intent = Intent("0badcafe", "lab", "token", 2e9, tmp_path / "fedcba987654.pyz")
     intent.agent.write_bytes(b"the agent")
     place = NodePlace(fake.NAME, there.known_host.target, "/root", "python3", 0, None, 1.0)
-    made = hosts._create_node(0, place, hosts._agent(fake.NAME, there.known_host).install(intent.agent), intent)
+    made = hosts._create_node(0, place, intent)
     assert [one.id for one in hosts.list_owned("0badcafe", [])] == [made.id]
