@@ -7,7 +7,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from functools import partial
-from typing import TypeVar
+from typing import Any, TypeVar
 
 from gpuops.agent.workers import WORKERS
 
@@ -39,3 +39,9 @@ def on_each(work: Callable[[T], R], items: Sequence[T]) -> list[R]:
     if failures:
         raise failures[min(failures)]
     return [results[index] for index in range(len(items))]
+
+
+def run_both(first: Callable[[], T], second: Callable[[], R]) -> tuple[T, R]:
+    """Two pieces of work at once. Raises the first one's failure before the second's, when both have ended."""
+    answers: list[Any] = on_each(lambda work: work(), [first, second])
+    return answers[0], answers[1]

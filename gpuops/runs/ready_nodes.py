@@ -14,6 +14,7 @@ from gpuops.core.context import Context
 from gpuops.core.errors import UsageError
 from gpuops.core.format import first_few, plural
 from gpuops.core.names import did_you_mean
+from gpuops.core.parallel import run_both
 from gpuops.core.provider import has_capability, is_rented
 from gpuops.core.reporting import Progress
 from gpuops.core.run_models import RunRequest
@@ -22,6 +23,7 @@ from gpuops.core.timings import Whose
 from gpuops.ledger.store import RunRow
 from gpuops.nodes.network import find_rendezvous
 from gpuops.nodes.python import PreparedNode, prepare_pythons, run_setup, setup_command
+from gpuops.nodes.rendezvous import Rendezvous
 from gpuops.nodes.session import ClusterSession
 from gpuops.runs import earlier_files
 from gpuops.runs.script_check import check_script
@@ -30,6 +32,10 @@ from gpuops.sync import scan, uplink, upload, workloads_and_data
 from gpuops.sync.push_record import PushRecord
 from gpuops.sync.restore_snapshots import restore_files
 from gpuops.transport.rpc import AgentClient
+
+BESIDE_BYTES = 1_000_000
+"""A project of at most this size is sent while the network between the nodes is tried; a larger one only once they are
+known to reach each other."""
 
 
 @dataclass(frozen=True)
@@ -97,17 +103,25 @@ def ready_nodes(
         tree = _scan_tree(ctx, request, sending, folder, shared)
     clients = session.clients[: request.nodes]
     is_alone = apart or shared or not (request.kind == "torchrun" or request.all_nodes)
-    with progress.during(f"trying the network between {request.nodes} nodes", whose=Whose.NETWORK):
-        meeting = find_rendezvous(ctx, session, request.nodes, alone=is_alone)
     start = _launch_on(clients, request, row)
-    if sending.fresh:  # before the push, which writes again what a run had changed of it
-        earlier_files.clear_start(ctx, start, progress)
     line = uplink.open_uplink(ctx.home / "cache", sending.bwlimit)
-    started = ctx.clock.monotonic()
-    _push_tree(ctx, session, clients, tree, name, sending, line, progress)
-    if not shared:
-        took_s = ctx.clock.monotonic() - started
-        uplink.record_upload_rate(ctx.home / "cache", line.sent_bytes, took_s)
+
+    def meet() -> Rendezvous:
+        return find_rendezvous(ctx, session, request.nodes, alone=is_alone)
+
+    def push() -> None:
+        if sending.fresh:  # before the push, which writes again what a run had changed of it
+            earlier_files.clear_start(ctx, start, progress)
+        started = ctx.clock.monotonic()
+        _push_tree(ctx, session, clients, tree, name, sending, line, progress)
+        if not shared:
+            uplink.record_upload_rate(ctx.home / "cache", line.sent_bytes, ctx.clock.monotonic() - started)
+
+    is_small = tree.size <= BESIDE_BYTES
+    with progress.during(f"trying the network between {request.nodes} nodes", whose=Whose.NETWORK):
+        meeting = run_both(meet, push)[0] if is_small else meet()
+    if not is_small:
+        push()
     places = workloads_and_data.provide_data(
         ctx, session, request, allow=sending.send_anyway, overwrite=sending.overwrite, line=line
     )
