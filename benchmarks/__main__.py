@@ -23,7 +23,7 @@ from types import FrameType
 
 from benchmarks.measure import Failed, Options, Skip, Table, machine
 
-NAMES = ("start", "renting", "size", "connect", "push", "uplink", "edit", "first_step", "throughput")
+NAMES = ("start", "renting", "size", "connect", "push", "uplink", "edit", "first_step", "far", "throughput")
 ALONE = ("parallel", "mistakes", "examples", "gpu", "gpt")
 """Only where they are named: what they measure is the training programs, and has a page of its own."""
 LIMIT_S, ALL_S, ALONE_S = 400, 870, 1800

@@ -38,14 +38,14 @@ def tables(options: Options) -> Iterator[Table | Skip]:
                 continue
             try:
                 with desk(count) as one:
-                    _make_project(one.project)
+                    make_project(one.project)
                     yield _table(one, torch, options)
             except Skip as why:
                 yield why
                 break
 
 
-def _make_project(folder: Path) -> None:
+def make_project(folder: Path) -> None:
     shutil.copy(ROOT / "benchmarks/programs/step.py", folder)
     for index in range(30):
         (folder / f"module{index}.py").write_text(f"VALUE = {index}\n" * 100)
@@ -53,8 +53,8 @@ def _make_project(folder: Path) -> None:
 
 def _table(one: Desk, torch: bool, options: Options) -> Table:
     count = len(one.places)
-    ways = dict(zip(WAYS, (partial(_by_hand, one, torch), partial(_on_cluster, one, torch),
-                           partial(_from_nothing, one, torch)), strict=True))  # fmt: skip
+    ways = dict(zip(WAYS, (partial(by_hand_once, one, torch), partial(on_cluster_once, one, torch),
+                           partial(from_nothing_once, one, torch)), strict=True))  # fmt: skip
     one.type("up", "ssh", "--name", "bench", *one.hosts)
     for way in () if options.tiny or (torch and count > 2) else tuple(ways.values())[:2]:
         way()
@@ -90,11 +90,11 @@ def _told(one: Desk, argv: list[str]) -> Told:
     return {**{part: moment - began for part, moment in moments.items()}, "line": line, **costs}
 
 
-def _on_cluster(one: Desk, torch: bool) -> Told:
+def on_cluster_once(one: Desk, torch: bool) -> Told:
     return _told(one, _command(one, torch, "--cluster", "bench"))
 
 
-def _from_nothing(one: Desk, torch: bool) -> Told:
+def from_nothing_once(one: Desk, torch: bool) -> Told:
     return _told(one, _command(one, torch, "--on", "ssh", *one.hosts))
 
 
@@ -105,7 +105,7 @@ def _command(one: Desk, torch: bool, *where: str) -> list[str]:
     return gpuops("run", *where, "--nodes", len(one.places), "--all-nodes", "--", PYTHON, "step.py")
 
 
-def _by_hand(one: Desk, torch: bool) -> Told:
+def by_hand_once(one: Desk, torch: bool) -> Told:
     script = one.project.parent / "by_hand.sh"
     script.write_text(by_hand(one, torch, 20_000 + time.time_ns() % 10_000))
     return _told(one, ["bash", str(script)])
