@@ -191,9 +191,10 @@ class MachineProbe:
     """Equal for two names of one machine; empty where it is unknown."""
 
 
-def run_step(connection: Connection, argv: Sequence[str], question: bytes = b"") -> bytes:
-    """What a program on a machine prints, given `question` as its input. Raises NodeError, ConnectionLost."""
-    early = question if len(question) <= MAX_EARLY_BYTES else b""
+def run_step(connection: Connection, argv: Sequence[str], question: bytes = b"", *, waits: bool = False) -> bytes:
+    """What a program on a machine prints, given `question` as its input: at once, or (`waits`) only when it is known to
+    run, a round trip later. Raises NodeError, ConnectionLost."""
+    early = question if len(question) <= MAX_EARLY_BYTES and not waits else b""
     return exchange(connection.open(argv, early), connection.label, question[len(early) :], STEP_SILENCE_LIMIT_S)
 
 
@@ -254,7 +255,11 @@ def _bring(
     content = artefact.read_bytes()
     folder = str(PurePosixPath(root) / "agent")
     argv = ["sh", "-c", INSTALL_SCRIPT, "sh", folder, artefact.name, str(len(content)), python, *then]
-    return run_step(connection, argv, document.encode() + b"\n" + gzip.compress(content, PACK_LEVEL, mtime=0))
+    question = document.encode() + b"\n" + gzip.compress(content, PACK_LEVEL, mtime=0)
+    said = run_step(connection, argv, question)
+    if said.startswith(NOT_PUT):  # perhaps since a start-up file of the shell there has read some of it
+        said = run_step(connection, argv, question, waits=True)
+    return said
 
 
 def _not_put(label: str, root: str, why: str) -> NodeError:

@@ -18,6 +18,7 @@ import psutil
 import pytest
 
 from gpuops.core.errors import ConnectionLost, NodeError
+from gpuops.nodes import bootstrap
 from gpuops.transport.ssh import Denied, HostKeyChanged, fingerprint, paramiko_transport, scan_host_key
 from gpuops.transport.ssh.kept_handshakes import KeptHandshakes
 from gpuops.transport.ssh.limits import Gate, Limits
@@ -335,6 +336,15 @@ def test_a_shell_that_never_starts_the_program(
     if run_by_bash():
         with pytest.raises(ConnectionLost, match=words):
             node.open(["true"], b"early " * 40_000)
+
+
+def test_a_shell_that_reads_before_the_program_keeps_no_agent_away(
+    sshd: MakeSshd, connected: Connect, tmp_path: Path
+) -> None:
+    """What is sent before the program is known to run may be read by a start-up file: then it is sent once more."""
+    node = connected(sshd(bashrc="timeout 1 cat >/dev/null\n").target(), "paramiko")
+    agent, _ = bootstrap.build_agent(tmp_path / "cache")
+    assert Path(bootstrap.install_agent(node, str(tmp_path / "root"), agent)).read_bytes() == agent.read_bytes()
 
 
 def run_by_bash() -> bool:
