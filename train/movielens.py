@@ -60,8 +60,8 @@ TOP = 10  # places in which it should come
 SEED = 2015  # of the first weights, the order of the ratings and the films beside them
 SPLIT = 2015  # the seed of the candidates: a test is the same whatever --seed says
 
-# The test comes from the paper on NeuMF (He et al., arXiv:1708.05031), which has HR@10 0.70 and NDCG@10 0.43 on the larger
-# MovieLens 1M without pre-training. A plain product does as well as a network: Rendle et al., arXiv:2005.09683.
+# The test comes from the paper on NeuMF (He et al., arXiv:1708.05031), which has HR@10 0.70 and NDCG@10 0.43 on the
+# larger MovieLens 1M without pre-training. A plain product does as well as a network: Rendle et al., arXiv:2005.09683.
 
 # Size and checksum are those that TensorFlow Datasets keeps (url_checksums/movielens.txt), and disco-cli, too.
 ZIP = File(
