@@ -63,6 +63,7 @@ suite:
 	$(BIN)/python -m pytest $(SIDE_BY_SIDE)
 
 proof: packages $(MADE)/dev
+	$(BIN)/python -m pip install --quiet --group proof
 	$(BIN)/python -m pytest -m "proof or not proof"
 
 bench: packages $(MADE)/dev

@@ -16,7 +16,7 @@ import runpy
 import sys
 import time
 from collections.abc import Callable, Iterator
-from contextlib import nullcontext
+from contextlib import AbstractContextManager, nullcontext
 from pathlib import Path
 from typing import Any
 
@@ -49,7 +49,8 @@ def benchmark(trainer: Trainer) -> None:
     data, forward, backward, optimizer = (1000 * seconds / world.size / count for seconds in parts)
 
     rate, rate_alone = batches.batch * world.size * count / together, batches.batch * count / alone
-    world.say(f"benchmark of {trainer.program} on {world.describe()}; {batches.why}")
+    kept = "its samples lie on the device" if batches.kept else "a DataLoader loads its samples"
+    world.say(f"benchmark of {trainer.program} on {world.describe()}; {kept}")
     world.say(f"each step {batches.batch} samples per rank, {count} steps measured")
     world.say(f"samples/s        {rate:,.0f}, {rate / world.size:,.0f} per rank")
     if world.size > 1:
@@ -108,13 +109,18 @@ def run(trainer: Trainer, steps: Iterator[Any], count: int, synced: bool = True)
     began = time.perf_counter()
     for _ in range(count):
         part, batch = next(steps)
-        with nullcontext() if synced else trainer.no_sync():
+        with nullcontext() if synced else no_sync(trainer):
             trainer.learn(part, batch)
         trainer.take_step()
         if synced:
             trainer.world.stop.asked(trainer.world)
     settle(trainer.world)
     return time.perf_counter() - began
+
+
+def no_sync(trainer: Trainer) -> AbstractContextManager[None]:
+    """In it a backward sends nothing."""
+    return trainer.ddp.no_sync() if trainer.ddp else nullcontext()
 
 
 def divide(trainer: Trainer, steps: Iterator[Any], count: int) -> tuple[float, float, float, float]:
@@ -136,7 +142,7 @@ def divide(trainer: Trainer, steps: Iterator[Any], count: int) -> tuple[float, f
         now = clock()
         part, batch = next(steps)
         now = lap(0, now)
-        with trainer.no_sync():
+        with no_sync(trainer):
             loss, _ = trainer.loss(part, batch)
             now = lap(1, now)
             trainer.scaler.scale(loss).backward()

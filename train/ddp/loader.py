@@ -46,9 +46,7 @@ class Batches:
         self.kept: list[Tensor] | None = None
         if isinstance(data, TensorDataset) and sum(t.numel() * t.element_size() for t in data.tensors) <= KEPT_BYTES:
             self.kept = [tensor.to(world.device) for tensor in data.tensors]
-            self.why = f"{self.samples} samples kept in the memory of the {world.device.type}"
         else:
-            self.why = f"{workers} workers per rank load its samples"
             self.plan = _Plan()
             atexit.register(_kill_workers)
             self.loader = DataLoader(

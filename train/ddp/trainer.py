@@ -7,7 +7,7 @@ import contextlib
 import time
 import warnings
 from pathlib import Path
-from typing import Any, Callable, ContextManager, Iterator, NamedTuple
+from typing import Any, Callable, Iterator, NamedTuple
 
 import torch
 import torch.distributed as dist
@@ -156,10 +156,6 @@ class Trainer:
         with self.named("backward"):
             self.scaler.scale(loss).backward()
         self._count(part, metrics)
-
-    def no_sync(self) -> ContextManager[None]:
-        """`DistributedDataParallel.no_sync`: in it a backward sends nothing."""
-        return self.ddp.no_sync() if self.ddp else contextlib.nullcontext()
 
     def _count(self, part: Part, metrics: dict[str, Tensor]) -> None:
         # Sums on the device, without `.item()`: that would make the processor wait for the GPU in every step.

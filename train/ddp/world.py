@@ -61,8 +61,8 @@ def join(wanted: str, deterministic: bool = False) -> tuple[torch.device, str]:
     gpus = torch.cuda.device_count() if wanted != "cpu" and torch.cuda.is_available() else 0
     if gpus >= neighbours or (gpus == 1 and wanted == "cuda"):
         # A GPU for each process. Gradients travel by nccl, where torch has it (on Windows it has not); what the
-        # processes tell each other beside that (sums, the wish to stop) lies in ordinary memory and travels by gloo,
-        # so that nobody has to wait for a GPU.
+        # processes tell each other beside that (sums, a request to stop) lies in ordinary memory and travels by gloo,
+        # so that none has to wait for a GPU.
         device = torch.device("cuda", local if gpus >= neighbours else 0)
         backend = "nccl" if dist.is_nccl_available() else "gloo"
         groups = f"cpu:gloo,cuda:{backend}"
@@ -108,20 +108,18 @@ SIGNALS = ("SIGTERM", "SIGUSR1", "SIGINT")
 
 class StopFlag:
     """Set by SIGTERM, SIGUSR1 or Ctrl-C (SIGINT; a second one ends at once) to any process; all of them learn of it in
-    the same step, by `dist.all_reduce`. So they do of the wish for a snapshot, after which they go on: the file that
-    $GPUOPS_SNAPSHOT_FILE names has appeared, or was written anew."""
+    the same step, by `dist.all_reduce`. So they do of a request for a snapshot, after which they go on: the file that
+    $GPUOPS_SNAPSHOT_FILE names has appeared, or was written again."""
 
-    INTERVAL_S = (
-        0.02  # between two all_reduces of short steps: one in each of them would cost a quarter of a small step
-    )
+    INTERVAL_S = 0.02  # between two all_reduces of short steps: one in each would cost a quarter of a small step
     MAX_STEPS = 16  # between two all_reduces: the next step may take a thousand times as long
-    SAME_WISH_S = 30.0  # a wish this soon after the snapshot that answered one is the same, seen by another process
+    SAME_REQUEST_S = 30.0  # a request this soon after the snapshot for one is the same, seen by another process
 
     def __init__(self) -> None:
         self.signalled = False
         self._file = os.environ.get("GPUOPS_SNAPSHOT_FILE", "")
         self._written = 0  # the file's time at the last look, in nanoseconds
-        self._saved = float("-inf")  # when a wish was last answered
+        self._saved = float("-inf")  # when a snapshot was last requested and written
         self._steps, self._group = 0, 1  # steps since the last all_reduce, and how many there are between two
         self._since = time.monotonic()
         for name in SIGNALS:
@@ -142,7 +140,7 @@ class StopFlag:
             return ""
         now = time.monotonic()
         pace = (now - self._since) / self._steps
-        told = torch.tensor([self.signalled, self._is_wished(now), pace if world.rank == 0 else 0.0])
+        told = torch.tensor([self.signalled, self._snapshot_is_requested(now), pace if world.rank == 0 else 0.0])
         dist.all_reduce(told)
         stop, save, pace = told.tolist()
         self._steps, self._since = 0, now
@@ -151,14 +149,14 @@ class StopFlag:
             self._saved = now
         return "stop" if stop else "save" if save else ""
 
-    def _is_wished(self, now: float) -> bool:
-        """Whether this process sees a wish for a snapshot that is not served yet."""
+    def _snapshot_is_requested(self, now: float) -> bool:
+        """Whether this process sees a request that no snapshot has followed yet."""
         try:
             written = os.stat(self._file).st_mtime_ns
         except OSError:
-            return False  # it is not there: nobody has wished for anything
+            return False  # it is not there: none is requested
         is_new, self._written = written != self._written, written
-        return is_new and now - self._saved >= self.SAME_WISH_S
+        return is_new and now - self._saved >= self.SAME_REQUEST_S
 
 
 class World:

@@ -162,7 +162,7 @@ _REMEDIES: tuple[tuple[re.Pattern[str], str | Callable[[re.Match[str], str], str
         "the node could not download it: have it here, and send it with `--data PATH`",
     ),
     (
-        re.compile(r"could not be had from \w+://"),  # one of our workloads
+        re.compile(r"could not be downloaded from \w+://"),  # one of our workloads
         "have it here, and name its folder: `--data PATH` (a mirror stands behind `--`: `-- --data URL`)",
     ),
     (

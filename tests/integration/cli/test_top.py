@@ -6,6 +6,7 @@ import json
 import os
 import pty
 import signal
+import termios
 from pathlib import Path
 
 from tests.conftest import HANG_S, Shell, until
@@ -48,13 +49,18 @@ def test_every_node_and_rank_and_a_node_that_goes_away(shell: Shell) -> None:
 
 
 def _at_a_terminal(shell: Shell) -> None:
-    """It is drawn on a screen of its own, and `q` ends it."""
+    """It is drawn on a screen of its own, follows a terminal that is resized, and `q` ends it."""
     ours, theirs = pty.openpty()
+    termios.tcsetwinsize(ours, (40, 80))
     shell.env |= {"TERM": "xterm-256color"}
     process = shell.start("top", stdin=theirs, stdout=theirs, stderr=theirs)
     os.close(theirs)
     sent = ""
     while "q ends it" not in sent:
+        sent += os.read(ours, 65536).decode(errors="replace")
+    assert "a taller terminal" not in sent
+    termios.tcsetwinsize(ours, (8, 80))
+    while "a taller terminal shows" not in sent:
         sent += os.read(ours, 65536).decode(errors="replace")
     os.write(ours, b"q")
     try:

@@ -67,6 +67,10 @@ def weights(laptop: Laptop, run: str) -> str:
     return hashlib.sha256(b"".join(tensor.numpy().tobytes() for tensor in state.values())).hexdigest()
 
 
+RESULTS = {"mnist": "test accuracy", "cifar10": "1 epoch took", "movielens": "test HR@10"}
+"""With what the line of a tutorial's own result begins."""
+
+
 @pytest.mark.proof  # test_data.py sends data to hosts, tests/system/train/ reads each workload's
 @pytest.mark.parametrize("name", [name for name, known in WORKLOADS.items() if known.reads])
 def test_a_workload_reads_data_that_were_sent(laptop: Laptop, name: str) -> None:
@@ -75,6 +79,7 @@ def test_a_workload_reads_data_that_were_sent(laptop: Laptop, name: str) -> None
     done = laptop.run(*MULTINODE, "--cluster", "lab", "--workload", name, "--data", str(data), "--", "1")
     assert done.returncode == 0, done.stderr + done.stdout
     assert "all 2 ranks ended well" in done.stderr
+    assert f"\n[n0 r0] {RESULTS[name]} " in done.stdout
     assert "data: kept in" not in done.stderr, "nothing is downloaded"
     assert (home(laptop, f"{name}-1") / "snapshots" / name / "last").exists()
     assert {path.name for path in home(laptop, f"{name}-1").iterdir()} - {".gpuops.jsonl"} <= {"snapshots", "outputs"}
@@ -141,7 +146,7 @@ def test_without_internet_a_sentence_and_what_is_put_there_by_hand_is_found(lapt
     failed = laptop.run(*words)
     assert failed.returncode == 1, failed.stderr
     error, verdict, hint = failed.stderr.splitlines()[-3:]
-    assert error.startswith("error: train-images-idx3-ubyte.gz could not be had from https://"), failed.stderr
+    assert error.startswith("error: train-images-idx3-ubyte.gz could not be downloaded from https://"), failed.stderr
     assert verdict == "rank 0 on node0 failed with exit code 1"
     assert hint.startswith("hint: have it here")
 
@@ -151,6 +156,7 @@ def test_without_internet_a_sentence_and_what_is_put_there_by_hand_is_found(lapt
     again = laptop.run(*words)
     assert again.returncode == 0, again.stderr
     assert "; what is missing there is downloaded once" in again.stderr
+    assert "test accuracy" in again.stdout
     assert not list((laptop.folder / "runs").glob("mnist-*/out/data")), "data are no results"
     assert laptop.run("down", "lab").returncode == 0
     laptop.expect_hosts_clean(a, b)

@@ -64,7 +64,7 @@ class Case(NamedTuple):
 
 CASES = {
     "no network": Case(
-        r"error: \S+ could not be had from http://127.0.0.1:9/\S+: Connection refused; "
+        r"error: \S+ could not be downloaded from http://127.0.0.1:9/\S+: Connection refused; "
         r"put it into \S+/data/{program} by hand, or name a mirror with --data",
         env=("SOURCE", "http://127.0.0.1:9"),
     ),

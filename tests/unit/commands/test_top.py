@@ -5,6 +5,7 @@ from __future__ import annotations
 import dataclasses
 import io
 import json
+import re
 
 import pytest
 from msgspec import structs
@@ -78,6 +79,15 @@ def test_as_much_as_the_terminal_has_lines_for(nodes: int, shows: str, lacks: st
     assert shows in text
     assert lacks not in text
     assert "q ends it" in text
+
+
+@pytest.mark.parametrize("no_color", ["", "1"])
+def test_the_screen_has_colours_unless_a_person_wants_none(monkeypatch: pytest.MonkeyPatch, no_color: str) -> None:
+    monkeypatch.setenv("NO_COLOR", no_color)
+    console = Console(file=io.StringIO(), width=80, height=60, force_terminal=True, color_system="standard")
+    with console.capture() as caught:
+        console.print(draw_to_fit(REPORT, console))
+    assert bool(re.search(r"\x1b\[[\d;]*\b[34]\dm", caught.get())) is not bool(no_color)
 
 
 def test_what_is_free_and_idle() -> None:

@@ -106,7 +106,7 @@ WORDS = [
         "have it here, and send it with `--data PATH`",
     ),
     (
-        "error: a.gz could not be had from https://x/a.gz: Name or service not known; put it into data/mnist by hand",
+        "error: a.gz could not be downloaded from https://x/a.gz: Name or service not known; put it into data by hand",
         "name its folder: `--data PATH`",
     ),
     (
