@@ -42,7 +42,8 @@ def test_what_was_not_asked_for_is_chosen() -> None:
     found = shape(select_extra=["gpu_model=v100"])
     assert (found.queue, found.gpus, found.cpus, found.walltime_s) == ("workq", 4, 32, 1800.0)
     assert found.words == [
-        "-l", "select=2:ncpus=32:ngpus=4:mem=257024mb:gpu_model=v100", "-l", "place=scatter", "-l", "walltime=0:30:00",
+        "-l", "select=2:ncpus=32:mpiprocs=1:ngpus=4:mem=257024mb:gpu_model=v100", "-l", "place=scatter",
+        "-l", "walltime=0:30:00",
     ]  # fmt: skip
     assert found.say == "2 nodes of queue workq with 4 GPUs and 32 cores each, for 30 min from the job's start"
 
@@ -50,7 +51,7 @@ def test_what_was_not_asked_for_is_chosen() -> None:
 def test_what_was_asked_for_is_kept() -> None:
     found = shape(1, 2, 1.0, queue="gpu", account="a", cpus=7, mem="64gb", qsub_arg=["-lsoftware=x"])
     assert found.words == [
-        "-l", "select=1:ncpus=7:ngpus=2:mem=64gb", "-l", "place=scatter", "-l", "walltime=1:00:00",
+        "-l", "select=1:ncpus=7:mpiprocs=1:ngpus=2:mem=64gb", "-l", "place=scatter", "-l", "walltime=1:00:00",
         "-q", "gpu", "-A", "a", "-lsoftware=x",
     ]  # fmt: skip
 
@@ -58,7 +59,7 @@ def test_what_was_asked_for_is_kept() -> None:
 def test_a_cluster_that_tells_nothing_of_its_nodes_is_believed() -> None:
     site = parse_site(json.dumps({"Queue": QUEUES}) + "\n\n===\n\n===\n")
     request = Request("pbs", nodes=9, gpus=8, options={"queue": "gpu"})
-    assert shape_job(parse_wishes(request), site).words[1] == "select=9:ncpus=1:ngpus=8"
+    assert shape_job(parse_wishes(request), site).words[1] == "select=9:ncpus=1:mpiprocs=1:ngpus=8"
 
 
 def test_what_is_not_there_is_refused() -> None:
