@@ -110,7 +110,8 @@ def qsub_words(submission: Submission) -> list[str]:
 
 def job_script(submission: Submission, python: str, nodes: int) -> str:
     """One `hold` on each node. PBS signals this shell, too, with whose end it would kill all the others."""
-    hold = [python, "-I", submission.agent, "hold", "--cluster", submission.folder, "--index"]
+    cluster = ["--cluster", submission.folder, "--job", submission.token]
+    hold = [python, "-I", submission.agent, "hold", *cluster, "--index"]
     return f"""\
 #!/bin/sh
 PATH=$PATH:${{PBS_EXEC:-/opt/pbs}}/bin

@@ -102,7 +102,7 @@ def job_script(submission: Submission, python: str) -> str:
     step = [
         "srun", "--ntasks-per-node=1", f"--cpus-per-task={cpus}", "--cpu-bind=none", "--mpi=none",
         "--kill-on-bad-exit=0", "--wait=0", "--input=none", "--export=ALL",
-        python, "-I", submission.agent, "hold", "--cluster", submission.folder,
+        python, "-I", submission.agent, "hold", "--cluster", submission.folder, "--job", submission.token,
     ]  # fmt: skip
     return f"#!/bin/sh\nexec {shlex.join(step)}\n"
 

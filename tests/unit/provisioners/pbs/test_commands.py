@@ -75,15 +75,15 @@ def test_a_size(text: str, size: int | None) -> None:
 def test_the_job() -> None:
     """One `hold` on each node, each told which it is, in a shell that outlives them all."""
     data = {"words": ["-l", "select=2:ncpus=8", "-q", "gpu"], "nodes": 2}
-    submission = Submission(f"{MARK}.{TOKEN}", "/home/al ice/lab", "/home/al ice/a.pyz", "/home/al/o.out", data)
+    submission = Submission(f"{MARK}.{TOKEN}", TOKEN, "/home/al ice/lab", "/home/al ice/a.pyz", "/home/o", data)
     assert commands.qsub_words(submission) == [
-        "qsub", "-N", f"{MARK}.{TOKEN}", "-r", "n", "-m", "n", "-S", "/bin/sh", "-j", "oe", "-o", "/home/al/o.out",
+        "qsub", "-N", f"{MARK}.{TOKEN}", "-r", "n", "-m", "n", "-S", "/bin/sh", "-j", "oe", "-o", "/home/o",
         "-l", "select=2:ncpus=8", "-q", "gpu",
     ]  # fmt: skip
     script = commands.job_script(submission, "/usr/bin/python3", 2)
     assert (
         "pbsdsh -n \"$index\" -- /usr/bin/python3 -I '/home/al ice/a.pyz' hold --cluster '/home/al ice/lab' "
-        '--index "$index" &\n'
+        f'--job {TOKEN} --index "$index" &\n'
     ) in script
     assert 'while [ "$index" -lt 2 ]' in script
 
