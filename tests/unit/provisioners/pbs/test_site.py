@@ -83,12 +83,19 @@ def test_what_is_not_there_is_refused() -> None:
     "options",
     [
         {"queue": " "}, {"cpus": 0}, {"select-extra": ["v100"]}, {"select-extra": ["ngpus=3"]},
-        {"select-extra": ["a=1+2:ncpus=3"]}, {"qsub-arg": ["x"]}, {"qsub-arg": ["-Nx"]}, {"qsub-arg": ["-lselect=9"]},
+        {"select-extra": ["a=1+2:ncpus=3"]}, {"qsub-arg": ["x"]}, {"qsub-arg": ["-Nx"]}, {"qsub-arg": ["-hNx"]},
+        {"qsub-arg": ["-lselect=9"]}, {"qsub-arg": ["-l select=9"]}, {"qsub-arg": ["-lsoftware=x,walltime=9:00:00"]},
+        {"qsub-arg": ["-Wblock=true"]},
     ],
 )  # fmt: skip
 def test_options_that_make_no_sense(options: dict[str, object]) -> None:
     with pytest.raises(UsageError):
         parse_wishes(Request("pbs", options=options))
+
+
+@pytest.mark.parametrize("word", ["-lsoftware=x", "-h", "-p-5", "-Wumask=077", "-P proj"])
+def test_what_is_handed_on(word: str) -> None:
+    assert parse_wishes(Request("pbs", options={"qsub-arg": [word]})).raw == [word]
 
 
 @pytest.mark.parametrize(
