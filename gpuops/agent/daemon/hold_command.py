@@ -27,8 +27,8 @@ from gpuops.agent.daemon.main import UNWATCHED_LIMIT_S
 from gpuops.agent.daemon.start_mode import start_mode
 from gpuops.agent.daemon.watchdog import Wake, record_process
 from gpuops.agent.lease_clock import is_run_live
-from gpuops.agent.node import LOCAL, Node, Refusal, log, parse_options, read_json, remove_file, write_json
-from gpuops.agent.rpc.connect import HOLDER, is_watched
+from gpuops.agent.node import HOLDER, LOCAL, Node, Refusal, log, parse_options, read_json, remove_file, write_json
+from gpuops.agent.rpc.connect import is_watched
 from gpuops.agent.run.preemption_notices import NOTICE_FILE
 from gpuops.agent.run_files import run_markers
 
