@@ -130,13 +130,14 @@ umask 077
 draft=
 if [ -f "$1/$2" ] && [ "$(wc -c <"$1/$2")" -eq "$3" ]; then cat >/dev/null; printf 'there\n'; exit 0; fi
 { [ -d "$1" ] || mkdir -p "$1"; } &&
-    draft=$(mktemp "$1/$2.XXXXXX") && cat >"$draft" && mv -f "$draft" "$1/$2" && { printf 'there\n'; exit 0; }
+    draft=$(mktemp "$1/$2.XXXXXX") && cat >"$draft" && [ "$(wc -c <"$draft")" -eq "$3" ] &&
+    mv -f "$draft" "$1/$2" && { printf 'there\n'; exit 0; }
 cat >/dev/null
 [ -z "$draft" ] || rm -f "$draft"
 exit 0
 """
-"""Keeps its input as the file `$2` in the folder `$1`, unless that is there with all of its `$3` bytes: a machine that
-lost its power may have kept the name alone."""
+"""Keeps its input as the file `$2` in the folder `$1`, if it has all of its `$3` bytes: a connection that is cut ends
+it. Not where that is there with all of them: a machine that lost its power may have kept the name alone."""
 CLEANUP_SCRIPT = r"""
 holds_no_node() {
     [ -d "$1" ] && [ -z "$(ls -A "$1" | grep -vx -e agent -e env -e data)" ] || return 1

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+import subprocess
 import sys
 from pathlib import Path
 
@@ -12,6 +13,7 @@ import pytest
 from gpuops.core.errors import NodeError, NodeRefused
 from gpuops.nodes import bootstrap
 from gpuops.transport.connection import ProcessConnection
+from tests.conftest import HANG_S
 
 GOOD = "home /root\npython /usr/bin/python3\nfree_kb 9000000\n"
 
@@ -90,6 +92,16 @@ def test_an_agent_of_which_a_power_cut_kept_the_name_is_brought_again(tmp_path: 
     path.write_bytes(b"")
     bootstrap.install_agent(ProcessConnection("here"), str(tmp_path / "root"), agent)
     assert path.read_bytes() == agent.read_bytes()
+
+
+def test_half_an_agent_is_none(tmp_path: Path) -> None:
+    """A connection that is cut ends the input of what runs on the machine. The newest agent there lists all nodes."""
+    agent, sha = bootstrap.build_agent(tmp_path / "cache")
+    content, folder = agent.read_bytes(), tmp_path / "root/agent"
+    words = ["sh", "-c", bootstrap.INSTALL_SCRIPT, "sh", str(folder), f"{sha}.pyz", str(len(content))]
+    done = subprocess.run(words, input=content[:-1], capture_output=True, timeout=HANG_S)
+    assert b"there" not in done.stdout
+    assert [*folder.iterdir()] == []
 
 
 def test_a_folder_that_cannot_be_made_is_said(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
