@@ -8,7 +8,8 @@ counts:
 
 - a login of sshd that has a terminal (`sshd: alice@pts/0`, since OpenSSH 9.8 `sshd-session: alice@pts/0`);
 - an editor's program that descends from a login without a terminal (`alice@notty`), and ends with it;
-- a connection to a port on which an editor's server listens, while any login is open.
+- a connection to a port on which an editor's server listens, while any login is open;
+- on a machine of a batch job, whatever of the job has a terminal.
 
 gpuops' own connections are logins without a terminal and do not count. When a laptop falls asleep, sshd learns of it
 from TCP: within 15 minutes where data was on its way, else within about two hours. Linux only.
@@ -23,7 +24,7 @@ import time
 from contextlib import contextmanager
 from typing import Iterable, Iterator, Mapping
 
-from gpuops.agent.node import Node
+from gpuops.agent.node import HOLDER, Node
 from gpuops.agent.processes import descendants, list_processes
 from gpuops.agent.sockets import ESTABLISHED, LISTEN, Connection, list_connections, socket_inodes
 
@@ -61,6 +62,8 @@ def silent_for_s() -> float:
     return time.monotonic() - _heard
 
 
+JOB_VARIABLES = ("SLURM_JOB_ID", "PBS_JOBID")
+"""By which the programs of a batch job know it."""
 WORK_CHECK_INTERVAL_S = 30.0
 """Time between two searches for people at work: each reads the command line of every process."""
 LOGIN = re.compile(rb"sshd(?:-session)?: [^ ]+@([^ @]+)")
@@ -89,7 +92,26 @@ class WorkSchedule:
 
 def is_person_at_work(node: Node) -> bool:
     """Whether a person is at work on a machine that ends with its node: on others a shell outlives the node anyway."""
+    if os.path.exists(node.path(HOLDER)):
+        return is_person_in_job()
     return bool(node.settings().end) and is_person_logged_in()
+
+
+def is_person_in_job() -> bool:
+    """Whether a program of the batch job that this process belongs to has a terminal. Others may be at work on the
+    machine, and no login shows who is in a step of Slurm's."""
+    job = {os.fsencode(f"{name}={os.environ[name]}") for name in JOB_VARIABLES if name in os.environ}
+    for pid in list_processes():
+        try:
+            with open(f"/proc/{pid}/stat", "rb") as stat:
+                terminal = stat.read().rpartition(b")")[2].split()[4]
+            if terminal != b"0":
+                with open(f"/proc/{pid}/environ", "rb") as environ:
+                    if not job.isdisjoint(environ.read().split(b"\0")):
+                        return True
+        except OSError:
+            pass  # ended meanwhile, or somebody else's
+    return False
 
 
 def is_person_logged_in() -> bool:

@@ -35,6 +35,8 @@ import threading
 import time
 from typing import Any, BinaryIO, Callable, Dict, NamedTuple, Sequence
 
+HOLDER = "hold.json"
+"""Records the process that holds this machine for a batch job (`daemon.hold_command`)."""
 LOCAL = "local"
 """In a node's folder that lies on a shared disk: link to a folder of its machine's own."""
 SOCKET = "agent.sock"

@@ -49,7 +49,7 @@ from gpuops.runs.receipt import receipt_rows
 from gpuops.runs.results import retention
 from gpuops.runs.retries import JobOutcome
 from gpuops.runs.taken_over import TakenOver
-from gpuops.runs.turn import refuse_second_run
+from gpuops.runs.turn import refuse_second_run, while_unreachable
 from gpuops.sync.run_record import RunRecord
 
 POLL_INTERVAL_S = 0.2
@@ -98,15 +98,31 @@ class Place:
                 self.is_preparing = False
             prepared = prepare.complete(ctx, self.session, request, row, self.ready, self.values)
             ctx.ensure_guard(self.session.row)
-            if _is_being_ended(ctx, self.session.row):
-                raise NodeError(f"another command ends {self.session.row.name}", "start it on another cluster")
+            _refuse_if_being_ended(ctx, self.session.row)
             return prepared
 
     def _bring_files(self, ctx: Context, request: RunRequest, row: RunRow) -> None:
-        if self.used and request.resume == self.resume:
-            clear_for_next(ctx, self.session, request, self.sending, row, self.ready, ctx.progress)
-        else:  # the first run, or a retry of the one before
-            put_back(ctx, self.session.clients, request, row.tree, ctx.progress)
+        """Once more where a connection is lost meanwhile: a cut of a minute must not end what takes a night."""
+        tries = 0
+
+        def bring() -> None:
+            nonlocal tries
+            tries += 1
+            if tries == 2:
+                ctx.out.say(f"{self.session.row.name} does not answer; trying again")
+            if tries > 1:
+                _refuse_if_being_ended(ctx, self.session.row)
+                for index in range(len(self.session.clients)):
+                    self.session.reconnect(index)
+            if self.used and request.resume == self.resume:
+                is_again = tries > 1  # what was taken off before is not listed now
+                clear_for_next(
+                    ctx, self.session, request, self.sending, row, self.ready, ctx.progress, push_again=is_again
+                )
+            else:  # the first run, or a retry of the one before
+                put_back(ctx, self.session.clients, request, row.tree, ctx.progress)
+
+        while_unreachable(ctx, self.session, bring)
         self.used = True
 
     def interrupt(self) -> None:
@@ -334,6 +350,11 @@ def _is_being_ended(ctx: Context, cluster: ClusterRow) -> bool:
         is_up = ctx.ledger.cluster(cluster.id).state is ClusterState.UP
         return not is_up or any(run.has_live_owner(besides=ctx.me) for run in ours)
     return False
+
+
+def _refuse_if_being_ended(ctx: Context, cluster: ClusterRow) -> None:
+    if _is_being_ended(ctx, cluster):
+        raise NodeError(f"another command ends {cluster.name}", "start it on another cluster")
 
 
 def _wait(ctx: Context, jobs: Sequence[Job], queue: IndexQueue) -> None:

@@ -146,7 +146,7 @@ by_python='import sys, zlib; sys.stdout.buffer.write(zlib.decompress(sys.stdin.b
 put() {
     [ -d "$folder" ] || mkdir -p "$folder" || return
     draft=$(mktemp "$place.XXXXXX") || return
-    unpack >"$draft" && mv -f "$draft" "$place" && is_there && return
+    unpack >"$draft" && [ "$(wc -c <"$draft")" -eq "$size" ] && mv -f "$draft" "$place" && return
     rm -f "$draft"
     return 1
 }
@@ -157,9 +157,10 @@ cat >/dev/null
 [ $# -gt 0 ] || { printf 'there\n'; exit 0; }
 printf '%s\n' "$document" | "$@"
 """
-"""Keeps its packed input, but for the first line, as the file `$2` in the folder `$1`, unless that is there with all of
-its `$3` bytes: a machine that lost its power may have kept the name alone. Then it starts the rest of its words, which
-get that line. The shell reads a line byte by byte and leaves the rest to whoever comes next."""
+"""Keeps its packed input, but for the first line, as the file `$2` in the folder `$1`, if it has all of its `$3` bytes:
+a connection that is cut ends it. Not where that is there with all of them: a machine that lost its power may have kept
+the name alone. Then it starts the rest of its words, which get that line. The shell reads a line byte by byte and
+leaves the rest to whoever comes next."""
 CLEANUP_SCRIPT = r"""
 holds_no_node() {
     [ -d "$1" ] && [ -z "$(ls -A "$1" | grep -vx -e agent -e env -e data)" ] || return 1

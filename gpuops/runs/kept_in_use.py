@@ -1,7 +1,7 @@
 """Machines that end only together stay in use while a run is followed on some of them.
 
 The idle end of one pod of a RunPod cluster ends the cluster, and with it what runs on the others: of an array whose
-other runs have ended, or of a command on node0.
+other runs have ended, or of a command on node0. A batch job keeps a machine whose node has ended, without use.
 """
 
 from __future__ import annotations
@@ -31,7 +31,7 @@ class KeptInUse:
         request, machines = request_of(row), self._session.machines
         used = request.nodes if request.kind == "torchrun" or request.all_nodes else 1
         end_together = any(machine.data.get("ends_itself") is False for machine in machines)
-        self._is_needed = used < len(machines) and end_together
+        self._is_needed = used < len(machines) and (end_together or _are_of_one_job(ctx, session))
         self._told = ctx.clock.monotonic()
         self._job: Job | None = None
 
@@ -50,3 +50,9 @@ class KeptInUse:
         """The lease that they have, once more."""
         with suppress(GpuopsError):  # a node that has ended
             send_lease(self._session, lease, self._ctx.clock.now())
+
+
+def _are_of_one_job(ctx: Context, session: ClusterSession) -> bool:
+    with suppress(GpuopsError):  # a provider that cannot be loaded now keeps nobody from following a run
+        return ctx.provisioner_of(session.row).grants_machines
+    return False

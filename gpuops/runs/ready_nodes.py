@@ -155,13 +155,16 @@ def clear_for_next(
     row: RunRow,
     ready: ReadyNodes,
     progress: Progress,
+    *,
+    push_again: bool = False,
 ) -> None:
-    """Before another run of an array begins on nodes that are ready: what the one before made is taken off. Raises
+    """Before another run of an array begins on nodes that are ready: what the one before made is taken off. The project
+    is compared where that run had changed a file of it, and where `push_again` says that this is not known. Raises
     GpuopsError."""
     name, clients = row.tree, session.clients
     launch = _launch_on(clients, request, row, session.part_of)
     taken = earlier_files.clear_start(ctx, launch, progress, of_array=True)
-    if taken & {entry.path for entry in ready.tree.files}:  # a file of the project, which that run had changed
+    if push_again or taken & {entry.path for entry in ready.tree.files}:
         line = uplink.open_uplink(ctx.home / "cache", sending.bwlimit)
         _push_tree(ctx, session, clients, ready.tree, name, sending, line, progress)
     put_back(ctx, clients, request, name, progress)

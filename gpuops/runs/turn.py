@@ -8,7 +8,8 @@ from __future__ import annotations
 
 import functools
 import shlex
-from typing import TYPE_CHECKING, NamedTuple
+from collections.abc import Callable
+from typing import TYPE_CHECKING, NamedTuple, TypeVar
 
 from gpuops.core import heartbeat
 from gpuops.core.context import Context
@@ -26,6 +27,8 @@ from gpuops.transport.rpc import UnreachableAgent
 if TYPE_CHECKING:
     from gpuops.transport.schemas import NodeHello
 
+T = TypeVar("T")
+
 QUEUE_POLL_INTERVAL_S = 2.0
 """How often a run that waits for its turn asks the ledger and the nodes whether an earlier run has ended."""
 
@@ -37,18 +40,9 @@ def wait_for_turn(ctx: Context, session: ClusterSession, row: RunRow, *, queue: 
         refuse_second_run(ctx, session, row, request_of(row))
         return row
     announced = ""
-    unreachable_since: float | None = None
     with ctx.progress.during(f"waiting for {session.row.name}", whose=Whose.SCRIPT):
-        poller = Poller.every(ctx.clock, QUEUE_POLL_INTERVAL_S)
-        for attempt in poller:
-            try:
-                busy = _find_earlier_run(ctx, session, row)
-            except ConnectionLost as error:
-                unreachable_since = attempt.started if unreachable_since is None else unreachable_since
-                _check_worth_waiting(ctx, session, error, attempt.started - unreachable_since)
-                poller.retry_after(SLOW_RECONNECT_INTERVAL_S)
-                continue
-            unreachable_since = None
+        for _ in Poller.every(ctx.clock, QUEUE_POLL_INTERVAL_S):
+            busy = while_unreachable(ctx, session, lambda: _find_earlier_run(ctx, session, row))
             if not busy:
                 break
             ctx.progress.waits(f"{busy.say} goes on")
@@ -58,6 +52,21 @@ def wait_for_turn(ctx: Context, session: ClusterSession, row: RunRow, *, queue: 
     if announced:
         ctx.ledger.set_run(row.id, created=ctx.clock.now())
     return ctx.ledger.run(row.id)
+
+
+def while_unreachable(ctx: Context, session: ClusterSession, work: Callable[[], T]) -> T:
+    """What `work` returns, which is tried again while a node does not answer, and a cut conversation is opened once
+    more by `work` itself. Raises ConnectionLost once that has taken too long, or machines have ended."""
+    unreachable_since: float | None = None
+    for attempt in Poller.every(ctx.clock, SLOW_RECONNECT_INTERVAL_S):
+        ctx.signals.check()
+        try:
+            return work()
+        except ConnectionLost as error:
+            ctx.signals.check()  # who relays a signal cuts what goes on
+            unreachable_since = attempt.started if unreachable_since is None else unreachable_since
+            _check_worth_waiting(ctx, session, error, attempt.started - unreachable_since)
+    raise AssertionError("a poller without a deadline does not end")
 
 
 def _check_worth_waiting(ctx: Context, session: ClusterSession, error: ConnectionLost, unreachable_s: float) -> None:

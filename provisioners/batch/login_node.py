@@ -27,9 +27,10 @@ HERE = "this-machine"
 ANSWER = '"$@" 2>&1; printf "\\nexit code %s\\n" $?'
 """Runs a command, whose words may be anything, and tells how it ended: its refusal is to be read, and no failure."""
 FIND = """
-command -v @PROGRAM >/dev/null 2>&1 || PATH=$PATH:$(bash -lc 'printf "%s" "$PATH"' 2>/dev/null)
+command -v @PROGRAM >/dev/null 2>&1 || PATH=$PATH:$(bash -lc 'printf "\\n%s" "$PATH"' \
+    </dev/null 2>/dev/null | tail -n 1)
 """
-"""A login that runs a command may not have the PATH of one at a terminal."""
+"""A login that runs a command may not have the PATH of one at a terminal, whose profile may read and print anything."""
 ASK = """
 command -v @PROGRAM >/dev/null 2>&1 || { echo absent; exit 0; }
 """

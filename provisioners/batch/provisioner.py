@@ -61,6 +61,8 @@ class Submission:
     """What a job is to be."""
 
     name: str
+    token: str
+    """By which its machines know their nodes."""
     folder: str
     """The cluster's, in the login node's home: its nodes' folders are in it."""
     agent: str
@@ -204,7 +206,7 @@ class BatchProvisioner(ABC, Generic[SiteT]):
         self.logins.record(login)
         folder = f"{login.root}/{intent.cluster}"
         agent = as_provider_errors(lambda: self._install(login, folder, offer, intent))
-        submission = Submission(name, folder, agent, output_file(login, name), offer.data)
+        submission = Submission(name, intent.token, folder, agent, output_file(login, name), offer.data)
         number = as_provider_errors(lambda: self.submit(login, submission))
         job = Job(number, intent.mark("job"), intent.token, JobState.QUEUED, offer.nodes)
         journal.got(job_resource(job, login, self.logins.ssh_folder))

@@ -52,13 +52,14 @@ class JobShape:
 
 def choose_walltime(hours: float | None, default_s: float | None, max_s: float | None, queue: str) -> float:
     """In whole minutes, as batch systems count. `queue`: `partition gpu`. Raises Rejected."""
-    if hours is None:
-        return default_s or min(max_s or WALLTIME_S, WALLTIME_S)
-    wanted = round(hours * 60) * 60.0
+    most_s = WALLTIME_S if max_s is None else min(max_s, WALLTIME_S)
+    usual_s = most_s if default_s is None or default_s < MIN_JOB_S else default_s  # a site may have one of a minute
+    wanted = usual_s if hours is None else round(hours * 60) * 60.0
     if wanted < MIN_JOB_S:
+        has_room = max_s is None or max_s >= MIN_JOB_S
         raise Rejected(
             f"a job of {span(wanted)} leaves no time for a run: its last 2 min are kept for results on their way",
-            f"--max-hours {MIN_JOB_S / 3600:.2g}, or more",
+            f"--max-hours {MIN_JOB_S / 3600:.2g}, or more" if has_room else f"take another --{queue.split()[0]}",
         )
     if max_s is not None and wanted > max_s:
         raise Rejected(

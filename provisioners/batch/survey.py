@@ -8,9 +8,12 @@ import re
 from gpuops.core.format import plural, span
 from gpuops.core.models import SiteFact
 
-MODULES = r"""
+LIMIT = """
 limit() { if command -v timeout >/dev/null; then timeout 20 "$@"; else "$@"; fi; }
-limit bash -lc 'type module >/dev/null 2>&1 && { echo "module: yes"; module -t avail 2>&1; }' </dev/null || :
+"""
+"""For a program that may hang, and whose answer can be done without."""
+MODULES = rf"""{LIMIT}
+limit bash -lc 'type module >/dev/null 2>&1 && {{ echo "module: yes"; module -t avail 2>&1; }}' </dev/null || :
 """
 """`module` is a function that only a login shell has."""
 NAME = re.compile(r"([\w./+-]+)(?:\([\w:]*\))?")

@@ -28,18 +28,29 @@ pbsnodes -a -F json 2>/dev/null || true
 WHO = "id -un; id -Gn"
 """Whose limits are meant."""
 HISTORY = 100
+DELIMITER = "\x1f"
+"""Between the attributes of a job: in a value it is written as two other signs."""
 JOBS = f"""
 user=$(id -un)
 live=$(qselect -u "$user") || exit 1
 if ended=$(qselect -x -u "$user" 2>/dev/null); then history=-x; else history= ended=; fi
 ids=$({{ printf '%s\\n' $ended | tail -n {HISTORY}; printf '%s\\n' $live; }} | sed '/^$/d' | sort -u)
-[ -n "$ids" ] || {{ echo '{{}}'; exit 0; }}
-TZ=UTC qstat $history -f -F json $ids 2>/dev/null || true
+[ -n "$ids" ] || exit 0
+mark=$(printf '\\037')
+told=$(TZ=UTC qstat $history -f -F dsv -D "$mark" $ids 2>/dev/null)
+printf '%s\\n' "$told"
+still=$(qselect -u "$user") || exit 1
+for id in $live; do
+    case $told in *"Job Id: $id$mark"*) continue ;; esac
+    case " $(echo $still) " in *" $id "*) echo "qstat tells nothing of $id"; exit 1 ;; esac
+done
 """
-"""This user's jobs, and the last of those that ended, where PBS keeps them. One that ends between two of these
-questions makes the last one fail, which tells of the others all the same."""
+"""This user's jobs, and the last of those that ended, where PBS keeps them. qstat tells of each in turn: one that ends
+between two of these questions is left out, and so are all others while the server does not answer. Its JSON is none
+where a job's variables have quotes (openpbs#2541), and tells of the first job alone in some versions (openpbs#2672)."""
 CANCEL = """
-for id in $(qselect -N "$1" -u "$(id -un)"); do qdel "$id" || code=$?; done
+ids=$(qselect -N "$1" -u "$(id -un)") || exit 1
+for id in $ids; do qdel "$id" || code=$?; done
 exit "${code:-0}"
 """
 GONE = re.compile(r"Unknown Job|has finished|invalid for state of job", re.IGNORECASE)
@@ -99,7 +110,8 @@ def qsub_words(submission: Submission) -> list[str]:
 
 def job_script(submission: Submission, python: str, nodes: int) -> str:
     """One `hold` on each node. PBS signals this shell, too, with whose end it would kill all the others."""
-    hold = [python, "-I", submission.agent, "hold", "--cluster", submission.folder, "--index"]
+    cluster = ["--cluster", submission.folder, "--job", submission.token]
+    hold = [python, "-I", submission.agent, "hold", *cluster, "--index"]
     return f"""\
 #!/bin/sh
 PATH=$PATH:${{PBS_EXEC:-/opt/pbs}}/bin
@@ -137,29 +149,29 @@ def _shell(options: str, refused: str) -> str:
 
 
 def parse_jobs(text: str, prefix: str, now: float) -> list[Job]:
-    """The jobs of JOBS whose name begins so; other names may hold anything. Raises ValueError, Unknown."""
+    """The jobs of JOBS whose name begins so; other names may hold anything. Raises Unknown."""
     jobs = []
-    for number, facts in members(parse_json(text), "Jobs"):
-        name = str(facts.get("Job_Name", ""))
+    for line in text.split("\n"):
+        number, *attributes = line.removeprefix("Job Id: ").split(DELIMITER)
+        facts = dict(attribute.partition("=")[::2] for attribute in attributes)
+        name = facts.get("Job_Name", "")
         match = NAME.fullmatch(name)
         if match and name.startswith(prefix):
             jobs.append(_parse_job(number, facts, match["mark"], match["token"], now))
     return jobs
 
 
-def _parse_job(number: str, facts: Mapping[str, Any], mark: str, token: str, now: float) -> Job:
-    word, comment = str(facts.get("job_state", "")), str(facts.get("comment", ""))
+def _parse_job(number: str, facts: Mapping[str, str], mark: str, token: str, now: float) -> Job:
+    word, comment = facts.get("job_state", ""), facts.get("comment", "")
     state = JobState.QUEUED if word in WAITING else JobState.OVER if word in OVER else JobState.RUNNING
-    asked = dict(facts.get("Resource_List") or {})
-    walltime_s, begun = parse_span(str(asked.get("walltime", ""))), parse_time(str(facts.get("stime", "")))
+    walltime_s, begun = parse_span(facts.get("Resource_List.walltime", "")), parse_time(facts.get("stime", ""))
     left_s = None if walltime_s is None or begun is None else begun + walltime_s - now
-    nodes = str(asked.get("nodect", ""))
     return Job(
         number,
         mark,
         token,
         state,
-        parse_count(nodes),
+        parse_count(facts.get("Resource_List.nodect", "")),
         phase=describe_wait(word, comment),
         hopeless=explain_never(word, comment) if state is JobState.QUEUED else "",
         left_s=left_s if state is JobState.RUNNING else None,
@@ -167,11 +179,11 @@ def _parse_job(number: str, facts: Mapping[str, Any], mark: str, token: str, now
     )
 
 
-def explain_end(facts: Mapping[str, Any]) -> str:
+def explain_end(facts: Mapping[str, str]) -> str:
     """Why a job is over."""
     if "stime" not in facts:
         return "its job was deleted while it was queued"
-    return WHY_OVER.get(str(facts.get("Exit_status")), "its job is over")
+    return WHY_OVER.get(facts.get("Exit_status", ""), "its job is over")
 
 
 def describe_wait(word: str, comment: str) -> str:

@@ -20,9 +20,11 @@ OPTIONS: Sequence[Option] = (
     Option("qsub-arg", "One more argument of qsub's, as it is: --qsub-arg=-lsoftware=x. Repeatable.", "list"),
 )
 SINGLE_WORDS = ("queue", "account", "mem")
-OURS = frozenset("-" + letter for letter in "NoejkJIXVrSCzqA")
+OURS = frozenset("NoejkJIXVrSCzqA")
 """What gpuops needs to be as it is, and what has an option of its own."""
-OUR_RESOURCES = ("-lselect", "-lplace", "-lwalltime", "-lnodes")
+FLAGS = "hf"
+"""Letters that take no value: another may follow in the same word."""
+OUR_RESOURCES = ("select", "place", "walltime", "nodes")
 OUR_PARTS = ("ncpus", "ngpus", "mem", "mpiprocs")
 """Of a selection: one task on each node is started, and counted by the lines of the node file."""
 
@@ -56,8 +58,14 @@ def parse_wishes(request: Request) -> Wishes:
             raise UsageError(
                 f"--select-extra {part} cannot be", "write it as --select-extra NAME=VALUE, such as gpu_model=v100"
             )
-    raw = raw_words(
-        options, "qsub-arg", lambda word: word[:2] in OURS or word.startswith(OUR_RESOURCES), "-lsoftware=x"
-    )
+    raw = raw_words(options, "qsub-arg", _is_ours, "-lsoftware=x")
     words = single_words(options, SINGLE_WORDS)
     return Wishes(request.nodes, request.gpus, request.max_hours, cores(options), words, extra, raw)
+
+
+def _is_ours(word: str) -> bool:
+    letter, value = (rest := word.lstrip(f"-{FLAGS}"))[:1], rest[1:]
+    names = {part.partition("=")[0].strip() for part in value.split(",")}
+    if letter == "l":
+        return not names.isdisjoint(OUR_RESOURCES)
+    return letter in OURS or (letter == "W" and "block" in names)  # qsub would wait for the job's end

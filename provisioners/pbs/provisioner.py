@@ -78,10 +78,9 @@ class PbsProvisioner(BatchProvisioner[Site]):
 
     def list_jobs(self, login: LoginNode) -> Sequence[Job]:
         answer = self.logins.ask(login, ["sh", "-c", commands.JOBS])
-        try:
-            return commands.parse_jobs(answer.text, f"gpuops-{self.context.owner}-", self.context.clock.now())
-        except ValueError:
-            raise Unknown(f"PBS does not list its jobs: {answer.last_line}", "try again in a minute") from None
+        if answer.code:
+            raise Unknown(f"PBS does not list its jobs: {answer.last_line}", "try again in a minute")
+        return commands.parse_jobs(answer.text, f"gpuops-{self.context.owner}-", self.context.clock.now())
 
     def cancel(self, login: LoginNode, names: Sequence[str]) -> None:
         for name in names:

@@ -163,7 +163,8 @@ def shape_job(wishes: Wishes, site: Site) -> JobShape:
         )
     shares = [node.cpus * gpus // node.gpus if gpus and node.gpus else node.cpus for node in enough]
     cpus = wishes.cpus or max(1, min(shares, default=1))
-    chunk = [f"{wishes.nodes}", f"ncpus={cpus}", *([f"ngpus={gpus}"] if gpus else [])]
+    # mpiprocs=1: pbsdsh numbers the lines of the node file, of which a queue's default may give a node several.
+    chunk = [f"{wishes.nodes}", f"ncpus={cpus}", "mpiprocs=1", *([f"ngpus={gpus}"] if gpus else [])]
     memory = wishes.words.get("mem") or _memory(enough, cpus)
     chunk += [*([f"mem={memory}"] if memory else []), *wishes.extra]
     words = ["-l", f"select={':'.join(chunk)}", "-l", "place=scatter", "-l", f"walltime={format_span(walltime_s)}"]

@@ -16,13 +16,16 @@ from gpuops.core.format import clock_time
 from provisioners.batch.jobs import NAME, Job, JobState
 from provisioners.batch.numbers import parse_count
 from provisioners.batch.provisioner import Submission
+from provisioners.batch.survey import LIMIT
 
 PRELUDE = r"""
-for name in $(env | sed -n -e 's/^\(SLURM_[A-Za-z0-9_]*\)=.*/\1/p' -e 's/^\(SQUEUE_[A-Za-z0-9_]*\)=.*/\1/p'); do
-    unset "$name"
+of_slurm='(SLURM|SQUEUE|SINFO|SCANCEL|SACCT)_[A-Za-z0-9_]*|SBATCH_(CLUSTERS|ARRAY_INX|WAIT)'
+for name in $(env | sed -n -E "s/^($of_slurm)=.*/\1/p"); do
+    [ "$name" = SLURM_CONF ] || unset "$name"
 done
 """
-"""What tells of an outer job, or changes how a listing looks, must not be there."""
+"""What tells of an outer job, changes how a listing looks, sends a job to another cluster than is asked or makes it
+many must not be there; which cluster is asked (SLURM_CONF) and who is charged (SBATCH_ACCOUNT) stays."""
 SITE = r"""
 sinfo -h -N -o 'node|%N|%P|%G|%t|%c|%m|%f' || exit 1
 scontrol show partition -o | sed 's/^/partition|/'
@@ -44,13 +47,19 @@ fi
 """What of a cluster changes, and what sacctmgr tells of limits: nothing where there is no database."""
 JOBS = """TZ=UTC SLURM_TIME_FORMAT=standard squeue -u "$(id -un)" -t all -h -o '%i|%j|%T|%D|%L|%S|%r' """
 """`-t all`: what has ended is still known for some minutes (MinJobAge)."""
-PAST = """TZ=UTC sacct -X -n -P -S "$1" --name="$2" -o JobID,JobName,State ||
-TZ=UTC sacct -c -n -P -S "$1" -o JobID,JobName,State """
-"""What squeue has forgotten: from the accounting database, else from the records of jobs that have ended."""
+PAST = rf"""{LIMIT}
+limit sh -c '
+TZ=UTC sacct -X -n -P -S "$1" --name="$2" -o JobID,JobName,State ||
+TZ=UTC sacct -c -n -P -S "$1" -o JobID,JobName,State' sh "$1" "$2"
+"""
+"""What squeue has forgotten: from the accounting database, which may not answer, else from the records of jobs that
+have ended."""
 STEP = """job=$1 step=$2 looks=0
 shift 2
 while :; do
-    found=$(squeue -h -j "$job" -o %T 2>&1) || case $found in *"Invalid job id"*) found= ;; esac
+    said=$(squeue -h -j "$job" -o %T 2>&1)
+    code=$? found=$(printf '%s\\n' "$said" | grep -x '[A-Z_][A-Z_]*')
+    [ "$code" = 0 ] || case $said in *"Invalid job id"*) ;; *) found=unknown ;; esac
     looks=$((looks + 1))
     [ "$found" = COMPLETING ] && [ $looks -lt 50 ] || break
     sleep 1
@@ -59,8 +68,9 @@ done
 [ "$4" != connect ] || set -- "$@" --silence @SILENCE
 eval "exec $step" '"$@"'
 """
-"""A controller that does not answer says nothing of a job. One that is completing takes no step, and its processes may
-live until KillWait is over. A step lives on where its srun is killed, and its program reads no end."""
+"""A controller that does not answer says nothing of a job, nor does what is said of a site's configuration. A job that
+is completing takes no step, and its processes may live until KillWait is over. A step lives on where its srun is
+killed, and its program reads no end."""
 SILENCE_S = 300
 """Ten heartbeats of a client's (`transport.rpc`)."""
 WALLTIME_WARNING_S = 60
@@ -102,7 +112,7 @@ def job_script(submission: Submission, python: str) -> str:
     step = [
         "srun", "--ntasks-per-node=1", f"--cpus-per-task={cpus}", "--cpu-bind=none", "--mpi=none",
         "--kill-on-bad-exit=0", "--wait=0", "--input=none", "--export=ALL",
-        python, "-I", submission.agent, "hold", "--cluster", submission.folder,
+        python, "-I", submission.agent, "hold", "--cluster", submission.folder, "--job", submission.token,
     ]  # fmt: skip
     return f"#!/bin/sh\nexec {shlex.join(step)}\n"
 

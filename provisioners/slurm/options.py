@@ -22,8 +22,14 @@ OPTIONS: Sequence[Option] = (
     Option("sbatch-arg", "One more argument of sbatch's, as it is: --sbatch-arg=--exclusive. Repeatable.", "list"),
 )
 SINGLE_WORDS = ("partition", "account", "qos", "constraint", "reservation", "mem")
-OURS = ("--job-name", "-J", "--nodes", "-N", "--output", "-o", "--export", "--parsable", "--array", "-a", "--wrap")
-"""What gpuops needs to be as it is."""
+OURS = (
+    "--job-name", "--nodes", "--ntasks", "--ntasks-per-node", "--output", "--export", "--parsable", "--array", "--wrap",
+    "--clusters", "--wait", "--requeue", "--test-only",
+)  # fmt: skip
+"""What gpuops needs to be as it is. sbatch takes the beginning of a name for the name."""
+OUR_LETTERS = frozenset("JNnoaMW")
+FLAGS = "HIkOQsv"
+"""Letters that take no value: another may follow in the same word."""
 
 
 @dataclass(frozen=True)
@@ -51,6 +57,12 @@ def parse_wishes(request: Request) -> Wishes:
         request, "the cluster decides that", ", or use --partition and --constraint", but=("--gpu-type", "--image")
     )
     options: Mapping[str, Any] = request.options
-    raw = raw_words(options, "sbatch-arg", lambda word: word.split("=")[0] in OURS, "--name=value")
+    raw = raw_words(options, "sbatch-arg", _is_ours, "--name=value")
     words = single_words(options, SINGLE_WORDS)
     return Wishes(request.nodes, request.gpus, request.gpu_type or "", request.max_hours, cores(options), words, raw)
+
+
+def _is_ours(word: str) -> bool:
+    if word.startswith("--"):
+        return any(name.startswith(word.split("=")[0]) for name in OURS)
+    return word.lstrip(f"-{FLAGS}")[:1] in OUR_LETTERS

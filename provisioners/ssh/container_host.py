@@ -34,14 +34,20 @@ DONE = "done"
 START_SCRIPT = r"""
 exec 2>&1
 umask 077
-folder=$1 home=$2 work=$3
-shift 3
+folder=$1 home=$2 size=$3 work=$4
+shift 4
 [ ! -e "$folder/node" ] || { cat >/dev/null; echo "$folder is there already"; exit 0; }
-mkdir -p "$folder" "$home" && cat >"$folder/draft" && mv -f "$folder/draft" "$folder/node" || exit 0
+mkdir -p "$folder" "$home" && cat >"$folder/draft" && [ "$(wc -c <"$folder/draft")" -eq "$size" ] &&
+    mv -f "$folder/draft" "$folder/node" || {
+    rm -f "$folder/draft"
+    rmdir "$folder" "$home" "${home%/*}" "${folder%/*}" 2>/dev/null
+    exit 0
+}
 nohup $(command -v setsid) sh -c "$work" sh "$folder" "$@" </dev/null >"$folder/log" 2>&1 &
 echo $! >"$folder/pid" && echo done
 """
-"""Keeps its input as `$1/node`, and leaves the script `$3` with the words from `$4` on behind."""
+"""Keeps its input as `$1/node` where it has all of its `$3` bytes, and leaves the script `$4` with the words from `$5`
+on behind. Where it cannot, nothing of it stays: no list would tell of it."""
 WORK_SCRIPT = r"""
 folder=$1 engine=$2 image=$3
 shift 3
@@ -140,8 +146,9 @@ class ContainerHost:
     def start(self, spec: ContainerSpec) -> None:
         """Begin to pull the image and to start the container; `found` tells what came of it. Raises NodeError."""
         work = [spec.engine, spec.image, *start_words(spec, bootstrap.PYTHONS)]
-        argv = ["sh", "-c", START_SCRIPT, "sh", spec.folder, spec.home, WORK_SCRIPT, *work]
-        self._expect_done(argv, f"{spec.mark} cannot be started", spec.document().encode())
+        document = spec.document().encode()
+        argv = ["sh", "-c", START_SCRIPT, "sh", spec.folder, spec.home, str(len(document)), WORK_SCRIPT, *work]
+        self._expect_done(argv, f"{spec.mark} cannot be started", document)
 
     def found(self, owner: str) -> list[FoundNode]:
         """Raises NodeError, ConnectionLost."""

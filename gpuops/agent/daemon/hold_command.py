@@ -27,8 +27,8 @@ from gpuops.agent.daemon.main import UNWATCHED_LIMIT_S
 from gpuops.agent.daemon.start_mode import start_mode
 from gpuops.agent.daemon.watchdog import Wake, record_process
 from gpuops.agent.lease_clock import is_run_live
-from gpuops.agent.node import LOCAL, Node, Refusal, log, parse_options, read_json, remove_file, write_json
-from gpuops.agent.rpc.connect import HOLDER, is_watched
+from gpuops.agent.node import HOLDER, LOCAL, Node, Refusal, log, parse_options, read_json, remove_file, write_json
+from gpuops.agent.rpc.connect import is_watched
 from gpuops.agent.run.preemption_notices import NOTICE_FILE
 from gpuops.agent.run_files import run_markers
 
@@ -45,8 +45,9 @@ FAREWELL_S = 1.0
 
 
 def main(_mode: str, arguments: Sequence[str]) -> int:
-    """`--cluster DIR`: hold this machine's node of that cluster, `--index I` where the batch system does not tell which
-    it is. With `--prepare`: make the folders of `{"nodes": [settings…]}` on stdin, and print how many they are."""
+    """`--cluster DIR --job TOKEN`: hold this machine's node of that cluster, which was made for that job; `--index I`
+    where the batch system does not tell which it is. With `--prepare`: make the folders of `{"nodes": [settings…]}` on
+    stdin, and print how many they are. Raises Refusal(`no-node`, `foreign`, `ended`)."""
     options = parse_options([word for word in arguments if word != "--prepare"])
     if "--prepare" in arguments:
         return _prepare(options["cluster"])
@@ -56,7 +57,11 @@ def main(_mode: str, arguments: Sequence[str]) -> int:
     settings = node.settings_document()
     if not settings:
         raise Refusal("no-node", f"{node.dir} is not there: this machine has another home folder than the login node")
-    _Holder(node, settings).hold()
+    if settings.get("token") != f"{options.get('job')}-{index}":  # one that was given up, and began late
+        cluster = settings.get("cluster")
+        raise Refusal("foreign", f"this job is not the one that this node of {cluster} was made for")
+    with _Holder(node, settings) as holder:
+        holder.hold()
     return 0
 
 
@@ -77,18 +82,18 @@ class _Holder:
     def __init__(self, node: Node, settings: dict[str, Any]) -> None:
         self._node = node
         self._job = settings.get("job") or {}
+        self._settings = settings
         self._local = tempfile.mkdtemp(prefix="gpuops-")
-        os.chdir(node.dir)
-        remove_file(LOCAL)
-        os.symlink(self._local, LOCAL)
-        host = next((os.environ[name] for name in NAME_VARIABLES if name in os.environ), os.uname().nodename)
-        # Last: a node that is held answers soon, and has the GPUs that it tells.
-        lease = {"boot_in": self._job.get("boot_in"), "ends_in": self._job.get("ends_in")}
-        prepare_node(node, settings, lease)
-        gpus = granted_gpus(os.environ.get("CUDA_VISIBLE_DEVICES"), self._job.get("gpus"))
-        write_json(node.path("node.json"), {**settings, "gpus": gpus, "held": host})
+
+    def __enter__(self) -> _Holder:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        shutil.rmtree(self._local, ignore_errors=True)
 
     def hold(self) -> None:
+        """Raises Refusal(`ended`)."""
+        self._take()
         wake = Wake([signal.SIGCHLD, signal.SIGTERM, signal.SIGUSR1, signal.SIGINT, signal.SIGHUP])
         record_process(self._node, HOLDER)
         if self._job.get("apart"):
@@ -117,6 +122,18 @@ class _Holder:
                 break
         self._finish(noticed)
 
+    def _take(self) -> None:
+        """Make the node this machine's."""
+        os.chdir(self._node.dir)
+        remove_file(LOCAL)
+        os.symlink(self._local, LOCAL)
+        host = next((os.environ[name] for name in NAME_VARIABLES if name in os.environ), os.uname().nodename)
+        # Last: a node that is held answers soon, and has the GPUs that it tells.
+        lease = {"boot_in": self._job.get("boot_in"), "ends_in": self._job.get("ends_in")}
+        prepare_node(self._node, self._settings, lease)
+        gpus = granted_gpus(os.environ.get("CUDA_VISIBLE_DEVICES"), self._job.get("gpus"))
+        write_json(self._node.path("node.json"), {**self._settings, "gpus": gpus, "held": host})
+
     @property
     def _kill_wait_s(self) -> float:
         return float(self._job.get("kill_wait_s") or KILL_WAIT_S)
@@ -129,7 +146,7 @@ class _Holder:
             write_json(os.path.join(LOCAL, NOTICE_FILE), notice)
 
     def _finish(self, noticed: bool) -> None:
-        """End every process of the node, say why it ended, and remove the folder of this machine."""
+        """End every process of the node, and say why it ended."""
         if noticed and not os.path.exists("ended.json") and os.path.exists("node.json"):
             with suppress(OSError):
                 write_json("ended.json", {"at": time.time(), "why": "the batch system took its machine back"})
@@ -141,7 +158,6 @@ class _Holder:
                 time.sleep(0.05)
                 processes.reap_orphans()
         processes.end_all(lambda: processes.descendant_processes(run_markers(self._node)))
-        shutil.rmtree(self._local, ignore_errors=True)
 
 
 def _start_apart(node: Node) -> None:

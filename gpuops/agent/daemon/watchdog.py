@@ -20,6 +20,7 @@ from typing import Any, Iterable, Sequence
 from gpuops.agent import client_activity, lease_clock, processes
 from gpuops.agent.daemon.start_mode import start_mode
 from gpuops.agent.node import (
+    HOLDER,
     LOCAL,
     Node,
     NodeSettings,
@@ -31,7 +32,7 @@ from gpuops.agent.node import (
 from gpuops.agent.processes import find_process
 from gpuops.agent.result_storage import end_after_upload
 from gpuops.agent.result_storage.wait_for_download import HeldRuns
-from gpuops.agent.rpc.connect import HOLDER, HOLDER_KILLED, ask, is_holder_gone
+from gpuops.agent.rpc.connect import HOLDER_KILLED, ask, is_holder_gone
 from gpuops.agent.run_files import run_markers
 
 LEASE_CHECK_INTERVAL_S = 2.0

@@ -16,12 +16,21 @@ import threading
 import time
 from typing import Any, Sequence
 
-from gpuops.agent.node import LOCAL, SOCKET, Node, Refusal, local_path, parse_node, parse_options, read_json, write_json
+from gpuops.agent.node import (
+    HOLDER,
+    LOCAL,
+    SOCKET,
+    Node,
+    Refusal,
+    local_path,
+    parse_node,
+    parse_options,
+    read_json,
+    write_json,
+)
 from gpuops.agent.processes import is_living
 from gpuops.agent.wire_format import MAGIC, Whole
 
-HOLDER = "hold.json"
-"""Records the process that holds this machine for a batch job (`daemon.hold_command`)."""
 HOLDER_KILLED = "what held this machine for its batch job was killed"
 RESTART_LIMIT_S = 30.0
 """Time that a new agent may take to answer after its predecessor died."""

@@ -36,7 +36,7 @@ class Held:
         self.node = node
         self.local = local
         local.mkdir()
-        command = ["hold", "--cluster", str(node.folder.parent)]
+        command = ["hold", "--cluster", str(node.folder.parent), "--job", "t"]
         self._argv = [PYTHON, "-I", str(node.artefact), *command]
         settings = {"cluster": node.cluster, "index": node.index, "token": "t-0", "end": None, "job": job}
         made = subprocess.run([*self._argv, "--prepare"], input=json.dumps({"nodes": [settings]}), text=True,
@@ -49,6 +49,13 @@ class Held:
         until(lambda: "held" in self.settings() or process.poll() is not None, "it is held")
         self.node.process("watchdog")
         return process
+
+    def refusal(self, *words: str) -> str:
+        """What it says where it holds nothing."""
+        environ = {**os.environ, "SLURM_NODEID": str(self.node.index), "TMPDIR": str(self.local)}
+        done = subprocess.run([*self._argv, *words], env=environ, capture_output=True, text=True, timeout=HANG_S)
+        assert done.returncode == 1
+        return done.stderr
 
     def settings(self) -> dict[str, Any]:
         return dict(json.loads((self.node.folder / "node.json").read_text()))
@@ -145,7 +152,16 @@ def test_a_conversation_ends_where_its_client_is_silent(held: Held) -> None:
 
 def test_a_machine_with_another_home_says_so(held: Held) -> None:
     (held.node.folder / "node.json").unlink()
-    process = subprocess.Popen(held._argv, env={**os.environ, "SLURM_NODEID": "0"}, stderr=subprocess.PIPE, text=True)
-    _, errors = process.communicate(timeout=HANG_S)
-    assert process.returncode == 1
-    assert "this machine has another home folder than the login node" in errors
+    assert "this machine has another home folder than the login node" in held.refusal()
+
+
+def test_a_job_that_begins_late_holds_no_node_of_the_next_one(held: Held) -> None:
+    """A cluster's name may be taken again while a job that was given up still waits in the queue."""
+    before = held.settings()
+    assert "this job is not the one that this node of lab was made for" in held.refusal("--job", "s")
+    assert held.settings() == before
+
+
+def test_a_job_whose_node_has_ended_leaves_nothing_on_its_machine(held: Held) -> None:
+    (held.node.folder / "ended.json").write_text('{"why": "it was ended"}')
+    assert "this node has ended: it was ended" in held.refusal()

@@ -8,6 +8,8 @@ import signal
 from pathlib import Path
 from typing import Any
 
+import pytest
+
 from tests.conftest import HANG_S, Shell, until
 from tests.desk import Desk
 
@@ -89,6 +91,22 @@ def test_four_runs_share_two_nodes(shell: Shell, tmp_path: Path) -> None:
     assert re.findall(r"^.*ValueError: .*$", done.stderr, re.M) == ["[2] ValueError: no luck"], "its last words, once"
     listed = json.loads(shell.run("runs", "--json").stdout)["runs"]
     assert {one["run"]: one["array_index"] for one in listed} == {one["run"]: one["index"] for one in runs}
+    shell.expect_clean()
+
+
+@pytest.mark.parametrize("verb", ["made", "discard"])
+def test_a_connection_that_is_lost_between_two_runs_is_opened_again(shell: Shell, verb: str) -> None:
+    """What the run before had made or changed is taken off all the same, and what came with the project is there."""
+    shell.write("words.txt", "as it came\n")
+    line = "cat words.txt; ls *.pt; echo $GPUOPS_ARRAY_INDEX >words.txt; echo $GPUOPS_ARRAY_INDEX >model.pt"
+    done = shell.run("run", "--on", "local", "--array", "0-2", "--out", "words.txt", "--", "sh", "-c", line,
+                     driver=f"cut:{verb}:1")  # fmt: skip
+    assert done.returncode == 0, done.stderr
+    assert "[1] local-1 does not answer; trying again" in done.stderr.splitlines()
+    assert re.findall(r"^\[\d\] as it came$", done.stdout, re.M) == [f"[{index}] as it came" for index in range(3)]
+    assert "model.pt" not in done.stdout
+    for index in range(3):
+        assert (shell.folder / f"runs/sh-{index + 1}/out/model.pt").read_text() == f"{index}\n"
     shell.expect_clean()
 
 

@@ -2,10 +2,13 @@
 
 from __future__ import annotations
 
+import gzip
 import json
 import os
 import shutil
+import subprocess
 import sys
+from collections.abc import Sequence
 from pathlib import Path
 
 import pytest
@@ -13,6 +16,7 @@ import pytest
 from gpuops.core.errors import NodeError, NodeRefused
 from gpuops.nodes import bootstrap
 from gpuops.transport.connection import ProcessConnection
+from tests.conftest import HANG_S
 
 GOOD = "home /root\npython /usr/bin/python3\nfree_kb 9000000\n"
 
@@ -133,6 +137,21 @@ def test_an_agent_of_which_a_power_cut_kept_the_name_is_brought_again(tmp_path: 
     path.write_bytes(b"")
     bootstrap.install_agent(ProcessConnection("here"), str(tmp_path / "root"), agent)
     assert path.read_bytes() == agent.read_bytes()
+
+
+@pytest.mark.parametrize("lost", [1, 9, 5000])
+@pytest.mark.parametrize("more", [(), ("touch", "started")])
+def test_half_an_agent_is_none(tmp_path: Path, lost: int, more: Sequence[str]) -> None:
+    """A connection that is cut ends the input of what runs on the machine. The newest agent there lists all nodes."""
+    agent, sha = bootstrap.build_agent(tmp_path / "cache")
+    content, folder = agent.read_bytes(), tmp_path / "root/agent"
+    words = ["sh", "-c", bootstrap.INSTALL_SCRIPT, "sh", folder, f"{sha}.pyz", str(len(content)), sys.executable, *more]
+    done = subprocess.run(
+        words, input=b"{}\n" + gzip.compress(content)[:-lost], capture_output=True, timeout=HANG_S, cwd=tmp_path
+    )
+    assert done.stdout.startswith(b"not put there\n")
+    assert [*folder.iterdir()] == []
+    assert not (tmp_path / "started").exists()
 
 
 def test_a_folder_that_cannot_be_made_is_said(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

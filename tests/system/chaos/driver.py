@@ -6,6 +6,7 @@ python driver.py after:destroy:1 down          SIGKILL after it
 python driver.py lost:create up local          `create` does its work, the answer is lost
 python driver.py signal:INT:gpuops.sync.upload:push_many train …    a signal to itself when it comes to that function
 python driver.py call:start:2:KILL run …       a signal to itself before it asks a node for the 2nd `start`
+python driver.py cut:discard:2 run …           the 2nd `discard` has its effect, and the connection is lost
 python driver.py asked:before:sbatch:2 up slurm  SIGKILL before the 2nd such command at a login node, or `after` it
 python driver.py asked:lost:sbatch:2 up slurm    it has its effect, and the connection is lost
 python driver.py taken train …                 another program takes the first port that a node has found free
@@ -100,6 +101,25 @@ def sabotage_call(verb: str, nth: int, name: str) -> None:
     AgentClient.call = wrapped  # type: ignore[method-assign]
 
 
+def cut_call(verb: str, nth: int) -> None:
+    from gpuops.core.errors import ConnectionLost
+    from gpuops.transport.rpc import AgentClient
+
+    real = AgentClient.call
+    calls = {"n": 0}
+
+    def wrapped(self: AgentClient, asked: str, *args: Any, **options: Any) -> Any:
+        answer = real(self, asked, *args, **options)
+        calls["n"] += asked == verb
+        if asked == verb and calls["n"] == nth:
+            self.close()
+            self.connection.close()
+            raise ConnectionLost("the connection was cut", "try again")
+        return answer
+
+    AgentClient.call = wrapped  # type: ignore[method-assign]
+
+
 def sabotage_asked(when: str, program: str, nth: int) -> None:
     from gpuops.core.errors import ConnectionLost
     from provisioners.batch.login_node import Answer, LoginNode, LoginNodes
@@ -155,6 +175,8 @@ def main() -> None:
         sabotage_function(*rest)
     elif kind == "call":
         sabotage_call(rest[0], int(rest[1]), rest[2])
+    elif kind == "cut":
+        cut_call(rest[0], int(rest[1]))
     elif kind == "asked":
         sabotage_asked(rest[0], rest[1], int(rest[2]))
     elif kind == "taken":

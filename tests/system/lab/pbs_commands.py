@@ -212,7 +212,8 @@ def qstat(arguments):
 
 
 def tell_jobs(arguments):
-    found, code = {}, 0
+    """In the form of `-F dsv`, whatever was asked for."""
+    code, delimiter = 0, arguments[arguments.index("-D") + 1] if "-D" in arguments else "|"
     for name in [word for word in arguments if re.fullmatch(r"\d+\.pbs", word)]:
         job = next((job for job in shown() if f"{job['number']}.pbs" == name), None)
         if job is None or (job["state"] == "F" and "-x" not in arguments):
@@ -221,11 +222,11 @@ def tell_jobs(arguments):
             code = 153 if job is None else 35
             continue
         begun = time.strftime("%a %b %d %H:%M:%S %Y", time.localtime(job["begun"])) if "begun" in job else None
-        found[name] = {"Job_Name": job["name"], "job_state": job["state"], "comment": job["comment"],
-                       "Resource_List": {"nodect": job["nodes"], "walltime": job["walltime"]},
-                       **({"stime": begun} if begun else {}),
-                       **({"Exit_status": job["rc"]} if "rc" in job else {})}  # fmt: skip
-    print(json.dumps({"pbs_version": "23.06.06", **({"Jobs": found} if found else {})}))
+        told = {"Job_Name": job["name"], "job_state": job["state"], "comment": job["comment"],
+                "Resource_List.nodect": job["nodes"], "Resource_List.walltime": job["walltime"],
+                **({"stime": begun} if begun else {}),
+                **({"Exit_status": job["rc"]} if "rc" in job else {})}  # fmt: skip
+        print(f"Job Id: {name}", *(f"{key}={value}" for key, value in told.items()), sep=delimiter)
     return code
 
 

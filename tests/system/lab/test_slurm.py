@@ -4,6 +4,8 @@ whatever becomes of the job, the laptop or what holds a machine. Nothing stays i
 from __future__ import annotations
 
 import json
+import os
+import pty
 import re
 import shutil
 import signal
@@ -158,6 +160,32 @@ def expect_forwarded(user: Laptop, login: Host, machine: Host) -> None:
     forward.communicate(timeout=HANG_S)
     until(lambda: not any("6006" in line for line in login.processes()), f"no way on, but {login.processes()}")
     assert [path for path in login.files("/tmp") if "gpuops" in path] == []
+
+
+@PROOF  # an idle end of a minute
+def test_a_shell_in_a_job_is_use_of_it(user: Laptop, slurm: Slurm) -> None:
+    """And without one the job ends: others wait for its machine."""
+    done = user.run("up", "slurm", "--name", "lab", *place(user, slurm), "--gpus", "1", "--idle", "1")
+    assert done.returncode == 0, done.stderr
+    (used,) = slurm.home.glob(".gpuops-*/lab/n0/activity")
+    ours, its = pty.openpty()
+    argv = [*user.prefix, sys.executable, "-m", "gpuops", "ssh", "lab"]
+    shell = subprocess.Popen(argv, stdin=its, stdout=its, stderr=its, cwd=user.folder, env=user.environment())
+    os.close(its)
+    said = b""
+    os.write(ours, b"echo in $SLURM_JOB_ID.; tty\n")
+    while not re.search(rb"in \d+\.\s+/dev/pts", said):
+        said += os.read(ours, 4096)
+    for _ in range(3):
+        before = used.stat().st_mtime_ns
+        until(lambda: used.stat().st_mtime_ns > before, "another sign of use, of a person alone")  # noqa: B023
+    assert len(slurm.jobs()) == 1
+    os.write(ours, b"exit\n")
+    assert shell.wait(HANG_S) == 0
+    os.close(ours)
+    until(lambda: not slurm.jobs(), f"an idle end, but {slurm.jobs()}")
+    assert user.run("down", "lab").returncode == 0
+    expect_nothing_left(user, slurm)
 
 
 def test_an_array_is_a_queue_in_one_job(user: Laptop, slurm: Slurm) -> None:

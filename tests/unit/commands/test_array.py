@@ -91,7 +91,7 @@ def test_each_place_resumes_as_the_nodes_of_one_run(world: Context, monkeypatch:
     monkeypatch.setattr(array, "_is_being_ended", lambda *_: len(done) == 4)
     monkeypatch.setattr(array, "put_back", lambda _ctx, clients, request, *_: done.append((*clients, request.resume)))
     monkeypatch.setattr(
-        array, "clear_for_next", lambda _ctx, _part, request, *_: done.append(("clear", request.resume))
+        array, "clear_for_next", lambda _ctx, _part, request, *_, **__: done.append(("clear", request.resume))
     )
     nodes = cast(Any, ["n0", "n1", "n2", "n3"])
     whole = ClusterSession(a_cluster(world, created=0.0), nodes, nodes, [None] * 4, [0.0] * 4)

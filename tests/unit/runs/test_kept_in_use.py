@@ -53,11 +53,15 @@ def a_followed_run(
     return clock, session, world.ledger.run(row.id)
 
 
-@pytest.mark.parametrize("part", [False, True])
-def test_an_idle_pod_does_not_end_the_cluster_under_a_run_on_another(world: Context, part: bool) -> None:
-    """They are told of the lease as it is by now, whoever has extended it."""
+@pytest.mark.parametrize(("part", "of_job"), [(False, False), (True, False), (False, True)])
+def test_an_idle_machine_does_not_end_the_cluster_under_a_run_on_another(
+    world: Context, monkeypatch: pytest.MonkeyPatch, part: bool, of_job: bool
+) -> None:
+    """They are told of the lease as it is by now, whoever has extended it. A pod ends them all, and a batch job keeps a
+    machine whose node has ended, which nobody can use then."""
     nodes = [Node(), Node(NodeError("it has ended")), Node()]
-    clock, session, row = a_followed_run(world, nodes, {"ends_itself": False})
+    clock, session, row = a_followed_run(world, nodes, {} if of_job else {"ends_itself": False})
+    monkeypatch.setattr(world, "provisioner_of", lambda _row: SimpleNamespace(grants_machines=of_job))
     kept = KeptInUse(world, session.part([0]) if part else session, row)
     clock.seconds = kept_in_use.INTERVAL_S - 1
     kept.poll()

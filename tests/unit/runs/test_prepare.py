@@ -20,6 +20,7 @@ from gpuops.core.polling import Clock
 from gpuops.core.reporting import Silent
 from gpuops.core.run_models import NodeFacts, RunRequest
 from gpuops.core.settings import Settings
+from gpuops.core.signals import Signals
 from gpuops.ledger.rows import RunFacts, RunState
 from gpuops.ledger.store import RunRow
 from gpuops.nodes.python import PreparedNode, run_setup, setup_command, setup_key
@@ -280,7 +281,8 @@ class QueuedOn:
 def queued(cluster: QueuedOn, monkeypatch: pytest.MonkeyPatch) -> Any:
     row = SimpleNamespace(id=7, name="train-7")
     ledger = SimpleNamespace(runs=lambda **_: [row], run=lambda _: row, resources=lambda _: [])
-    world = SimpleNamespace(ledger=ledger, clock=FakeClock(), progress=Silent(), out=SimpleNamespace(say=print))
+    out, signals = SimpleNamespace(say=print), Signals()
+    world = SimpleNamespace(ledger=ledger, clock=FakeClock(), progress=Silent(), out=out, signals=signals)
     monkeypatch.setattr(turn, "readmit_this_computer", lambda *_: False)
     monkeypatch.setattr(turn, "explain_connection_loss", lambda _ctx, _row, error: error)
     return turn.wait_for_turn(cast(Any, world), cast(Any, cluster), cast(Any, row), queue=True)

@@ -11,6 +11,7 @@ import pytest
 
 from gpuops.core.errors import NodeError
 from gpuops.core.models import ResourceState
+from gpuops.nodes import bootstrap
 from gpuops.transport.connection import ProcessConnection
 from provisioners.ssh.container_host import ContainerHost, FoundNode
 from provisioners.ssh.container_spec import ContainerSpec, HostLimits
@@ -100,3 +101,23 @@ def test_the_end_of_a_node_whose_image_is_being_pulled(
     (tmp_path / "answer").write_text("Status: Downloaded newer image for x/y:1\n")
     assert not (tmp_path / "ran").exists(), "nothing was left behind that would start it"
     assert not Path(spec.root, "lab").exists()
+
+
+def test_a_spec_that_came_in_half_starts_nothing_and_leaves_nothing(
+    host: ContainerHost, spec: ContainerSpec, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Of its folder no list would tell, and its container would start once the image is there."""
+    real = bootstrap.run_step
+    with monkeypatch.context() as cut:
+        cut.setattr(bootstrap, "run_step", lambda connection, argv, question=b"": real(connection, argv, question[:-1]))
+        with pytest.raises(NodeError, match="gpuops-0badcafe-lab-0 cannot be started on a"):
+            host.start(spec)
+    assert not Path(spec.root, "lab").exists()
+
+
+def test_a_node_whose_folder_cannot_be_made_leaves_nothing(host: ContainerHost, spec: ContainerSpec) -> None:
+    Path(spec.root, "lab").mkdir(parents=True)
+    Path(spec.node).write_text("somebody's")
+    with pytest.raises(NodeError, match=r"File exists|Not a directory"):
+        host.start(spec)
+    assert [one.name for one in Path(spec.root, "lab").iterdir()] == ["n0"]

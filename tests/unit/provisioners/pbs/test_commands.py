@@ -18,19 +18,19 @@ MARK, TOKEN = "gpuops-0a1b2c3d-lab-job", "4b93b845e82e-9f463d65"
 
 def listed(**jobs: dict[str, Any]) -> dict[str, Job]:
     """Jobs by the letters of their states; what is given besides goes over what each has."""
-    documents = {
-        f"{number}.pbs": {"Job_Name": f"{MARK}.{TOKEN}", "job_state": word[0], "server": "pbs",
-                          "Resource_List": {"ncpus": 16, "nodect": 2, "walltime": "01:00:00"}, **more}
-        for number, (word, more) in enumerate(jobs.items())
-    }  # fmt: skip
-    text = json.dumps({"timestamp": 1795717200, "pbs_version": "23.06.06", "pbs_server": "pbs", "Jobs": documents})
-    return {job.id: job for job in commands.parse_jobs(text, "gpuops-0a1b2c3d-", NOW)}
+    lines = []
+    for number, (word, more) in enumerate(jobs.items()):
+        attributes = {"Job_Name": f"{MARK}.{TOKEN}", "job_state": word[0], "server": "pbs", "Resource_List.nodect": 2,
+                      "Resource_List.walltime": "01:00:00", "Variable_List": "A=b=c,D=", **more}  # fmt: skip
+        told = [f"Job Id: {number}.pbs", *(f"{name}={value}" for name, value in attributes.items())]
+        lines.append(commands.DELIMITER.join(told))
+    return {job.id: job for job in commands.parse_jobs("\n".join(lines), "gpuops-0a1b2c3d-", NOW)}
 
 
 def test_only_jobs_of_this_owner_are_listed() -> None:
     found = listed(R={}, Q={"Job_Name": f"gpuops-ffffffff-lab-job.{TOKEN}"}, R2={"Job_Name": "STDIN"})
     assert [(job.id, job.name, job.nodes) for job in found.values()] == [("0.pbs", f"{MARK}.{TOKEN}", 2)]
-    assert commands.parse_jobs("{}", "gpuops-", NOW) == []
+    assert commands.parse_jobs("\n", "gpuops-", NOW) == []
 
 
 def test_a_job_runs_until_it_holds_no_machine() -> None:
@@ -75,15 +75,15 @@ def test_a_size(text: str, size: int | None) -> None:
 def test_the_job() -> None:
     """One `hold` on each node, each told which it is, in a shell that outlives them all."""
     data = {"words": ["-l", "select=2:ncpus=8", "-q", "gpu"], "nodes": 2}
-    submission = Submission(f"{MARK}.{TOKEN}", "/home/al ice/lab", "/home/al ice/a.pyz", "/home/al/o.out", data)
+    submission = Submission(f"{MARK}.{TOKEN}", TOKEN, "/home/al ice/lab", "/home/al ice/a.pyz", "/home/o", data)
     assert commands.qsub_words(submission) == [
-        "qsub", "-N", f"{MARK}.{TOKEN}", "-r", "n", "-m", "n", "-S", "/bin/sh", "-j", "oe", "-o", "/home/al/o.out",
+        "qsub", "-N", f"{MARK}.{TOKEN}", "-r", "n", "-m", "n", "-S", "/bin/sh", "-j", "oe", "-o", "/home/o",
         "-l", "select=2:ncpus=8", "-q", "gpu",
     ]  # fmt: skip
     script = commands.job_script(submission, "/usr/bin/python3", 2)
     assert (
         "pbsdsh -n \"$index\" -- /usr/bin/python3 -I '/home/al ice/a.pyz' hold --cluster '/home/al ice/lab' "
-        '--index "$index" &\n'
+        f'--job {TOKEN} --index "$index" &\n'
     ) in script
     assert 'while [ "$index" -lt 2 ]' in script
 

@@ -42,7 +42,8 @@ def test_what_was_not_asked_for_is_chosen() -> None:
     found = shape(select_extra=["gpu_model=v100"])
     assert (found.queue, found.gpus, found.cpus, found.walltime_s) == ("workq", 4, 32, 1800.0)
     assert found.words == [
-        "-l", "select=2:ncpus=32:ngpus=4:mem=257024mb:gpu_model=v100", "-l", "place=scatter", "-l", "walltime=0:30:00",
+        "-l", "select=2:ncpus=32:mpiprocs=1:ngpus=4:mem=257024mb:gpu_model=v100", "-l", "place=scatter",
+        "-l", "walltime=0:30:00",
     ]  # fmt: skip
     assert found.say == "2 nodes of queue workq with 4 GPUs and 32 cores each, for 30 min from the job's start"
 
@@ -50,7 +51,7 @@ def test_what_was_not_asked_for_is_chosen() -> None:
 def test_what_was_asked_for_is_kept() -> None:
     found = shape(1, 2, 1.0, queue="gpu", account="a", cpus=7, mem="64gb", qsub_arg=["-lsoftware=x"])
     assert found.words == [
-        "-l", "select=1:ncpus=7:ngpus=2:mem=64gb", "-l", "place=scatter", "-l", "walltime=1:00:00",
+        "-l", "select=1:ncpus=7:mpiprocs=1:ngpus=2:mem=64gb", "-l", "place=scatter", "-l", "walltime=1:00:00",
         "-q", "gpu", "-A", "a", "-lsoftware=x",
     ]  # fmt: skip
 
@@ -58,7 +59,7 @@ def test_what_was_asked_for_is_kept() -> None:
 def test_a_cluster_that_tells_nothing_of_its_nodes_is_believed() -> None:
     site = parse_site(json.dumps({"Queue": QUEUES}) + "\n\n===\n\n===\n")
     request = Request("pbs", nodes=9, gpus=8, options={"queue": "gpu"})
-    assert shape_job(parse_wishes(request), site).words[1] == "select=9:ncpus=1:ngpus=8"
+    assert shape_job(parse_wishes(request), site).words[1] == "select=9:ncpus=1:mpiprocs=1:ngpus=8"
 
 
 def test_what_is_not_there_is_refused() -> None:
@@ -82,12 +83,19 @@ def test_what_is_not_there_is_refused() -> None:
     "options",
     [
         {"queue": " "}, {"cpus": 0}, {"select-extra": ["v100"]}, {"select-extra": ["ngpus=3"]},
-        {"select-extra": ["a=1+2:ncpus=3"]}, {"qsub-arg": ["x"]}, {"qsub-arg": ["-Nx"]}, {"qsub-arg": ["-lselect=9"]},
+        {"select-extra": ["a=1+2:ncpus=3"]}, {"qsub-arg": ["x"]}, {"qsub-arg": ["-Nx"]}, {"qsub-arg": ["-hNx"]},
+        {"qsub-arg": ["-lselect=9"]}, {"qsub-arg": ["-l select=9"]}, {"qsub-arg": ["-lsoftware=x,walltime=9:00:00"]},
+        {"qsub-arg": ["-Wblock=true"]},
     ],
 )  # fmt: skip
 def test_options_that_make_no_sense(options: dict[str, object]) -> None:
     with pytest.raises(UsageError):
         parse_wishes(Request("pbs", options=options))
+
+
+@pytest.mark.parametrize("word", ["-lsoftware=x", "-h", "-p-5", "-Wumask=077", "-P proj"])
+def test_what_is_handed_on(word: str) -> None:
+    assert parse_wishes(Request("pbs", options={"qsub-arg": [word]})).raw == [word]
 
 
 @pytest.mark.parametrize(

@@ -108,15 +108,15 @@ def test_a_partition() -> None:
 def test_the_job() -> None:
     """One `hold` on each node, in a step that outlives any of them; nothing of the login's surroundings."""
     data = {"words": ["--partition=gpu", "--time=1:00:00"], "cpus": 8}
-    submission = Submission(f"{MARK}.{TOKEN}", "/home/al ice/lab", "/home/al ice/a.pyz", "/home/al ice/o.out", data)
+    submission = Submission(f"{MARK}.{TOKEN}", TOKEN, "/home/al ice/lab", "/home/al ice/a.pyz", "/home/al ice/o", data)
     assert commands.sbatch_words(submission) == [
         "sbatch", "--parsable", "--no-requeue", "--export=NONE", f"--job-name={MARK}.{TOKEN}",
-        "--output=/home/al ice/o.out", "--chdir=/", "--signal=USR1@60", "--partition=gpu", "--time=1:00:00",
+        "--output=/home/al ice/o", "--chdir=/", "--signal=USR1@60", "--partition=gpu", "--time=1:00:00",
     ]  # fmt: skip
     assert commands.job_script(submission, "/usr/bin/python3") == (
         "#!/bin/sh\nexec srun --ntasks-per-node=1 --cpus-per-task=8 --cpu-bind=none --mpi=none --kill-on-bad-exit=0 "
         "--wait=0 --input=none --export=ALL /usr/bin/python3 -I '/home/al ice/a.pyz' "
-        "hold --cluster '/home/al ice/lab'\n"
+        f"hold --cluster '/home/al ice/lab' --job {TOKEN}\n"
     )
 
 

@@ -18,6 +18,8 @@ node|m1|cpu|(null)|idle|32|250000|(null)
 partition|PartitionName=gpu DefaultTime=NONE MaxTime=2-00:00:00
 partition|PartitionName=small DefaultTime=00:10:00 MaxTime=01:00:00
 partition|PartitionName=cpu DefaultTime=NONE MaxTime=02:00:00
+partition|PartitionName=strict DefaultTime=00:01:00 MaxTime=1-00:00:00
+partition|PartitionName=debug DefaultTime=00:05:00 MaxTime=00:05:00
 killwait|30
 """)
 
@@ -55,18 +57,40 @@ def test_a_partition_has_times_of_its_own() -> None:
         shape(partition="small", hours=2.0)
 
 
+def test_a_default_that_is_too_short_for_any_run_is_not_taken() -> None:
+    """Sites have one of a minute, so that everybody says how long."""
+    assert shape(partition="strict").walltime_s == 4 * 3600.0
+    with pytest.raises(Rejected, match="a job of 5 min leaves no time for a run") as refused:
+        shape(partition="debug")
+    assert refused.value.hint == "take another --partition"
+
+
 def test_what_is_not_there_is_refused() -> None:
     with pytest.raises(Rejected) as no_partition:
         shape(partition="nope")
-    assert no_partition.value.hint == "name one with --partition: gpu, small, cpu"
+    assert no_partition.value.hint == "name one with --partition: gpu, small, cpu, strict, debug"
     with pytest.raises(Rejected, match="no node of partition gpu has a GPU that Slurm calls a100") as no_type:
         shape(gpu_type="a100")
     assert no_type.value.hint == "types here: h100"
 
 
 @pytest.mark.parametrize(
-    "options", [{"partition": " "}, {"cpus": 0}, {"sbatch-arg": ["x"]}, {"sbatch-arg": ["--job-name=x"]}]
-)
+    "word",
+    ["x", "--job-name=x", "--job-n=x", "-Jx", "-HJx", "-N9", "-a0-3", "--array=0-3", "-Mother", "--clusters=other",
+     "--cluster=other", "-W", "--wait", "--requeue", "--ntasks=9", "-n9", "--test-only", "--"],
+)  # fmt: skip
+def test_what_would_make_another_job_of_it(word: str) -> None:
+    """Or one of another name, or in another cluster: nobody would find and end it."""
+    with pytest.raises(UsageError, match="cannot be"):
+        parse_wishes(Request("slurm", options={"sbatch-arg": [word]}))
+
+
+@pytest.mark.parametrize("word", ["--exclusive", "--wait-all-nodes=1", "--nodelist=c1", "--hold", "-H", "-wc1", "-pM"])
+def test_what_is_handed_on(word: str) -> None:
+    assert parse_wishes(Request("slurm", options={"sbatch-arg": [word]})).raw == [word]
+
+
+@pytest.mark.parametrize("options", [{"partition": " "}, {"cpus": 0}])
 def test_options_that_make_no_sense(options: dict[str, object]) -> None:
     with pytest.raises(UsageError):
         parse_wishes(Request("slurm", options=options))
@@ -87,7 +111,7 @@ ASSOCIATIONS = "proj1|gpu|normal,high\nproj2||normal\n"
             "sbatch: error: invalid partition specified: nope\nallocation failure: Invalid partition name specified",
             Rejected,
             "there is no partition",
-            "there are: gpu, small, cpu",
+            "there are: gpu, small, cpu, strict, debug",
         ),
         (
             "allocation failure: Invalid account or account/partition combination specified",
