@@ -71,21 +71,29 @@ def find_curves(home: RunHome, is_late: IsLate) -> list[Curve]:
 
 
 def _board_curves(home: RunHome, is_late: IsLate) -> list[Curve]:
+    """A program that goes on from a snapshot begins another file in the same folder: the steps since the snapshot are
+    in both, and the later one counts."""
     by_tag: defaultdict[str, dict[str, list[Point]]] = defaultdict(dict)
-    for folder, tag, step, value in islice(_scalars(home, is_late), MAX_SCALARS):
-        by_tag[tag].setdefault(folder, []).append((step, value))
+    latest: dict[tuple[str, str], Path] = {}
+    for path, tag, step, value in islice(_scalars(home, is_late), MAX_SCALARS):
+        folder = str(path.parent.relative_to(home.out))
+        points = by_tag[tag].setdefault(folder, [])
+        if latest.get((tag, folder)) != path:
+            latest[tag, folder] = path
+            while points and points[-1][0] >= step:
+                points.pop()
+        points.append((step, value))
     tags = sorted(by_tag, key=lambda tag: ("loss" not in tag.lower(), tag))[:MAX_CURVES]
     return [Curve(tag, _lines(by_tag[tag]), "step") for tag in tags]
 
 
-def _scalars(home: RunHome, is_late: IsLate) -> Iterator[tuple[str, str, int, float]]:
-    """Folder, tag, step and number of each."""
+def _scalars(home: RunHome, is_late: IsLate) -> Iterator[tuple[Path, str, int, float]]:
+    """File, tag, step and number of each. The names of a folder's files begin with the time of their making."""
     for path in sorted(_board_files(home, is_late)):
-        folder = str(path.parent.relative_to(home.out))
         try:
             with path.open("rb") as file:
                 for scalar in read_scalars(file, is_late):
-                    yield (folder, *scalar)
+                    yield (path, *scalar)
         except OSError:
             continue
 
