@@ -223,6 +223,8 @@ class _Fetch:
         self.without_sum: set[tuple[int, str]] = set()
         """Files that their nodes listed, and of which the last checksums had none: the node cannot read them."""
         self._listing: Listing = {}
+        self._latest: Listing = {}
+        """What each node had after the batch before, while the run lives."""
         self._disk = shutil.disk_usage(home.path).total
         """Size of this disk in bytes: bounds the sizes that a node announces."""
         self._total = 0
@@ -231,7 +233,7 @@ class _Fetch:
 
     def fetch_round(self, live: bool, only: set[tuple[int, str]] | None = None) -> Listing:
         """Fetch what is not home, or of that only `only`. Returns what the nodes have."""
-        listing = self._listing = self._drop_unsafe_paths(self._list_outputs(self.clients))
+        listing = self._listing = self._latest = self._drop_unsafe_paths(self._list_outputs(self.clients))
         todo = self._select_missing(listing, live, only)
         self._total = sum(stamp[0] for stamps in todo.values() for stamp in stamps.values()) + self.bytes
         if todo:
@@ -239,7 +241,7 @@ class _Fetch:
         for part in split_by_room(todo, self.out.folder.room()):
             for batch in batches(part):
                 with self.out.staging() as staging:
-                    self._fetch_batch(batch, live, staging)
+                    self._fetch_batch(self._update_stamps(batch), live, staging)
         if self.bytes:
             self.progress.advance(self.bytes, self.bytes, "results")
         return listing
@@ -295,6 +297,16 @@ class _Fetch:
                     todo.setdefault(path, {})[node] = stamp
         return todo
 
+    def _update_stamps(self, batch: Todo) -> Todo:
+        """The batch as its nodes had it after the one before: on a slow line the small files at the end have mostly
+        changed since the round began. One that is empty now has just been opened for writing."""
+
+        def latest(node: int, path: str, stamp: Stamp) -> Stamp:
+            now = self._latest.get(node, {}).get(path, stamp)
+            return now if now[0] else stamp
+
+        return {path: {n: latest(n, path, stamp) for n, stamp in stamps.items()} for path, stamps in batch.items()}
+
     def _fetch_batch(self, batch: Todo, live: bool, staging: SafeFolder) -> None:
         memory = self.out.memory()
         sums = self._request_checksums(possible_duplicates(batch, memory))
@@ -302,6 +314,7 @@ class _Fetch:
         arrivals = complete_arrivals(batch, sums, self._receive_batch(batch, chosen, staging))
         if live:  # a file that has changed meanwhile waits for the next call
             now = self._list_outputs({arrival.node for arrival in arrivals})
+            self._latest = {**self._latest, **now}
             arrivals = [one for one in arrivals if now.get(one.node, {}).get(one.path) == one.stamp]
         self.conflicts += self.out.publish(arrivals, staging)
 
