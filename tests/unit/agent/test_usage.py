@@ -144,6 +144,29 @@ def test_a_ranks_rate_is_that_of_the_steps_it_tells(tmp_path: Path) -> None:
     assert sampler.sample(None)["run"] is None
 
 
+def test_a_rank_that_hangs_gets_slower(tmp_path: Path) -> None:
+    node, now = Node(str(tmp_path)), [0.0]
+    run = Path(node.run("r-1"))
+    (run / "ranks").mkdir(parents=True)
+    (run / "spec.json").write_text("{}")
+    (run / "ranks/0.json").write_text(json.dumps({"rank": 0, "pid": 1 << 22}))
+    sampler = Sampler(node, GpuWatch(0.5), lambda: now[0])
+
+    def rate(step: int, at: float, passed_s: float) -> float | None:
+        now[0] += passed_s
+        file = run / "progress.json"
+        file.write_text(json.dumps({"step": step}))
+        machine.os.utime(file, (at, at))
+        found: float | None = sampler.sample("r-1")["run"]["ranks"][0]["rate"]
+        return found
+
+    assert rate(100, 1000.0, 0.5) is None
+    assert rate(140, 1002.0, 2.0) == 20.0
+    assert rate(140, 1002.0, 1.5) == 20.0, "the next line is not due yet"
+    assert rate(140, 1003.0, 0.5) == 20.0, "the same step, told once more as its snapshot is there"
+    assert rate(140, 1003.0, 398.0) == 0.1
+
+
 @pytest.mark.parametrize(
     ("line", "found"),
     [("step 120 loss 2.1", {"step": 120}), ("[GPU11] Epoch 47 | Batchsize: 32 | Steps: 4", {"epoch": 47}),
