@@ -62,6 +62,9 @@ def test_the_kernels_counters() -> None:
     ]
     assert machine.parse_net(net) == [1000, 200]
     assert machine.parse_net([]) is None
+    bond = ["bond0: 9 0 0 0 0 0 0 0 9", "eth0: 5 0 0 0 0 0 0 0 5", "eth1: 4 0 0 0 0 0 0 0 4", "br0: 9 0 0 0 0 0 0 0 9"]
+    assert machine.parse_net(bond, ["eth0", "eth1", "eth2"]) == [9, 9], "what passes two interfaces counts once"
+    assert machine.parse_net(net, ["ens5"]) == [1000, 200], "a container sees none of its host's"
     disks = ["8 0 sda 5 0 10 0 3 0 20 0 0 0 0", "8 1 sda1 5 0 10 0 3 0 20 0 0 0 0"]
     assert machine.parse_disks(disks, ["sda"]) == [5120, 10240]
     assert machine.parse_available("MemTotal: 10 kB\nMemAvailable:  4 kB\n") == 4096
