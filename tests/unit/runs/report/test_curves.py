@@ -129,3 +129,13 @@ def test_steps_that_a_later_file_tells_anew_are_drawn_once(tmp_path: Path) -> No
     (board / "events.out.tfevents.2.host").write_bytes(scalar("loss", 2, 0.5) + scalar("loss", 3, 0.25))
     [curve] = find_curves(RunHome(tmp_path), never)
     assert list(curve.lines[0].points) == [(0, 9.0), (1, 8.0), (2, 0.5), (3, 0.25)]
+
+
+def test_ever_new_tags_fill_no_memory(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("gpuops.runs.report.curves.MAX_TAGS", 3)
+    board = RunHome(tmp_path).out / "outputs"
+    board.mkdir(parents=True)
+    scalars = b"".join(scalar(f"t{number}", step, 1.0) for step in range(2) for number in range(5))
+    (board / "events.out.tfevents.1.host").write_bytes(scalars)
+    curves = find_curves(RunHome(tmp_path), never)
+    assert [(curve.title, len(curve.lines[0].points)) for curve in curves] == [("t0", 2), ("t1", 2), ("t2", 2)]
