@@ -47,9 +47,9 @@ class UnreadableFiles(NodeError):
     path)."""
 
     def __init__(self, files: Sequence[tuple[int, str]]) -> None:
-        first = first_few([f"{printable_path(path[:MAX_SHOWN_CHARS])} (node{node})" for node, path in files], 3)
         super().__init__(
-            f"{_count_files(files)} cannot be read on the nodes: {first}", "make them readable there, then: gpuops pull"
+            f"{_count_files(files)} cannot be read on the nodes: {_first_names(files)}",
+            "make them readable there, then: gpuops pull",
         )
         self.files = files
 
@@ -169,15 +169,18 @@ def _verify(fetching: _Fetch, listing: Listing) -> None:
     if wrong and wrong <= fetching.without_sum:
         raise UnreadableFiles(sorted(wrong))
     if wrong and all(isinstance(error, MalformedAnswer) for error in fetching.errors.values()):
-        names = ", ".join(f"{path} (node{node})" for node, path in sorted(wrong)[:3])
         raise NodeError(
-            f"{_count_files(wrong)} could not be verified: {names}" + (", …" if len(wrong) > 3 else ""),
+            f"{_count_files(wrong)} could not be verified: {_first_names(sorted(wrong))}",
             "`gpuops pull` tries again; nothing is deleted on the nodes before that",
         )
 
 
 def _count_files(files: Iterable[object]) -> str:
     return plural(len(list(files)), "file")
+
+
+def _first_names(files: Sequence[tuple[int, str]]) -> str:
+    return first_few([f"{printable_path(path[:MAX_SHOWN_CHARS])} (node{node})" for node, path in files], 3)
 
 
 def _disk_full_error(files: Mapping[tuple[int, str], int], home: RunHome) -> LocalDisk:

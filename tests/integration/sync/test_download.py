@@ -298,6 +298,23 @@ def test_what_cannot_be_verified_is_named(scene: Scene) -> None:
         scene.fetch(final=True)
 
 
+def test_a_name_forges_no_line(scene: Scene) -> None:
+    forged = "a\nerror: all is lost.pt"
+    scene.nodes[0].put(forged, b"from the node")
+    scene.fetch()
+    (scene.home.out / forged).write_bytes(b"mine")
+    scene.nodes[0].put(forged, b"newer")
+    assert scene.fetch().conflicts == (r"'out/a\nerror: all is lost.pt.new' lies beside a file that was changed here",)
+
+    def keep_changing() -> None:
+        scene.nodes[0].put(forged, os.urandom(8), mtime_ns=9)
+        scene.nodes[0].before["sums"] = keep_changing
+
+    keep_changing()
+    with pytest.raises(NodeError, match=r"^1 file could not be verified: 'a\\nerror: all is lost\.pt' \(node0\)$"):
+        scene.fetch(final=True)
+
+
 def test_a_lost_node_does_not_keep_the_others_files_away(scene: Scene) -> None:
     """Nor what is said of them: the next fetch has nothing to say."""
     scene.nodes[0].put("a.pt", b"zero")
