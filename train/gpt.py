@@ -108,19 +108,38 @@ def newest_folder():
     return found[0]
 
 
+def steps_of(folder):
+    """The steps that shards in a folder are of: one, unless a machine was lost while they were copied from it."""
+    with open(KEPT / folder / ".metadata", "rb") as file:
+        steps = {name: 0 for name in Description(file).load().state_dict_metadata if name.startswith("step")}
+    dcp.load(steps, checkpoint_id=KEPT / folder)
+    return sorted(set(steps.values()))
+
+
 def load(model, optimizer):
     """Steps done so far. Each rank reads its part of the weights, also of what another number of ranks wrote."""
-    folder = newest_folder()
-    if not folder:
+    newest = folder = newest_folder()
+    if not newest:
         return 0
-    with open(KEPT / folder / ".metadata", "rb") as file:
-        Description(file).load()
     os.environ["TORCH_FORCE_WEIGHTS_ONLY_LOAD"] = "1"  # of what is no tensor
+    steps, other = steps_of(newest), "a" if newest == "b" else "b"
+    if len(steps) > 1 and (KEPT / other / ".metadata").exists():
+        steps, folder = steps_of(other), other
+    if len(steps) > 1:
+        raise SystemExit(f"error: shards of several steps lie in {KEPT / newest}, and there is no other snapshot")
     weights, states = get_state_dict(model, optimizer)
-    state = {"model": weights, "optimizer": states, "step": 0}
+    state = {"model": weights, "optimizer": states}
     dcp.load(state, checkpoint_id=KEPT / folder)
     set_state_dict(model, optimizer, model_state_dict=state["model"], optim_state_dict=state["optimizer"])
-    return state["step"]
+    if folder != newest:
+        name_last(folder)  # the next one is written over the other
+    return steps[0]
+
+
+def name_last(folder):
+    if dist.get_rank() == 0:
+        (KEPT / "last.part").write_text(folder)
+        os.replace(KEPT / "last.part", KEPT / "last")
 
 
 def save(model, optimizer, step):
@@ -128,10 +147,9 @@ def save(model, optimizer, step):
     folder = "b" if newest_folder() == "a" else "a"
     (KEPT / folder / ".metadata").unlink(missing_ok=True)  # of the save before last
     weights, states = get_state_dict(model, optimizer)
-    dcp.save({"model": weights, "optimizer": states, "step": step}, checkpoint_id=KEPT / folder)
-    if dist.get_rank() == 0:
-        (KEPT / "last.part").write_text(folder)
-        os.replace(KEPT / "last.part", KEPT / "last")
+    state = {"model": weights, "optimizer": states, f"step of rank {dist.get_rank()}": step}  # in each rank's shard
+    dcp.save(state, checkpoint_id=KEPT / folder)
+    name_last(folder)
 
 
 def learning_rate(step, steps):

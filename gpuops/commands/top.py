@@ -73,6 +73,8 @@ class TopReport:
     run: str | None
     run_since: float | None
     nodes: Sequence[NodeView]
+    beside: Sequence[str] = ()
+    """The other live runs, of an array."""
 
     def document(self) -> dict[str, object]:
         """For `--json`."""
@@ -87,6 +89,7 @@ class TopReport:
             "hard_end": self.hard_end,
             "run": self.run,
             "run_since": self.run_since,
+            "beside": list(self.beside),
             "nodes": [
                 {"sample": to_builtins(node.sample), "lost_since": node.lost_since, "why": node.why}
                 for node in self.nodes
@@ -161,6 +164,7 @@ def describe(ctx: Context, watch: Watch) -> TopReport:
         run=runs[-1].name if runs else None,
         run_since=(runs[-1].started or runs[-1].created) if runs else None,
         nodes=list(watch.nodes),
+        beside=[run.name for run in runs[:-1]],
     )
 
 

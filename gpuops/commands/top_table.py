@@ -14,7 +14,7 @@ from rich.console import Console, Group, RenderableType
 from rich.table import Table
 from rich.text import Text
 
-from gpuops.core.format import ago, amount, clock_time, money, plural, span
+from gpuops.core.format import ago, amount, clock_time, first_few, money, plural, span
 
 if TYPE_CHECKING:
     from gpuops.commands.top import NodeView, TopReport
@@ -29,6 +29,9 @@ FADED = "dim"
 DEFAULT_WIDTH = 80
 RANKS_MAX = 64
 """So many ranks of a node are listed: a screen has no more lines."""
+
+BESIDE_MAX = 4
+"""So many of an array's other runs are named."""
 
 
 class Detail(Enum):
@@ -81,6 +84,7 @@ def _heading(report: TopReport) -> Text:
     run = "no run is on"
     if report.run and report.run_since is not None:
         run = f"{report.run} for {span(report.now - report.run_since)}"
+        run += f"; beside it {first_few(report.beside, BESIDE_MAX)}" if report.beside else ""
     return text.append(f"\n{run}", "not bold")
 
 

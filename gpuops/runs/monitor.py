@@ -57,6 +57,8 @@ NOTICE_EFFECTS = {
 """What a provider's notice does to the run, by the notice's kind."""
 SAME_END_WINDOW_S = 60.0
 """Announcements of the end by several nodes within this time are one: the nodes' clocks differ."""
+MAX_EVENT_BYTES = 1 << 20
+"""So much of an event's line is kept until its end comes."""
 REST_MAX_BYTES = 8 << 20
 """How much of a run's output is shown after its end: machines bill meanwhile, and a terminal takes few MB a second."""
 POLL_INTERVAL_S = 0.2
@@ -130,7 +132,8 @@ class Remarks:
         if stream == EVENTS_FILE:
             from gpuops.transport import validation
 
-            *lines, self._partial_lines[node] = (self._partial_lines.get(node, b"") + data).split(b"\n")
+            *lines, last = (self._partial_lines.get(node, b"") + data).split(b"\n")
+            self._partial_lines[node] = last[:MAX_EVENT_BYTES]  # a cut one cannot be read, and is passed over
             events = [event for event in map(validation.parse_event, lines) if event]
             self._joining |= {"unjoined", "joined"} & {event.event for event in events}
             self._notices += filter(None, map(self._describe_new_notice, events))

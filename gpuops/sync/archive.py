@@ -26,6 +26,7 @@ from gpuops.ledger.store import RunRow
 from gpuops.sync import bucket
 from gpuops.sync.merged_outputs import OutFolder
 from gpuops.sync.merged_outputs_record import Arrival
+from gpuops.sync.project_files import printable_path
 from gpuops.sync.run_folder import MAX_DOCUMENT_BYTES, STREAM_NAME, RunHome
 from gpuops.transport.tar_reader import Content, Member, TarError, members
 
@@ -118,7 +119,8 @@ def _verify(node: int, files: dict[str, _File], rows: dict[str, tuple[int, Any, 
     ]
     if wrong:
         raise NodeError(
-            f"what node{node} kept could not be verified: {first_few(wrong, 3)}", "`gpuops pull` tries again"
+            f"what node{node} kept could not be verified: {first_few([*map(printable_path, wrong)], 3)}",
+            "`gpuops pull` tries again",
         )
 
 

@@ -47,9 +47,9 @@ class UnreadableFiles(NodeError):
     path)."""
 
     def __init__(self, files: Sequence[tuple[int, str]]) -> None:
-        first = first_few([f"{printable_path(path[:MAX_SHOWN_CHARS])} (node{node})" for node, path in files], 3)
         super().__init__(
-            f"{_count_files(files)} cannot be read on the nodes: {first}", "make them readable there, then: gpuops pull"
+            f"{_count_files(files)} cannot be read on the nodes: {_first_names(files)}",
+            "make them readable there, then: gpuops pull",
         )
         self.files = files
 
@@ -169,15 +169,18 @@ def _verify(fetching: _Fetch, listing: Listing) -> None:
     if wrong and wrong <= fetching.without_sum:
         raise UnreadableFiles(sorted(wrong))
     if wrong and all(isinstance(error, MalformedAnswer) for error in fetching.errors.values()):
-        names = ", ".join(f"{path} (node{node})" for node, path in sorted(wrong)[:3])
         raise NodeError(
-            f"{_count_files(wrong)} could not be verified: {names}" + (", …" if len(wrong) > 3 else ""),
+            f"{_count_files(wrong)} could not be verified: {_first_names(sorted(wrong))}",
             "`gpuops pull` tries again; nothing is deleted on the nodes before that",
         )
 
 
 def _count_files(files: Iterable[object]) -> str:
     return plural(len(list(files)), "file")
+
+
+def _first_names(files: Sequence[tuple[int, str]]) -> str:
+    return first_few([f"{printable_path(path[:MAX_SHOWN_CHARS])} (node{node})" for node, path in files], 3)
 
 
 def _disk_full_error(files: Mapping[tuple[int, str], int], home: RunHome) -> LocalDisk:
@@ -223,6 +226,8 @@ class _Fetch:
         self.without_sum: set[tuple[int, str]] = set()
         """Files that their nodes listed, and of which the last checksums had none: the node cannot read them."""
         self._listing: Listing = {}
+        self._latest: Listing = {}
+        """What each node had after the batch before, while the run lives."""
         self._disk = shutil.disk_usage(home.path).total
         """Size of this disk in bytes: bounds the sizes that a node announces."""
         self._total = 0
@@ -231,7 +236,7 @@ class _Fetch:
 
     def fetch_round(self, live: bool, only: set[tuple[int, str]] | None = None) -> Listing:
         """Fetch what is not home, or of that only `only`. Returns what the nodes have."""
-        listing = self._listing = self._drop_unsafe_paths(self._list_outputs(self.clients))
+        listing = self._listing = self._latest = self._drop_unsafe_paths(self._list_outputs(self.clients))
         todo = self._select_missing(listing, live, only)
         self._total = sum(stamp[0] for stamps in todo.values() for stamp in stamps.values()) + self.bytes
         if todo:
@@ -239,7 +244,7 @@ class _Fetch:
         for part in split_by_room(todo, self.out.folder.room()):
             for batch in batches(part):
                 with self.out.staging() as staging:
-                    self._fetch_batch(batch, live, staging)
+                    self._fetch_batch(self._update_stamps(batch), live, staging)
         if self.bytes:
             self.progress.advance(self.bytes, self.bytes, "results")
         return listing
@@ -295,6 +300,16 @@ class _Fetch:
                     todo.setdefault(path, {})[node] = stamp
         return todo
 
+    def _update_stamps(self, batch: Todo) -> Todo:
+        """The batch as its nodes had it after the one before: on a slow line the small files at the end have mostly
+        changed since the round began. One that is empty now has just been opened for writing."""
+
+        def latest(node: int, path: str, stamp: Stamp) -> Stamp:
+            now = self._latest.get(node, {}).get(path, stamp)
+            return now if now[0] else stamp
+
+        return {path: {n: latest(n, path, stamp) for n, stamp in stamps.items()} for path, stamps in batch.items()}
+
     def _fetch_batch(self, batch: Todo, live: bool, staging: SafeFolder) -> None:
         memory = self.out.memory()
         sums = self._request_checksums(possible_duplicates(batch, memory))
@@ -302,6 +317,7 @@ class _Fetch:
         arrivals = complete_arrivals(batch, sums, self._receive_batch(batch, chosen, staging))
         if live:  # a file that has changed meanwhile waits for the next call
             now = self._list_outputs({arrival.node for arrival in arrivals})
+            self._latest = {**self._latest, **now}
             arrivals = [one for one in arrivals if now.get(one.node, {}).get(one.path) == one.stamp]
         self.conflicts += self.out.publish(arrivals, staging)
 

@@ -16,6 +16,8 @@ Sums = dict[tuple[int, str], str]
 MAX_BATCH_BYTES = 256 << 20
 MAX_BATCH_FILES = 500
 """A cut connection loses at most one batch."""
+MAX_SMALL_BYTES = 1 << 20
+"""Files up to this size come after all others: the name of the newest snapshot, an index of shards."""
 
 
 def split_by_room(todo: Todo, room: int) -> list[Todo]:
@@ -34,11 +36,16 @@ def split_by_room(todo: Todo, room: int) -> list[Todo]:
 
 
 def batches(todo: Todo) -> Iterator[Todo]:
-    """`todo` in pieces of bounded size; all nodes' versions of a path stay together."""
+    """`todo` in pieces of bounded size; all nodes' versions of a path stay together, and small files come last."""
+    small = {path for path, stamps in todo.items() if max(size for size, _ in stamps.values()) <= MAX_SMALL_BYTES}
+    yield from _pieces({path: todo[path] for path in sorted(todo.keys() - small)})
+    yield from _pieces({path: todo[path] for path in sorted(small)})
+
+
+def _pieces(todo: Todo) -> Iterator[Todo]:
     batch: Todo = {}
     size = files = 0
-    for path in sorted(todo):
-        stamps = todo[path]
+    for path, stamps in todo.items():
         more = sum(stamp[0] for stamp in stamps.values())
         if batch and (size + more > MAX_BATCH_BYTES or files + len(stamps) > MAX_BATCH_FILES):
             yield batch

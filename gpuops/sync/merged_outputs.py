@@ -36,6 +36,7 @@ from gpuops.sync.merged_outputs_record import (
     inherited_arrivals,
     is_beside,
 )
+from gpuops.sync.project_files import printable_path
 from gpuops.sync.run_folder import RunHome
 
 OWN_FILES = (JOURNAL_FILE, DOCUMENT_FILE)
@@ -128,17 +129,15 @@ class OutFolder:
     def _explain_name(self, memory: Memory, move: Move) -> str:
         """Why a file has another name here than on its node; empty where it has its own."""
         other = memory.owner(move.proper_place)
+        here, path = printable_path(f"out/{move.place}"), printable_path(move.path)
         if move.place == move.proper_place:
-            return (
-                ""
-                if self._system.stored(move.path) == move.path
-                else f"out/{move.place} is {move.path}, a name that no file can have here"
-            )
+            is_own = self._system.stored(move.path) == move.path
+            return "" if is_own else f"{here} is {path}, a name that no file can have here"
         if memory.becomes_folder(move.proper_place) or self._is_folder(move.proper_place):
-            return f"out/{move.place} is {move.path}: a folder has that name here"
-        if other not in (None, move.path):
-            return f"out/{move.place} is {move.path}: to this computer that is the same name as {other}"
-        return f"out/{move.place} lies beside a file that was changed here"
+            return f"{here} is {path}: a folder has that name here"
+        if other is not None and other != move.path:
+            return f"{here} is {path}: to this computer that is the same name as {printable_path(other)}"
+        return f"{here} lies beside a file that was changed here"
 
     def forget(self, wrong: Iterable[tuple[int, str]]) -> None:
         """Remove (node, path) pairs from the record: the next fetch brings them again."""

@@ -16,6 +16,7 @@ from gpuops.core.safe_folder import SafeFolder
 from gpuops.ledger.store import RunRow
 from gpuops.sync.merged_outputs import OutFolder
 from gpuops.sync.merged_outputs_record import Memory
+from gpuops.sync.project_files import printable_path
 from gpuops.sync.run_folder import RunHome
 from gpuops.transport.bulk_transfer import Sending, transfer
 from gpuops.transport.rpc import AgentClient
@@ -45,7 +46,9 @@ def check_resumable(row: RunRow, tree: str) -> None:
     out = OutFolder(home).folder
     missing = [place for place in memory.written if out.size(place) is None]
     if missing:
-        raise UsageError(f"{missing[0]} of {row.name} is not in {home.out} any more", "resume another run")
+        raise UsageError(
+            f"{printable_path(missing[0])} of {row.name} is not in {home.out} any more", "resume another run"
+        )
 
 
 def restore_files(clients: Sequence[AgentClient], tree: str, row: RunRow) -> int:
@@ -83,6 +86,7 @@ def _send_files(tree: str, run: str, out: SafeFolder, chosen: tuple[AgentClient,
                     sending.add(path, os.fstat(file.fileno()).st_size, file)
             except OSError as error:
                 raise UsageError(
-                    f"{out.path / place} cannot be read: {error.strerror or error}", "resume another run"
+                    f"{printable_path(str(out.path / place))} cannot be read: {error.strerror or error}",
+                    "resume another run",
                 ) from error
         sending.end()

@@ -6,6 +6,7 @@ by itself: on other machines, after a change of node, in a world of another size
 
 from __future__ import annotations
 
+import contextlib
 import os
 import re
 import zipfile
@@ -93,7 +94,8 @@ class Snapshots:
         """Remove all but the last. Those of a later step somebody went back from: not ours to judge."""
         older = sorted((path for path in self.folder.glob("step-*.pt") if 0 <= number(path) <= step), key=number)
         for path in older[:-KEEP]:
-            path.unlink()
+            with contextlib.suppress(OSError):  # another program reads it (Windows), or it is not ours: it stays
+                path.unlink()
 
     def _left(self) -> str:
         paths = self._candidates()

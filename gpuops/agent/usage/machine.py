@@ -13,8 +13,10 @@ from gpuops.agent.node import read_text
 
 SECTOR_BYTES = 512
 """The unit of `/proc/diskstats`, whatever the disk's own is (Documentation/admin-guide/iostats.rst of Linux)."""
+NET = "/sys/class/net"
 NO_NETWORK = ("lo", "veth", "docker", "br-", "virbr")
-"""Beginnings of interfaces that are no way out of the machine, or count what another one counts, too."""
+"""Beginnings of interfaces that are no way out of the machine, or count what another one counts, too: where none is a
+device, as in a container."""
 NO_DISK = ("loop", "ram", "zram", "dm-", "md", "sr", "fd")
 """The same of block devices."""
 
@@ -36,6 +38,7 @@ class Machine:
     def __init__(self) -> None:
         self.cores = machine_resources.count_cores()
         self._limited = machine_resources.cores_limit() is not None
+        self._devices = [name for name in _names(NET) if os.path.exists(f"{NET}/{name}/device")]
         self._disks = [name for name in _names("/sys/block") if not name.startswith(NO_DISK)]
         self._at = 0.0
         self._before = Counters(None, None, None)
@@ -45,7 +48,7 @@ class Machine:
         seconds."""
         counters = Counters(
             _limited_cpu_s() if self._limited else parse_cpu(read_text("/proc/stat", 4096)),
-            parse_net(read_text("/proc/net/dev").splitlines()),
+            parse_net(read_text("/proc/net/dev").splitlines(), self._devices),
             parse_disks(read_text("/proc/diskstats").splitlines(), self._disks),
         )
         before, passed_s = self._before, now - self._at
@@ -118,11 +121,12 @@ def parse_available(text: str) -> int | None:
     return None
 
 
-def parse_net(lines: Iterable[str]) -> Sequence[int] | None:
-    """Bytes received and sent on interfaces that lead out of the machine (`/proc/net/dev`)."""
-    rows = [line.split(":", 1) for line in lines if ":" in line]
-    fields = [rest.split() for name, rest in rows if not name.strip().startswith(NO_NETWORK)]
-    return [sum(int(row[column]) for row in fields) for column in (0, 8)] if rows else None
+def parse_net(lines: Iterable[str], devices: Sequence[str] = ()) -> Sequence[int] | None:
+    """Bytes received and sent on interfaces that lead out of the machine (`/proc/net/dev`): on its `devices`, since a
+    bond, a bridge and a tunnel count what they pass on to them."""
+    rows = {name.strip(): rest.split() for name, rest in (line.split(":", 1) for line in lines if ":" in line)}
+    names = rows.keys() & set(devices) or [name for name in rows if not name.startswith(NO_NETWORK)]
+    return [sum(int(rows[name][column]) for name in names) for column in (0, 8)] if rows else None
 
 
 def parse_disks(lines: Iterable[str], disks: Sequence[str]) -> Sequence[int] | None:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import time
-from typing import Any, Callable
+from typing import Any, Callable, NamedTuple
 
 from gpuops.agent import processes, run_files
 from gpuops.agent.node import Node
@@ -20,6 +20,19 @@ def visible_gpus(spec: LaunchSpec | None) -> list[int] | None:
     return [int(name) for name in names if name] if all(name.isdigit() or not name for name in names) else None
 
 
+class Pace(NamedTuple):
+    """How far a rank came between the last two steps that it told."""
+
+    at: float
+    """When it told the last one (UTC seconds)."""
+    step: float
+    seen: float
+    """When the last one was seen here (monotonic seconds)."""
+    steps: float = 0.0
+    took_s: float = 0.0
+    """0 before the second one."""
+
+
 class Sampler:
     """Samples of one node. Rates are those since the sample before, and absent from the first."""
 
@@ -30,9 +43,7 @@ class Sampler:
         self._machine = Machine()
         self._cpu_s: dict[int, tuple[float, float]] = {}
         """Of each rank's process: when it was looked at, and its processor seconds by then."""
-        self._steps: dict[int, tuple[float, float]] = {}
-        """Of each rank: when it last told another step, and which."""
-        self._step_rates: dict[int, float] = {}
+        self._paces: dict[int, Pace] = {}
         self._printed: dict[int, PrintedCounts] = {}
         self._run: str | None = None
         self._visible: list[int] | None = None
@@ -41,7 +52,7 @@ class Sampler:
         """`run`: the name of the live run."""
         if run != self._run:
             self._run, self._visible = run, visible_gpus(run_files.read_spec(self._node, run) if run else None)
-            self._cpu_s, self._steps, self._step_rates, self._printed = {}, {}, {}, {}
+            self._cpu_s, self._paces, self._printed = {}, {}, {}
         return {
             "at": time.time(),
             "cores": self._machine.cores,
@@ -80,9 +91,15 @@ class Sampler:
         return round(max(0.0, (cpu_s - before) / (now - at)), 3) if now > at else None
 
     def _step_rate(self, rank: int, step: float, at: float) -> float | None:
-        """Steps per second between the last two that a rank told. `at`: when it told this one."""
-        told_at, before = self._steps.get(rank, (at, step))
-        if at > told_at:
-            self._step_rates[rank] = round(max(0.0, (step - before) / (at - told_at)), 3)
-        self._steps[rank] = (at, step)
-        return self._step_rates.get(rank)
+        """Steps per second between the last two that a rank told, and less once the next one is late: a rank that hangs
+        comes to 0. `at`: when it told this one."""
+        now = self._clock()
+        pace = self._paces.get(rank)
+        if pace is None:
+            pace = Pace(at, step, now)
+        elif at > pace.at and step != pace.step:
+            pace = Pace(at, step, now, step - pace.step, at - pace.at)
+        self._paces[rank] = pace
+        if not pace.took_s:
+            return None
+        return round(max(0.0, pace.steps / max(pace.took_s, now - pace.seen)), 3)

@@ -21,6 +21,7 @@ from gpuops.core.errors import UsageError
 from gpuops.core.polling import Clock
 from gpuops.offers.lease_limits import parse_span
 from gpuops.runs.logs.lines import STREAM, LineMerger
+from gpuops.sync.log_mirror import MAX_STREAMS
 from gpuops.sync.run_folder import RunHome
 
 TIMES_FILE = "times.jsonl"
@@ -79,9 +80,8 @@ class LogTimes:
         self._until = until
         self._notes: dict[tuple[int, str], Notes] = {}
         for path in sorted((home.path / "logs").glob(f"node*/{TIMES_FILE}")):
-            number = path.parent.name.removeprefix("node")
-            if number.isdecimal():
-                node = int(number)
+            if match := NODE_FOLDER.fullmatch(path.parent.name):
+                node = int(match[1])
                 self._read(path, node, skews[node] if node < len(skews) else 0.0)
 
     def __bool__(self) -> bool:
@@ -100,9 +100,10 @@ class LogTimes:
         return min((notes.moments[0] for notes in self._notes.values()), default=None)
 
     def _read(self, path: Path, node: int, skew: float) -> None:
+        notes: dict[str, Notes] = {}
         for line in _read_notes(path):
             if self._until():
-                return
+                break
             try:
                 note = json.loads(line)
                 moment = float(note["at"]) + skew
@@ -112,7 +113,9 @@ class LogTimes:
             if not (0 <= moment < LATEST and all(0 <= size < LONGEST for size in sizes.values())):
                 continue
             for stream, size in sizes.items():
-                self._notes.setdefault((node, stream), Notes()).add(moment, size)
+                if stream in notes or (len(notes) < MAX_STREAMS and STREAM.fullmatch(stream)):
+                    notes.setdefault(stream, Notes()).add(moment, size)
+        self._notes.update({(node, stream): one for stream, one in notes.items()})
 
 
 def _read_notes(path: Path) -> Iterator[bytes]:

@@ -34,6 +34,8 @@ MAX_LOG_BYTES = 16 << 20
 BLOCK_BYTES = 1 << 20
 MAX_SCALARS = 2_000_000
 """So many numbers for TensorBoard are read: what a node has sent is not to fill this computer's memory."""
+MAX_TAGS = 10_000
+"""So many names of numbers for TensorBoard are told apart."""
 MAX_USAGE_LINES = 30_000
 """As many as a run of a year writes."""
 MAX_GPUS = 16
@@ -71,21 +73,31 @@ def find_curves(home: RunHome, is_late: IsLate) -> list[Curve]:
 
 
 def _board_curves(home: RunHome, is_late: IsLate) -> list[Curve]:
+    """A program that goes on from a snapshot begins another file in the same folder: the steps since the snapshot are
+    in both, and the later one counts."""
     by_tag: defaultdict[str, dict[str, list[Point]]] = defaultdict(dict)
-    for folder, tag, step, value in islice(_scalars(home, is_late), MAX_SCALARS):
-        by_tag[tag].setdefault(folder, []).append((step, value))
+    latest: dict[tuple[str, str], Path] = {}
+    for path, folder, tag, step, value in islice(_scalars(home, is_late), MAX_SCALARS):
+        if tag not in by_tag and len(by_tag) == MAX_TAGS:
+            continue
+        points = by_tag[tag].setdefault(folder, [])
+        if latest.get((tag, folder)) != path:
+            latest[tag, folder] = path
+            while points and points[-1][0] >= step:
+                points.pop()
+        points.append((step, value))
     tags = sorted(by_tag, key=lambda tag: ("loss" not in tag.lower(), tag))[:MAX_CURVES]
     return [Curve(tag, _lines(by_tag[tag]), "step") for tag in tags]
 
 
-def _scalars(home: RunHome, is_late: IsLate) -> Iterator[tuple[str, str, int, float]]:
-    """Folder, tag, step and number of each."""
+def _scalars(home: RunHome, is_late: IsLate) -> Iterator[tuple[Path, str, str, int, float]]:
+    """File, its folder, tag, step and number of each. Names of a folder's files begin with the time of their making."""
     for path in sorted(_board_files(home, is_late)):
         folder = str(path.parent.relative_to(home.out))
         try:
             with path.open("rb") as file:
                 for scalar in read_scalars(file, is_late):
-                    yield (folder, *scalar)
+                    yield (path, folder, *scalar)
         except OSError:
             continue
 

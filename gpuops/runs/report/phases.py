@@ -23,6 +23,8 @@ class Moments:
     ended: float | None = None
     home: float | None = None
     gone: float | None = None
+    billed_until: float | None = None
+    """When the cluster ended; what came home later, as from a bucket, cost no machine."""
 
 
 @dataclass(frozen=True)
@@ -58,6 +60,7 @@ def phases(moments: Moments, per_hour: float) -> Sequence[Phase]:
         if until is None or (moment == "booted" and moments.rented is None):
             continue
         seconds = max(0.0, until - at)
-        found.append(Phase(name, at, seconds, per_hour * seconds / 3600))
+        billed_s = seconds if moments.billed_until is None else max(0.0, min(until, moments.billed_until) - at)
+        found.append(Phase(name, at, seconds, per_hour * billed_s / 3600))
         at += seconds
     return found

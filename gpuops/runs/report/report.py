@@ -49,7 +49,7 @@ def make_page(
             run=row.name,
             verdict=record.verdict,
             rows=[(label, text) for label, text in rows if label not in ("run", "report")],
-            phases=phases(_moments(row, cluster, home_at, is_late), row.facts.per_hour),
+            phases=phases(_moments(row, cluster, home_at, now, is_late), row.facts.per_hour),
             per_hour=row.facts.per_hour,
             curves=curves,
             usage=usage,
@@ -60,19 +60,28 @@ def make_page(
     )
 
 
-def _moments(row: RunRow, cluster: ClusterRow, home_at: float | None, is_late: Callable[[], bool]) -> Moments:
+def _moments(
+    row: RunRow, cluster: ClusterRow, home_at: float | None, now: float, is_late: Callable[[], bool]
+) -> Moments:
     times = LogTimes(RunHome(row.home), row.facts.skews, is_late)
-    is_own = cluster.ephemeral
+    is_own = cluster.ephemeral and request_of(row).array_index is None  # else it serves other runs, too
+    latest = row.ended if row.ended is not None else now
+
+    def by_node(moment: float | None) -> float | None:
+        """A node's clock may be ahead, and tells no later moment than this computer's for the end."""
+        return None if moment is None else min(moment, latest)
+
     return Moments(
         rented=cluster.created if is_own else None,
         booted=cluster.ready if is_own else None,
         prepared=row.created,
         launched=row.started,
-        first_step=first_step_time(row, is_late) or times.earliest(),
-        last_step=times.latest(),
+        first_step=by_node(first_step_time(row, is_late) or times.earliest()),
+        last_step=by_node(times.latest()),
         ended=row.ended,
         home=home_at,
         gone=cluster.ended if is_own else None,
+        billed_until=cluster.ended,
     )
 
 

@@ -6,20 +6,19 @@ more, but the agent's bulk programs read the same files.
 
 from __future__ import annotations
 
-import os
 import re
-import secrets
 from collections.abc import Mapping
 from typing import Any
 
 from gpuops.core.context import Context
 from gpuops.core.errors import ConnectionLost, GpuopsError, LocalDisk
-from gpuops.core.safe_folder import SafeFolder, local_errors
+from gpuops.core.safe_folder import SafeFolder
 from gpuops.ledger.store import ClusterRow, RunRow
 from gpuops.nodes.session import nodes_of, open_programs
 from gpuops.runs.launch_spec import request_of
 from gpuops.runs.outcome.node_report import NodeReport, parse_report
 from gpuops.sync.archive import replace_shorter_log
+from gpuops.sync.merged_outputs import OutFolder
 from gpuops.sync.run_folder import MAX_DOCUMENT_BYTES, RunHome
 from gpuops.sync.unmatched_files import list_unmatched_files, save_unmatched_files
 from gpuops.transport.rpc import Programs
@@ -62,17 +61,12 @@ def _salvage_node(programs: Programs, run: RunRow, index: int) -> Mapping[str, A
     wanted = [
         entry for entry in files if log_stream_name(entry.path[len(prefix) :]) or entry.path == prefix + RESULT_FILE
     ]
-    name = f".salvage-{os.getpid()}-{secrets.token_hex(4)}"
-    with local_errors(run.home):
-        folder = home.folder.below(name).make()
-    try:
+    with OutFolder(home).staging() as folder:
         save_unmatched_files(programs, TREE, wanted, folder)
         for entry in wanted:
             if log := log_stream_name(entry.path[len(prefix) :]):
                 replace_shorter_log(folder, entry.path, home, index, log)
         return _read_result(folder, prefix + RESULT_FILE)
-    finally:
-        home.folder.remove_tree(name)
 
 
 def log_stream_name(path: str) -> str:

@@ -16,6 +16,7 @@ import pytest
 from gpuops.agent.files import output_files
 from gpuops.core.errors import ConnectionLost, GpuopsError, MalformedAnswer, NodeError
 from gpuops.core.safe_folder import SafeFolder
+from gpuops.sync import download_plan
 from gpuops.sync.download import FetchReport, UnreadableFiles
 from gpuops.sync.merged_outputs import OutFolder
 from gpuops.sync.merged_outputs_journal import JOURNAL_FILE
@@ -147,6 +148,28 @@ def test_a_file_that_changes_while_it_travels_stays_away_until_it_rests(scene: S
     assert scene.out() == {"snapshot.pt": b"epoch 6, more", "steady.pt": b"steady 2"}
 
 
+def test_a_snapshot_made_while_the_one_before_travels_leaves_no_stale_pointer_home(
+    scene: Scene, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """On a slow line every fetch takes longer than it is to the next snapshot: `last` had changed each time."""
+    monkeypatch.setattr(download_plan, "MAX_SMALL_BYTES", 10)
+    node = scene.nodes[0]
+
+    def save(step: int) -> None:
+        node.put(f"snapshots/step-{step}.pt", b"a large file")
+        node.put("snapshots/last", b"step-%d" % step, mtime_ns=step)
+
+    save(10)
+    scene.fetch()
+    for step in (20, 30):
+        save(step)
+        node.before["send"] = lambda step=step: save(step + 1)
+        scene.fetch()
+    assert scene.out() == {
+        **{f"snapshots/step-{step}.pt": b"a large file" for step in (10, 20, 21, 30)}, "snapshots/last": b"step-31",
+    }  # fmt: skip
+
+
 def test_a_file_just_opened_for_writing_does_not_replace_a_good_one(scene: Scene) -> None:
     scene.nodes[0].put("snapshot.pt", b"epoch 5")
     scene.fetch()
@@ -272,6 +295,23 @@ def test_what_cannot_be_verified_is_named(scene: Scene) -> None:
 
     keep_changing()
     with pytest.raises(NodeError, match=r"1 file could not be verified: a\.pt \(node1\)$"):
+        scene.fetch(final=True)
+
+
+def test_a_name_forges_no_line(scene: Scene) -> None:
+    forged = "a\nerror: all is lost.pt"
+    scene.nodes[0].put(forged, b"from the node")
+    scene.fetch()
+    (scene.home.out / forged).write_bytes(b"mine")
+    scene.nodes[0].put(forged, b"newer")
+    assert scene.fetch().conflicts == (r"'out/a\nerror: all is lost.pt.new' lies beside a file that was changed here",)
+
+    def keep_changing() -> None:
+        scene.nodes[0].put(forged, os.urandom(8), mtime_ns=9)
+        scene.nodes[0].before["sums"] = keep_changing
+
+    keep_changing()
+    with pytest.raises(NodeError, match=r"^1 file could not be verified: 'a\\nerror: all is lost\.pt' \(node0\)$"):
         scene.fetch(final=True)
 
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 import pickle
 import re
+import shutil
 from pathlib import Path
 
 import pytest
@@ -52,6 +53,22 @@ def test_all_ways_learn_the_same_and_shards_come_home_as_one_folder_and_go_back(
     failed.finish()
     assert failed.codes == [1]
     assert not (cwd / "run").exists(), "whoever wrote a snapshot runs nothing where it is loaded"
+
+
+def test_shards_of_several_steps_are_no_snapshot(world, tmp_path: Path) -> None:
+    """What a lost machine had sent home by then: `b` with a shard of the save before."""
+    world("gpt.py", "2", "1", ranks=2, cwd=tmp_path).succeed()
+    kept = tmp_path / "snapshots/gpt"
+    shutil.copy(kept / "a/__1_0.distcp", kept / "b/__1_0.distcp")
+    out = world("gpt.py", "3", "3", ranks=2, cwd=tmp_path).succeed().out()
+    assert HEAD.fullmatch(out[0])[3] == "1", "the one before is whole"
+    assert (kept / "last").read_text() == "b", "and is not what the next one is written over"
+    shutil.copy(kept / "a/__1_0.distcp", kept / "b/__1_0.distcp")
+    shutil.rmtree(kept / "a")
+    failed = world("gpt.py", "4", "3", ranks=2, cwd=tmp_path)
+    failed.finish()
+    assert failed.codes == [1, 1]
+    assert "error: shards of several steps lie in snapshots/gpt/b, and there is no other snapshot" in failed.err()
 
 
 class Runs:

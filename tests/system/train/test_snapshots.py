@@ -47,6 +47,12 @@ def test_the_last_few_are_kept_and_named(folder: Path, world) -> None:
     assert names(folder) == ["last", "step-00000039.pt", "step-00000052.pt", "step-00000065.pt"]
 
 
+def test_an_old_one_that_cannot_be_removed_ends_no_training(folder: Path, world) -> None:
+    (folder / "step-00000001.pt").mkdir()
+    go_on(world, "5", "1").succeed()
+    assert names(folder) == ["last", "step-00000001.pt", *(f"step-{step:08}.pt" for step in (39, 52, 65))]
+
+
 def test_a_snapshot_has_all_that_the_next_step_depends_on(folder: Path) -> None:
     state = torch.load(folder / "step-00000026.pt", weights_only=True)
     assert (state["epoch"], state["position"], state["step"], state["seed"]) == (2, 0, 26, 7)

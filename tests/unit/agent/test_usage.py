@@ -62,6 +62,9 @@ def test_the_kernels_counters() -> None:
     ]
     assert machine.parse_net(net) == [1000, 200]
     assert machine.parse_net([]) is None
+    bond = ["bond0: 9 0 0 0 0 0 0 0 9", "eth0: 5 0 0 0 0 0 0 0 5", "eth1: 4 0 0 0 0 0 0 0 4", "br0: 9 0 0 0 0 0 0 0 9"]
+    assert machine.parse_net(bond, ["eth0", "eth1", "eth2"]) == [9, 9], "what passes two interfaces counts once"
+    assert machine.parse_net(net, ["ens5"]) == [1000, 200], "a container sees none of its host's"
     disks = ["8 0 sda 5 0 10 0 3 0 20 0 0 0 0", "8 1 sda1 5 0 10 0 3 0 20 0 0 0 0"]
     assert machine.parse_disks(disks, ["sda"]) == [5120, 10240]
     assert machine.parse_available("MemTotal: 10 kB\nMemAvailable:  4 kB\n") == 4096
@@ -142,6 +145,29 @@ def test_a_ranks_rate_is_that_of_the_steps_it_tells(tmp_path: Path) -> None:
     assert (second["rank"], second["step"], second["rate"], second["data_wait"]) == (1, 150, 25.0, 0.25)
     assert told(150, 1002.0)["rate"] == 25.0
     assert sampler.sample(None)["run"] is None
+
+
+def test_a_rank_that_hangs_gets_slower(tmp_path: Path) -> None:
+    node, now = Node(str(tmp_path)), [0.0]
+    run = Path(node.run("r-1"))
+    (run / "ranks").mkdir(parents=True)
+    (run / "spec.json").write_text("{}")
+    (run / "ranks/0.json").write_text(json.dumps({"rank": 0, "pid": 1 << 22}))
+    sampler = Sampler(node, GpuWatch(0.5), lambda: now[0])
+
+    def rate(step: int, at: float, passed_s: float) -> float | None:
+        now[0] += passed_s
+        file = run / "progress.json"
+        file.write_text(json.dumps({"step": step}))
+        machine.os.utime(file, (at, at))
+        found: float | None = sampler.sample("r-1")["run"]["ranks"][0]["rate"]
+        return found
+
+    assert rate(100, 1000.0, 0.5) is None
+    assert rate(140, 1002.0, 2.0) == 20.0
+    assert rate(140, 1002.0, 1.5) == 20.0, "the next line is not due yet"
+    assert rate(140, 1003.0, 0.5) == 20.0, "the same step, told once more as its snapshot is there"
+    assert rate(140, 1003.0, 398.0) == 0.1
 
 
 @pytest.mark.parametrize(

@@ -100,3 +100,9 @@ def test_the_document() -> None:
     first, second, _ = document["nodes"]
     assert first["sample"]["run"]["ranks"][0]["data_wait"] == 0.04
     assert (second["sample"], second["lost_since"]) == (None, 990.0)
+
+
+def test_of_an_array_all_runs_that_are_on_are_named() -> None:
+    array = dataclasses.replace(REPORT, beside=["digits-1", "digits-2"])
+    assert "digits-3 for 12 min; beside it digits-1, digits-2" in text_lines(array, 80)
+    assert array.document()["beside"] == ["digits-1", "digits-2"]

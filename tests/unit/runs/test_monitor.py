@@ -5,6 +5,7 @@ from __future__ import annotations
 import dataclasses
 import io
 import json
+import tracemalloc
 from pathlib import Path
 
 import pytest
@@ -117,6 +118,21 @@ def test_ranks_that_joined_late_are_not_remarked_on_afterwards(tmp_path: Path) -
     remarks.handle_log_bytes(0, "events.jsonl", 0, event("unjoined") + event("joined", rank=0))
     remarks.poll()
     assert said == []
+
+
+def test_a_line_of_a_journal_that_never_ends_fills_no_memory(tmp_path: Path) -> None:
+    said = list[str]()
+    remarks = Remarks(said.append, RunHome(tmp_path), "", Clock(), UNJOINED)
+    tracemalloc.start()
+    try:
+        for number in range(100):
+            remarks.handle_log_bytes(0, "events.jsonl", number << 18, b"x" * (1 << 18))
+        assert tracemalloc.get_traced_memory()[0] < 8 << 18
+    finally:
+        tracemalloc.stop()
+    remarks.handle_log_bytes(0, "events.jsonl", 100 << 18, b"\n" + event("unjoined"))
+    remarks.poll()
+    assert said == [UNJOINED]
 
 
 def test_our_own_programs_and_commands_join_or_need_not() -> None:

@@ -34,3 +34,9 @@ def test_batches_are_bounded_and_keep_a_path_together(monkeypatch: pytest.Monkey
 def test_only_what_may_be_equal_is_summed_on_the_node() -> None:
     batch: download_plan.Todo = {"alone": {0: (5, 1)}, "other": {0: (5, 1), 1: (6, 1)}, "same": {0: (5, 1), 1: (5, 2)}}
     assert download_plan.possible_duplicates(batch, Memory()) == {0: ["same"], 1: ["same"]}
+
+
+def test_small_files_come_after_the_large_ones_that_they_may_name() -> None:
+    size = download_plan.MAX_SMALL_BYTES + 1
+    todo: download_plan.Todo = {"a": {0: (1, 1)}, "b": {0: (size, 1), 1: (1, 1)}, "c": {0: (size, 1)}}
+    assert [list(batch) for batch in download_plan.batches(todo)] == [["b", "c"], ["a"]]

@@ -15,6 +15,7 @@ from gpuops.core.errors import UsageError
 from gpuops.core.polling import Clock
 from gpuops.runs.logs.home_tail import HomeTail, LogTimes, TracebackFilter, parse_moment
 from gpuops.runs.logs.lines import LineMerger
+from gpuops.sync.log_mirror import MAX_STREAMS
 from gpuops.sync.run_folder import RunHome
 
 
@@ -274,3 +275,15 @@ def test_the_traceback_of_a_command_that_fails_is_left_to_the_verdict(
     assert list(shown.new()) == ["epoch 1", "a warning"]
     write(tmp_path, 0, "events.jsonl", f'{{"at": 1.0, "event": "ended", "outcome": "{outcome}", "left": 0}}\n')
     assert list(shown.rest()) == again
+
+
+def test_notes_of_ever_new_streams_fill_no_memory(tmp_path: Path) -> None:
+    names = [f"rank{number}.out" for number in range(MAX_STREAMS + 2000)]
+    notes = [{"at": 1.0, "sizes": dict.fromkeys([*names[at : at + 2000], f"{at}.txt"], 1)}
+             for at in range(0, len(names), 2000)]  # fmt: skip
+    write(tmp_path, 0, "times.jsonl", "".join(json.dumps(note) + "\n" for note in notes))
+    write(tmp_path, 1, "times.jsonl", '{"at": 1.0, "sizes": {"rank0.out": 1}}\n')
+    times = LogTimes(RunHome(tmp_path))
+    assert [bool(times.of(0, name).sizes) for name in names] == [True] * MAX_STREAMS + [False] * 2000
+    assert not times.of(0, "0.txt").sizes
+    assert times.of(1, "rank0.out").sizes == [1]

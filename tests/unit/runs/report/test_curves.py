@@ -9,7 +9,7 @@ import pytest
 
 from gpuops.runs.report.curves import MAX_NAMES, Figures, find_curves, read_usage
 from gpuops.sync.run_folder import RunHome
-from tests.unit.runs.report.test_scalars import FILE
+from tests.unit.runs.report.test_scalars import FILE, scalar
 
 
 def never() -> bool:
@@ -120,3 +120,22 @@ def test_a_log_is_read_in_blocks_of_whole_lines_while_there_is_time(home: RunHom
     looks = iter([False, False])  # before the file, before its first block, before the second
     [line] = find_curves(home, lambda: next(looks, True))[0].lines
     assert line.points[-1][0] < 100_000
+
+
+def test_steps_that_a_later_file_tells_anew_are_drawn_once(tmp_path: Path) -> None:
+    board = RunHome(tmp_path).out / "outputs/a"
+    board.mkdir(parents=True)
+    (board / "events.out.tfevents.1.host").write_bytes(b"".join(scalar("loss", step, 9.0 - step) for step in range(4)))
+    (board / "events.out.tfevents.2.host").write_bytes(scalar("loss", 2, 0.5) + scalar("loss", 3, 0.25))
+    [curve] = find_curves(RunHome(tmp_path), never)
+    assert list(curve.lines[0].points) == [(0, 9.0), (1, 8.0), (2, 0.5), (3, 0.25)]
+
+
+def test_ever_new_tags_fill_no_memory(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("gpuops.runs.report.curves.MAX_TAGS", 3)
+    board = RunHome(tmp_path).out / "outputs"
+    board.mkdir(parents=True)
+    scalars = b"".join(scalar(f"t{number}", step, 1.0) for step in range(2) for number in range(5))
+    (board / "events.out.tfevents.1.host").write_bytes(scalars)
+    curves = find_curves(RunHome(tmp_path), never)
+    assert [(curve.title, len(curve.lines[0].points)) for curve in curves] == [("t0", 2), ("t1", 2), ("t2", 2)]

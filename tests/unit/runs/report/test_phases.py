@@ -30,3 +30,8 @@ def test_a_wrong_clock_of_a_node_makes_no_negative_time() -> None:
     found = phases(Moments(prepared=100.0, launched=110.0, first_step=90.0, last_step=120.0, ended=119.0), 0.0)
     assert [phase.seconds for phase in found] == [10.0, 0.0, 10.0, 0.0]
     assert phases(Moments(), 1.0) == []
+
+
+def test_what_comes_home_after_the_machines_have_ended_costs_nothing() -> None:
+    late = Moments(prepared=0.0, launched=10.0, ended=100.0, home=90_000.0, gone=200.0, billed_until=200.0)
+    assert sum(phase.cost for phase in phases(late, per_hour=36.0)) == 2.0

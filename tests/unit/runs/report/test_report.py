@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any, cast
@@ -19,8 +20,8 @@ NOW = 1_700_000_000.0
 RECORD = RunRecord(run="a-1")
 
 
-def make_rows(home: Path) -> tuple[RunRow, ClusterRow]:
-    request = RunRequest(kind="torchrun", mode="multinode", nodes=2, gpus=1, script="a.py").document()
+def make_rows(home: Path, **more: Any) -> tuple[RunRow, ClusterRow]:
+    request = RunRequest(kind="torchrun", mode="multinode", nodes=2, gpus=1, script="a.py", **more).document()
     facts = RunFacts(per_hour=3.6, skews=[0.0, 0.0])
     run = RunRow(1, "a-1", 1, home.parent.parent, home, "project", request, RunState.HOME, facts, None, None, NOW,
                  NOW + 60, NOW + 600)  # fmt: skip
@@ -68,3 +69,20 @@ def test_what_takes_too_long_is_left_out_and_told(tmp_path: Path, monkeypatch: p
     page = Path(path).read_text()
     assert "does not show all" in page
     assert "What it learnt" not in page
+
+
+def page_of(home: Path, **more: Any) -> str:
+    return report.make_page(*make_rows(home, **more), RECORD, NOW + 650, NOW + 700, lambda: False)
+
+
+def test_a_run_of_an_array_is_not_told_the_time_of_the_others(tmp_path: Path) -> None:
+    page = page_of(tmp_path / "runs/a-1", array_index=3)
+    assert "Where 10:50 min, $0.65 went" in page
+    assert "rent and boot" not in page
+
+
+def test_a_nodes_clock_that_is_ahead_adds_no_time(tmp_path: Path) -> None:
+    logs = tmp_path / "runs/a-1/logs/node0"
+    logs.mkdir(parents=True)
+    (logs / "times.jsonl").write_text(json.dumps({"at": NOW + 7200, "sizes": {"rank0.out": 5}}) + "\n")
+    assert "Where 13:10 min, $0.79 went" in page_of(tmp_path / "runs/a-1")

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import os
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any, cast
@@ -13,9 +12,12 @@ from gpuops.agent import run_files
 from gpuops.core.errors import ConnectionLost, LocalDisk, NodeRefused
 from gpuops.core.reporting import Silent
 from gpuops.core.run_models import RunRequest
+from gpuops.core.safe_folder import SafeFolder
 from gpuops.runs.outcome.node_report import NodeReport, ReasonKind, lost_report, parse_report
 from gpuops.runs.results.collect import Disks
 from gpuops.runs.results.dead_agents import log_stream_name, salvage
+from gpuops.sync.merged_outputs import OutFolder
+from gpuops.sync.run_folder import RunHome
 
 AWAY = ConnectionLost("node1 does not answer", "try again")
 
@@ -59,12 +61,25 @@ def test_a_full_disk_here_gives_up_nothing_there(monkeypatch: pytest.MonkeyPatch
 
 def test_a_folder_that_cannot_be_written_to_is_said(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     monkeypatch.setattr("gpuops.runs.results.dead_agents.list_unmatched_files", lambda *_, **__: [])
-    monkeypatch.setattr("gpuops.runs.results.dead_agents.secrets.token_hex", lambda _: "taken/by-a-file")
     home = tmp_path / "runs" / "r-1"
     home.mkdir(parents=True)
-    (home / f".salvage-{os.getpid()}-taken").touch()
+    (home / "incoming").touch()
     with pytest.raises(LocalDisk, match="cannot write to"):
         salvaged(monkeypatch, [None], tmp_path / "runs" / "r-1")
+
+
+def test_what_a_kill_leaves_is_removed_with_the_end_of_the_run(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    home = RunHome(tmp_path / "runs" / "r-1")
+
+    def save(_programs: Any, _tree: str, _files: Any, folder: SafeFolder) -> None:
+        left = folder.path.rename(folder.path.with_name("99999999-killed"))
+        (left / "a log").touch()
+
+    monkeypatch.setattr("gpuops.runs.results.dead_agents.list_unmatched_files", lambda *_, **__: [])
+    monkeypatch.setattr("gpuops.runs.results.dead_agents.save_unmatched_files", save)
+    salvaged(monkeypatch, [None], home.path)
+    OutFolder(home).clear_dead()
+    assert sorted(path.name for path in home.path.iterdir()) == ["out"]
 
 
 @pytest.mark.parametrize(("rented", "away"), [(False, False), (False, True), (True, True)])
