@@ -201,3 +201,40 @@ def test_last_line(text: str, line: str) -> None:
 )
 def test_who_had_not_met_the_others_yet(words: str, joining: bool) -> None:
     assert was_joining(words) is joining
+
+
+HIDDEN = """\
+Traceback (most recent call last):
+  File "/root/.gpuops/lab/n0/project/src/train.py", line 1, in <module>
+    import torch
+  File "/venv/lib/python3.11/site-packages/torch/cuda/_utils.py", line 9, in <module>
+    from cuda.bindings import (  # pyrefly: ignore[missing-import]
+  File "/root/.gpuops/lab/n0/project/cuda.py", line 2, in <module>
+    torch.zeros(1).cuda()
+    ^^^^^^^^^^^
+AttributeError: partially initialized module 'torch' has no attribute 'zeros' (most likely due to a circular import)
+"""
+OWN_IMPORTS = """\
+Traceback (most recent call last):
+  File "/root/.gpuops/lab/n0/project/train.py", line 1, in <module>
+    import model
+  File "/root/.gpuops/lab/n0/project/model.py", line 2, in <module>
+    import nosuch
+ModuleNotFoundError: No module named 'nosuch'
+"""
+
+
+@pytest.mark.parametrize(
+    ("words", "then"),
+    [
+        (HIDDEN, "cuda.py is imported in place of an installed module of that name: rename it"),
+        (HIDDEN.replace("/cuda.py", "/src/cuda/__init__.py"), "src/cuda/__init__.py is imported in place of"),
+        (HIDDEN.replace("site-packages/torch/cuda/_utils.py", "random.py"), "cuda.py is imported in place of"),
+        (HIDDEN.replace("    ^^^^^^^^^^^\n", ""), "cuda.py is imported in place of"),
+        ("ModuleNotFoundError: No module named 'q.x'; 'q' is not a package", "q.py is imported in place of"),
+        (OWN_IMPORTS, "`--setup 'pip install nosuch'`"),
+    ],
+    ids=["a file", "a package", "in a standard module", "before 3.11", "as no package", "its own"],
+)
+def test_a_file_of_the_project_that_hides_an_installed_module(words: str, then: str) -> None:
+    assert remedy(words).startswith(then)
