@@ -11,7 +11,7 @@ import shlex
 from collections.abc import Sequence
 from typing import Any
 
-from gpuops.cli.help import TYPED, passed_words, split_provider_options
+from gpuops.cli.help import TYPED, passed_words, providers_with_option, split_provider_options
 from gpuops.cli.other_tools import LINE_OF, TrainLine, sort_train_line, torchrun_flag
 from gpuops.core.names import did_you_mean
 
@@ -21,6 +21,7 @@ SEPARATED: dict[str, tuple[str, str]] = {
     "train": ("what belongs to your script stands behind `--`", "gpuops train multinode train.py -- 50 10"),
     "run": ("your command stands behind `--`", "gpuops run -- python3 hello.py"),
     "export": ("what belongs to your script stands behind `--`", "gpuops export slurm train.py --gpus 4 -- 50 10"),
+    "ssh": ("the command stands behind `--`", "gpuops ssh lab -- nvidia-smi"),
 }
 """What belongs behind `--`, and an example."""
 MODE_FIRST = "say single, multigpu or multinode first"
@@ -28,6 +29,11 @@ MODES_HINT = (
     "say how far to spread: gpuops train single (one rank), gpuops train multigpu (a rank per GPU of one node) "
     "or gpuops train multinode (several nodes)"
 )
+_MISSING_HINTS = {
+    ("train", "MODE is missing"): MODES_HINT,
+    ("up", "PROVIDER is missing"): "name who has the machines: gpuops up local, gpuops up ssh --host USER@HOST, …; "
+    "all of them: gpuops up --help",
+}
 
 
 def explain_parser_error(error: Exception, arguments: Sequence[str], commands: Sequence[str]) -> tuple[str, str] | None:
@@ -53,7 +59,9 @@ def explain_parser_error(error: Exception, arguments: Sequence[str], commands: S
             say = f"{name} is a flag of torchrun, which gpuops train starts by itself"
             return say, f"type: {sorted_line(context)}"
         if command == "train" and not _nearest(name, known) and len(arguments) > 1:
-            return f"there is no option {name}", f"{SEPARATED[command][0]}: {sorted_line(context)}"
+            return f"there is no option {name}", (
+                f"{_owners_hint(name, arguments)}{SEPARATED[command][0]}: {sorted_line(context)}"
+            )
         ran = " ".join(arguments[1:]) if command == "run" and not "".join(arguments[1:2]).startswith("-") else ""
         return f"there is no option {name}{_nearest(name, known)}", _separator_hint(
             command, arguments, ran
@@ -62,7 +70,14 @@ def explain_parser_error(error: Exception, arguments: Sequence[str], commands: S
         needs = "takes no value" if "does not take" in message else "needs a value"
         return f"{option} {needs}", help_line
     say = _explain_parameter(error, message, arguments)
-    return say, MODES_HINT if command == "train" and say == "MODE is missing" else help_line
+    return say, _MISSING_HINTS.get((command, say), help_line)
+
+
+def _owners_hint(name: str, arguments: Sequence[str]) -> str:
+    """The beginning of a hint for an option of some provider where none is named; empty for any other option."""
+    is_named = any(word.partition("=")[0] == "--on" for word in arguments)
+    owners = () if is_named else providers_with_option(name)
+    return f"{name} goes with --on {' or '.join(owners)}; " if owners else ""
 
 
 def sorted_line(context: Any) -> str:

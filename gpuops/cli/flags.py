@@ -29,7 +29,10 @@ class Free(enum.Enum):
 
 Json = Annotated[bool, typer.Option("--json", help="One JSON document on stdout.")]
 Timings = Annotated[bool, typer.Option("--timings", help="Print at the end where the time went, and whose it was.")]
-Yes = Annotated[bool, typer.Option("--yes", "-y", help="Ask no questions. Only `gpuops trust` trusts a gpuops.toml.")]
+Yes = Annotated[bool, typer.Option("--yes", "-y", help="Ask no questions.")]
+YesButTrust = Annotated[  # of the commands that read gpuops.toml
+    bool, typer.Option("--yes", "-y", help="Ask no questions. Only `gpuops trust` trusts a gpuops.toml.")
+]
 
 
 def _option(help_text: str, *names: str, metavar: str | None = None, offers: Any = None) -> Any:
@@ -38,8 +41,8 @@ def _option(help_text: str, *names: str, metavar: str | None = None, offers: Any
 
 
 # What `export` takes as well, without the rest of its group.
-Nodes = Annotated[int | None, _option("How many nodes.")]
-Gpus = Annotated[int | None, _option("GPUs per node; without GPUs, ranks per node.")]
+Nodes = Annotated[int | None, _option("How many nodes.", metavar="N")]
+Gpus = Annotated[int | None, _option("GPUs per node; without GPUs, ranks per node.", metavar="G")]
 Data = Annotated[
     str | None,
     _option(
@@ -72,15 +75,17 @@ class MachineFlags:
 
     nodes: Annotated[Nodes, Free.ASKED] = None
     gpus: Annotated[Gpus, Free.ASKED] = None
-    gpu_type: Annotated[str | None, _option("Which GPU to rent, such as h100.", "--gpu-type", "--gpu"), Free.ASKED] = (
-        None
-    )
+    gpu_type: Annotated[
+        str | None, _option("Which GPU to rent, such as h100.", "--gpu-type", "--gpu", metavar="TYPE"), Free.ASKED
+    ] = None
     gpu_mem: Annotated[int | None, _option("GPU memory to rent, in GB.", metavar="GB"), Free.ASKED] = None
     spot: Annotated[
         bool | None, typer.Option("--spot", help="Rent interruptible machines.", show_default=False), Free.ASKED
     ] = None
-    region: Annotated[str | None, _option("Where to rent."), Free.ASKED] = None
-    image: Annotated[str | None, _option("Which image machines start from, or your own hosts run nodes in.")] = None
+    region: Annotated[str | None, _option("Where to rent.", metavar="REGION"), Free.ASKED] = None
+    image: Annotated[
+        str | None, _option("Which image machines start from, or your own hosts run nodes in.", metavar="IMAGE")
+    ] = None
     max_price: Annotated[float | None, _option("Highest price, all nodes together.", metavar="$/H")] = None
     max_hours: Annotated[float | None, _option("The cluster ends after so many hours.", metavar="H")] = None
     max_cost: Annotated[float | None, _option("The cluster ends when it has cost so much.", metavar="$")] = None
@@ -156,8 +161,8 @@ class LaunchFlags:
     join_timeout: Annotated[
         float | None,
         _option(
-            "How long a run in which no rank joins the others may print nothing and stand idle before it ends; "
-            "0: for ever. Without it: 30; `--join-timeout 120` gives two hours.",
+            "End a run in which no rank joins the others when it has printed nothing and stood idle for so long; "
+            "0: never. Without it: 30.",
             metavar="MIN",
         ),
     ] = None
@@ -171,9 +176,9 @@ class LaunchFlags:
     retries: Annotated[
         int | None,
         _option(
-            "How often machines that were rented or queued for, for this run, and that are taken back, are replaced, "
-            "and the run resumed; on hosts of your own, live clusters and batch jobs: how often a run that failed is "
-            "started again, with what it left, such as --retries 2.",
+            "How often machines rented or queued for, for this run, are replaced when they are taken back, and the run "
+            "resumed; on hosts of your own, live clusters and batch jobs: how often a run that failed is started again "
+            "from what it left.",
             metavar="K",
         ),
     ] = None

@@ -169,6 +169,17 @@ def _options_if_known(typed: str) -> Sequence[Option]:
     return found
 
 
+def providers_with_option(flag: str) -> list[str]:
+    """The providers that declare an option of this name, such as `--host`."""
+    from provisioners import registry
+
+    found = []
+    for provider in registry.provider_names():
+        with suppress(GpuopsError):
+            found += [provider for option in _options(provider) if f"--{option.name}" == flag]
+    return found
+
+
 def _options(provider: str) -> Sequence[Option]:
     """The options that a provider declares."""
     return _load(provider).options

@@ -13,7 +13,7 @@ from gpuops.cli.help import example_help
 from gpuops.core.errors import UsageError
 
 HELP = example_help(
-    "Show a run's output, each byte once, whoever fetched it; nodes and ranks merged by time, to the second.\n\n"
+    "Show a run's output, running or past; nodes and ranks merged by time, to the second.\n\n"
     "Following is not running: -f ends with 0 however the run ends, its verdict is the last line.",
     "gpuops logs",
     "gpuops logs -f",

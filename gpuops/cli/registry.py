@@ -21,7 +21,7 @@ GROUPS: dict[str, dict[str, Command]] = {
     "Training": {
         "train": Command("train_run", "Train through torchrun on one GPU, one node or several."),
         "run": Command("train_run", "Run any command on a node."),
-        "logs": Command("logs", "Show a run's output, each byte once, whoever fetched it."),
+        "logs": Command("logs", "Show a run's output, running or past."),
         "stop": Command("stop", "Stop a run in good order; the cluster stays."),
         "runs": Command("runs", "List runs, the latest last."),
         "tensorboard": Command("tensorboard", "Show runs in TensorBoard, on this computer; Ctrl-C ends it."),

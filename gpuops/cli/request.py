@@ -13,10 +13,12 @@ from typing import Any, NoReturn, TypeVar
 
 from gpuops.cli.errors import NEAR
 from gpuops.cli.flags import LaunchFlags, MachineFlags, fill_from_table, flag_types
+from gpuops.cli.help import providers_with_option
 from gpuops.cli.host_files import machines_of
 from gpuops.core.context import Context
 from gpuops.core.data_address import parse_address
 from gpuops.core.errors import UsageError
+from gpuops.core.format import listed
 from gpuops.core.models import Option, Request
 from gpuops.core.names import did_you_mean
 from gpuops.core.run_models import RunRequest
@@ -115,7 +117,10 @@ def parse_provider_options(ctx: Context, provider: str, words: Sequence[str], co
         if name in flags:  # of `up`, and not of this command
             raise UsageError(f"there is no option {name}", f"see: gpuops {command} --help")
         near = did_you_mean(name, flags, alike=NEAR)
-        raise UsageError(f"there is no option {name}" + (near and f"; {near}"), see)
+        owners = listed(providers_with_option(name))
+        raise UsageError(
+            f"there is no option {name}" + (near and f"; {near}"), f"{name} is an option of {owners}" if owners else see
+        )
     return {name: value for name, value in vars(known).items() if value is not None}
 
 

@@ -27,7 +27,7 @@ def tensorboard(
     runs: Annotated[
         list[str] | None,
         typer.Argument(
-            metavar="RUN", help="Which runs; without, this folder's latest.", autocompletion=completion.runs
+            metavar="RUN...", help="Which runs; without, this folder's latest.", autocompletion=completion.runs
         ),
     ] = None,
     port: Annotated[

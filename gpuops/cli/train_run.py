@@ -9,7 +9,7 @@ import typer
 
 from gpuops.cli import completion
 from gpuops.cli.errors import explain_unknown_mode, sort_line, sorted_line
-from gpuops.cli.flags import Json, LaunchFlags, MachineFlags, Yes, with_flags
+from gpuops.cli.flags import Json, LaunchFlags, MachineFlags, YesButTrust, with_flags
 from gpuops.cli.help import WORDS, TakesArguments, TakesCommand, example_help, passed_words
 from gpuops.cli.launch import CommandLine, launch
 from gpuops.core.errors import UsageError
@@ -88,7 +88,7 @@ def train(
     workload: Workload = None,
     array: ArrayOption = None,
     dry_run: Annotated[bool, typer.Option("--dry-run", help="Print what would be created, sent and executed.")] = False,
-    yes: Yes = False,
+    yes: YesButTrust = False,
     as_json: Json = False,
 ) -> None:
     checked = check_mode(mode, context)
@@ -126,6 +126,11 @@ def choose_workload(
     given = [name for name, value in named.items() if value is not None]
     if empty := [name for name in given if not named[name]]:
         raise UsageError(f"{empty[0]} is empty", "name what to train, or leave it out")
+    if module and (module.endswith(".py") or "/" in module):  # -m train.py would run train.py, and then fail
+        dotted = module.removesuffix(".py").removeprefix("./").replace("/", ".")
+        raise UsageError(
+            f"-m takes the name of a module, not the file {module}", f"write -m {dotted}, or {module} alone"
+        )
     if len(given) > 1:
         hint = "name one thing to train"
         if script and not script.endswith(".py"):  # an argument of the module's or workload's
@@ -165,7 +170,7 @@ def run(
     all_nodes: Annotated[bool, typer.Option("--all-nodes", help="Run it on every node, not on node0 alone.")] = False,
     array: ArrayOption = None,
     dry_run: Annotated[bool, typer.Option("--dry-run", help="Print what would be created, sent and executed.")] = False,
-    yes: Yes = False,
+    yes: YesButTrust = False,
     as_json: Json = False,
 ) -> None:
     command = passed_words()

@@ -10,8 +10,8 @@ import typer
 
 from gpuops.cli import completion
 from gpuops.cli.context import make_context, report_news, timings_result
-from gpuops.cli.flags import Json, MachineFlags, Timings, Yes, with_flags
-from gpuops.cli.help import NamesProvider, example_help
+from gpuops.cli.flags import Json, MachineFlags, Timings, YesButTrust, with_flags
+from gpuops.cli.help import NamesProvider, example_help, providers_with_option
 from gpuops.core.errors import UsageError
 from gpuops.core.format import plural
 from gpuops.core.provider import is_rented
@@ -53,7 +53,7 @@ def up(
     ],
     name: Annotated[str | None, typer.Option(help="What to call it.", show_default=False)] = None,
     dry_run: Annotated[bool, typer.Option("--dry-run", help="Print what would be created, and its price.")] = False,
-    yes: Yes = False,
+    yes: YesButTrust = False,
     timings: Timings = False,
     as_json: Json = False,
 ) -> None:
@@ -71,7 +71,8 @@ def up(
     from gpuops.offers.market import parse_market
 
     if provider.startswith("-"):
-        raise UsageError(f"there is no option {provider}", "the provider comes first: gpuops up local")
+        owners = providers_with_option(provider.partition("=")[0]) or ["local"]
+        raise UsageError(f"there is no option {provider}", f"the provider comes first, such as: gpuops up {owners[-1]}")
     ctx, settings = make_context(as_json=as_json, yes=yes, strict=True)
     market = parse_market(ctx, provider)
     rents = market is not None or is_rented(ctx.provisioner(provider))

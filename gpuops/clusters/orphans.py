@@ -363,7 +363,10 @@ def down_by_tag(ctx: Context, names: Sequence[str], everything: bool) -> list[st
     live_names = sorted({orphan.cluster for orphan in orphans})
     wanted = live_names if everything else list(names) or live_names
     if not everything and len(wanted) > 1 and not names:
-        raise UsageError(f"several clusters are live: {', '.join(wanted)}", f"name one: gpuops down {wanted[0]}")
+        raise UsageError(
+            f"several clusters are live: {', '.join(wanted)}",
+            f"name one: gpuops down {wanted[0]}, or end all: gpuops down --all",
+        )
     missing = [name for name in wanted if name not in live_names]
     if unasked:  # what did not answer may have nodes of these, too
         end_orphans(ctx, [orphan for orphan in orphans if orphan.cluster in wanted], unasked, by_tag=True)

@@ -49,7 +49,8 @@ def find_only_cluster(live: Sequence[ClusterRow], folder: Path, verb: str) -> Cl
     if not candidates:
         raise UsageError("there is no live cluster", "bring one up: gpuops up local")
     names = ", ".join(row.name for row in candidates)
-    raise UsageError(f"several clusters are live: {names}", f"name one: {verb} {candidates[0].name}")
+    end_all = ", or end all: gpuops down --all" if verb == "gpuops down" else ""
+    raise UsageError(f"several clusters are live: {names}", f"name one: {verb} {candidates[0].name}{end_all}")
 
 
 def pick_cluster(live: Sequence[ClusterRow], folder: Path, name: str | None, verb: str) -> ClusterRow:

@@ -200,7 +200,7 @@ def _log_in(machine: Resource, node: int) -> None:
 
 
 def forward(ctx: Context, row: ClusterRow, machine: Resource, node: int, port: int, local_port: int) -> int:
-    """Hold a port of the node open on this computer until Ctrl-C; the exit code of `ssh`."""
+    """Hold a port of the node open on this computer until Ctrl-C, which is 0; else the exit code of `ssh`."""
     argv = _forwarding_argv(ctx, row, machine, node, port, local_port)
     check_free(local_port)
     url = f"http://127.0.0.1:{local_port}"
@@ -258,7 +258,8 @@ def check_free(port: int) -> None:
 def run_foreground(argv: Sequence[str], beside: Callable[[subprocess.Popen[bytes]], None] | None = None) -> int:
     """Run a program in the foreground; Ctrl-C goes to it. Returns its exit code, for a signal as a shell reports it.
 
-    `beside` is called with the process, in a thread; the program's input is open then, and empty.
+    `beside` is called with the process, in a thread; the program's input is open then, and empty, and Ctrl-C is how it
+    ends well: 0, whatever the program says of it (255 of `ssh`).
     """
     # Without the mark by which the processes of a run are found: this command may be typed inside one.
     environment = {name: value for name, value in os.environ.items() if name != "GPUOPS_RUN"}
@@ -270,12 +271,16 @@ def run_foreground(argv: Sequence[str], beside: Callable[[subprocess.Popen[bytes
         threading.Thread(target=beside, args=(process,), daemon=True, name="beside").start()
     for name in ("SIGTERM", HERE.hang_up):  # passed on, or the program would outlive this command
         signal.signal(getattr(signal, name), lambda *_: process.terminate())
+    interrupted = False
     while True:
         try:
             code = process.wait()
-            return code if code >= 0 else 128 - code
         except KeyboardInterrupt:
-            continue  # the program got the same signal and decides
+            interrupted = True  # the program got the same signal and decides
+            continue
+        if interrupted and beside is not None:
+            return 0
+        return code if code >= 0 else 128 - code
 
 
 def host_name_lines(ctx: Context, row: ClusterRow, machines: Sequence[Resource]) -> list[str]:

@@ -81,7 +81,7 @@ def _heading(report: TopReport) -> Text:
     parts = [report.provider, plural(len(report.nodes), "node"), cost, _end(report)]
     text = Text(report.name, "bold", overflow="ellipsis", no_wrap=True)
     text.append("  " + " · ".join(filter(None, parts)), "not bold")
-    run = "no run is on"
+    run = "no run is going on"
     if report.run and report.run_since is not None:
         run = f"{report.run} for {span(report.now - report.run_since)}"
         run += f"; beside it {first_few(report.beside, BESIDE_MAX)}" if report.beside else ""

@@ -131,8 +131,8 @@ def clear_start(ctx: Context, launch: Launch, progress: Progress, *, of_array: b
     taken = sorted({(path, file.run) for files in nodes for path, file in files.items()})
     if taken:
         ctx.out.say(f"starts afresh: {_describe(taken)} taken off the nodes; all of it is home")
-    else:
-        ctx.out.say("starts afresh: there is nothing of earlier runs on the nodes")
+    elif not launch.row.facts.get("array"):  # nobody asked an array's runs to start afresh
+        ctx.out.say("starts afresh: earlier runs left no snapshots on the nodes")
     return {path for path, _ in taken}
 
 

@@ -147,7 +147,7 @@ def add_run(ctx: Context, session: ClusterSession, request: RunRequest, facts: M
         "cluster": session.row.name,
         "per_hour": sum(machine.per_hour for machine in nodes.machines),
         "skews": nodes.skews,
-        "hosts": _name_hosts(nodes),
+        "hosts": _name_hosts(nodes, request.nodes),
     }
     return ctx.ledger.add_run(
         stem=run_name_stem(request),
@@ -182,9 +182,9 @@ def _recorded(request: RunRequest) -> RunRequest:
     return dataclasses.replace(request, data=request.data and without_query(request.data))
 
 
-def _name_hosts(session: ClusterSession) -> list[str]:
-    """The hosts of a cluster by the user's own names for them, where these say more than the provider's."""
-    hosts = dict.fromkeys(machine.region for machine in session.machines if not machine.bills)
+def _name_hosts(session: ClusterSession, nodes: int) -> list[str]:
+    """The hosts of a run's nodes by the user's own names for them, where these say more than the provider's."""
+    hosts = dict.fromkeys(machine.region for machine in session.machines[:nodes] if not machine.bills)
     return list(hosts) if session.row.provider == "ssh" else []
 
 

@@ -58,17 +58,41 @@ _NAMES = {
 """Modules whose package has another name: a package of the module's name is another project's, or does not exist."""
 _OWN = ("config", "data", "dataset", "datautils", "model", "models", "src", "train", "trainer", "util", "utils")
 """Modules that are nearly always a project's own; a package of that name on PyPI is something else."""
+_MARKS = r"(?:[ ~^]+\n)?"
+_HIDES = tuple(
+    re.compile(pattern)
+    for pattern in (
+        # A line of an installed package imports a module, and what is run for it is a file of the project.
+        r'File "[^"\n]*/(?:site-packages|dist-packages|lib/python3[\d.]*)/[^"\n]*", line \d+, in [^\n]*\n'
+        r"\s+(?:from|import) (?P<module>\w+)\b[^\n]*\n" + _MARKS +
+        r'\s*File "[^"\n]*/project/(?P<path>(?:[^"\n]*/)?(?P=module)(?:/__init__)?\.py)"',
+        # The same, where that file has run, and lacks what was to be imported from the module.
+        r'File "(?![^"\n]*/project/)[^"\n]*", line \d+, in [^\n]*\n[^\n]*\n' + _MARKS +
+        r"ImportError: cannot import name [^\n]* from (?:partially initialized module )?'(?P<module>\w+)' "
+        r"[^\n]*\([^\n]*/project/(?P<path>(?:[^\n]*/)?(?P=module)(?:/__init__)?\.py)\)",
+        # A script that has the name of a module it imports imports itself.
+        r'File "[^"\n]*/project/(?P<path>(?:[^"\n]*/)?(?P<module>\w+)\.py)", line \d+, in [^\n]*\n[^\n]*\n' + _MARKS +
+        r"\w+: (?:partially initialized module '(?P=module)'|cannot import name [^\n]* '(?P=module)') ",
+    )
+)  # fmt: skip
+"""In a traceback: a file of the project is imported in place of an installed module."""
 _OWN_PACKAGE = r'File "[^"\n]*/project/({0}/[^"\n]*)\.py"'
 
 
 def advice(final: str, everything: str) -> Iterator[str]:
     """What helps, the best first. `final`: the exception that ended the program; `everything`: all its last lines."""
+    if hiding := _hidden_module(everything):
+        yield _rename(hiding)
     for pattern, remedy in _REMEDIES:
         match = pattern.search(final)
         if match and (say := remedy(match, everything) if callable(remedy) else remedy):
             yield say
     if wants_gpus(last_line(final)) or _ASSERTED_GPU.search(everything):
         yield GPUS
+
+
+def _rename(path: str) -> str:
+    return f"{path} is imported in place of an installed module of that name: rename it"
 
 
 def wants_gpus(line: str) -> bool:
@@ -110,8 +134,15 @@ def held_back(text: str, held: Sequence[str]) -> str | None:
     return None
 
 
+def _hidden_module(everything: str) -> str:
+    """The project's file that was imported in place of an installed module; empty for none."""
+    return next((match["path"] for pattern in _HIDES if (match := pattern.search(everything))), "")
+
+
 def _module(match: re.Match[str], everything: str) -> str:
     name = match[1].split(".")[0]
+    if f"; '{name}' is not a package" in everything:
+        return _rename(f"{name}.py")
     if own := re.search(_OWN_PACKAGE.format(re.escape(name)), everything):
         return f"{name} is the project's own package: run the script as a module of it, `-m {own[1].replace('/', '.')}`"
     if name in _OWN:

@@ -52,7 +52,7 @@ ROWS = [
     Row("no terminal, a width that is none", f"{G} down nope", 2, "", re.escape(NOT_THERE),
         {"TERM": "", "COLUMNS": "wide"}),
     Row("an option before the provider", f"{G} up --nope", 2, "",
-        "error: there is no option --nope\nhint: the provider comes first: gpuops up local\n"),
+        "error: there is no option --nope\nhint: the provider comes first, such as: gpuops up local\n"),
 ]  # fmt: skip
 
 

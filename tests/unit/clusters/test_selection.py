@@ -90,7 +90,7 @@ def test_down_means_this_folders_else_the_only_one() -> None:
         find_only_cluster([], HERE, "gpuops down")
     with pytest.raises(UsageError, match="several clusters are live: a, b") as caught:
         find_only_cluster([row("a"), row("b")], HERE, "gpuops down")
-    assert caught.value.hint == "name one: gpuops down a"
+    assert caught.value.hint == "name one: gpuops down a, or end all: gpuops down --all"
 
 
 @pytest.mark.parametrize("name", ["a", None])

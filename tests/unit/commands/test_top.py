@@ -92,7 +92,7 @@ def test_the_screen_has_colours_unless_a_person_wants_none(monkeypatch: pytest.M
 
 def test_what_is_free_and_idle() -> None:
     calm = dataclasses.replace(REPORT, per_hour=0.0, spent=0.0, hard_end=None, run=None, run_since=None, nodes=[])
-    assert text_lines(calm, 80) == ["lab  runpod · 0 nodes · free", "no run is on"]
+    assert text_lines(calm, 80) == ["lab  runpod · 0 nodes · free", "no run is going on"]
 
 
 def test_the_document() -> None:

@@ -158,6 +158,18 @@ def test_fresh_removes_what_is_home_and_of_a_run(world: World) -> None:
     assert world.said == ["starts afresh: a.pt of one-1 taken off the nodes; all of it is home"]
 
 
+@pytest.mark.parametrize(
+    ("facts", "said"),
+    [({}, ["starts afresh: earlier runs left no snapshots on the nodes"]), ({"array": "a1"}, [])],
+    ids=["--fresh", "an array, of which nobody asked it"],
+)
+def test_fresh_where_there_is_nothing(world: World, facts: dict[str, str], said: list[str]) -> None:
+    launch = world.launch(Node())
+    launch.row.facts.update(facts)
+    clear_start(world.ctx, launch, Silent())
+    assert world.said == said
+
+
 def test_a_run_of_an_array_numbers_its_nodes_by_itself(world: World, monkeypatch: pytest.MonkeyPatch) -> None:
     """Its snapshot is on node1 of the cluster, which was its node0: it is home, and not fetched once more."""
     monkeypatch.setattr(earlier_files, "fetch", lambda *_, **__: pytest.fail("it is home"))

@@ -56,6 +56,14 @@ def test_a_run_is_named_after_what_it_runs(changed: dict[str, object], name: str
     assert run_name_stem(replace(TRAIN, **changed)) == name  # type: ignore[arg-type]
 
 
+def test_a_run_names_the_hosts_of_its_own_nodes(world: Context) -> None:
+    row = replace(a_cluster(world, created=0.0), provider="ssh")
+    machines = [SimpleNamespace(region=host, bills=False, per_hour=0.0) for host in ("me@a", "me@b")]
+    session = cast(ClusterSession, SimpleNamespace(row=row, machines=machines, skews=[0.0, 0.0]))
+    assert prepare.add_run(world, session, replace(TRAIN, nodes=1), {}).facts.hosts == ["me@a"]
+    assert prepare.add_run(world, session, TRAIN, {}).facts.hosts == ["me@a", "me@b"]
+
+
 @pytest.mark.parametrize(
     ("files", "asked", "rented", "command"),
     [

@@ -5,8 +5,11 @@ from __future__ import annotations
 import socket
 import struct
 import subprocess
+import sys
 import threading
 from pathlib import Path
+
+import pytest
 
 from gpuops.commands.ssh import PortState, probe_port, report_port
 from gpuops.core.polling import Clock
@@ -65,3 +68,42 @@ def test_the_end_of_the_tunnel_ends_the_looking() -> None:
     lives = iter([True, True, False])
     report_port(free_port(), said.append, Clock(), open_="open", closed="closed", alive=lambda: next(lives))
     assert said == []
+
+
+FOREGROUND = """
+import os, signal, sys, threading, time
+from gpuops.commands.ssh import run_foreground
+
+TUNNEL = 'trap "exit 255" INT; echo up; while :; do sleep 0.1; done'
+
+def press_ctrl_c():
+    sys.stdin.readline()
+    main = threading.main_thread().ident
+    while not sys._current_frames()[main].f_code.co_filename.endswith("subprocess.py"):  # it waits for the program
+        time.sleep(0.01)
+    os.killpg(0, signal.SIGINT)
+
+threading.Thread(target=press_ctrl_c, daemon=True).start()
+sys.exit(run_foreground(["sh", "-c", TUNNEL], (lambda process: None) if sys.argv[1] == "forward" else None))
+"""
+
+
+@pytest.mark.parametrize(("command", "code"), [("forward", 0), ("ssh", 255)])
+def test_ctrl_c_is_the_good_end_of_a_forward_alone(command: str, code: int) -> None:
+    """`ssh` ends with 255 when Ctrl-C ends it."""
+    process = subprocess.Popen(
+        [sys.executable, "-c", FOREGROUND, command],
+        stdin=subprocess.PIPE,
+        stdout=subprocess.PIPE,
+        start_new_session=True,
+    )
+    try:
+        assert process.stdout is not None
+        assert process.stdin is not None
+        assert process.stdout.readline() == b"up\n"
+        process.stdin.write(b"\n")
+        process.stdin.flush()
+        assert process.wait(HANG_S) == code
+    finally:
+        process.kill()
+        process.communicate()

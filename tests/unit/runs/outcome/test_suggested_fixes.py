@@ -201,3 +201,84 @@ def test_last_line(text: str, line: str) -> None:
 )
 def test_who_had_not_met_the_others_yet(words: str, joining: bool) -> None:
     assert was_joining(words) is joining
+
+
+HIDDEN = """\
+Traceback (most recent call last):
+  File "/root/.gpuops/lab/n0/project/src/train.py", line 1, in <module>
+    import torch
+  File "/venv/lib/python3.11/site-packages/torch/cuda/_utils.py", line 9, in <module>
+    from cuda.bindings import (  # pyrefly: ignore[missing-import]
+  File "/root/.gpuops/lab/n0/project/cuda.py", line 2, in <module>
+    torch.zeros(1).cuda()
+    ^^^^^^^^^^^
+AttributeError: partially initialized module 'torch' has no attribute 'zeros' (most likely due to a circular import)
+"""
+QUEUE = """\
+Traceback (most recent call last):
+  File "/usr/lib/python3.11/logging/handlers.py", line 27, in <module>
+    from queue import Queue
+ImportError: cannot import name 'Queue' from 'queue' (/root/.gpuops/lab/n0/project/queue.py)
+"""
+ITSELF = """\
+Traceback (most recent call last):
+  File "/root/.gpuops/lab/n0/project/torch.py", line 1, in <module>
+    import torch; torch.nn
+                  ^^^^^^^^
+AttributeError: partially initialized module 'torch' has no attribute 'nn' (most likely due to a circular import)
+"""
+OWN_CIRCLE = """\
+Traceback (most recent call last):
+  File "/root/.gpuops/lab/n0/project/model.py", line 1, in <module>
+    import layers
+  File "/root/.gpuops/lab/n0/project/layers.py", line 1, in <module>
+    from model import Net
+ImportError: cannot import name 'Net' from partially initialized module 'model' (most likely due to a circular import) \
+(/root/.gpuops/lab/n0/project/model.py)
+"""
+OWN_IMPORTS = """\
+Traceback (most recent call last):
+  File "/root/.gpuops/lab/n0/project/train.py", line 1, in <module>
+    import model
+  File "/root/.gpuops/lab/n0/project/model.py", line 2, in <module>
+    import nosuch
+ModuleNotFoundError: No module named 'nosuch'
+"""
+
+
+@pytest.mark.parametrize(
+    ("words", "then"),
+    [
+        (HIDDEN, "cuda.py is imported in place of an installed module of that name: rename it"),
+        (HIDDEN.replace("/cuda.py", "/src/cuda/__init__.py"), "src/cuda/__init__.py is imported in place of"),
+        (HIDDEN.replace("site-packages/torch/cuda/_utils.py", "random.py"), "cuda.py is imported in place of"),
+        (HIDDEN.replace("    ^^^^^^^^^^^\n", ""), "cuda.py is imported in place of"),
+        ("ModuleNotFoundError: No module named 'q.x'; 'q' is not a package", "q.py is imported in place of"),
+        (QUEUE, "queue.py is imported in place of"),
+        (
+            QUEUE.replace(
+                "from 'queue' (", "from partially initialized module 'queue' (most likely due to a circular import) ("
+            ),
+            "queue.py is imported in place of",
+        ),
+        (ITSELF, "torch.py is imported in place of"),
+        (OWN_IMPORTS, "`--setup 'pip install nosuch'`"),
+    ],
+    ids=[
+        "a file",
+        "a package",
+        "in a standard module",
+        "before 3.11",
+        "as no package",
+        "without the name",
+        "in a circle",
+        "by itself",
+        "its own",
+    ],
+)
+def test_a_file_of_the_project_that_hides_an_installed_module(words: str, then: str) -> None:
+    assert remedy(words).startswith(then)
+
+
+def test_a_circle_of_the_projects_own_modules_hides_nothing() -> None:
+    assert remedy(OWN_CIRCLE) == ""
