@@ -325,9 +325,9 @@ def _create_first_available(
             create_offer(ctx, provisioner, offer, row, bounded)
             return offer
         except (NoCapacity, QuotaExceeded) as error:
-            refusals.add_refusal(offer, error)
             if not is_reusable(ctx, row):
                 undo(ctx, provisioner, row, error.message)
+            refusals.add_refusal(offer, error)  # may raise, and the search for replacements waits then
     raise refusals.error()
 
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 from collections.abc import Sequence
 from pathlib import Path
 
@@ -112,6 +113,27 @@ def test_attempts_that_take_long_do_not_move_the_end_that_was_agreed_to(there: t
     cloud.play(offers_at=[OFFERED] * 3, create_always=[Fault("NoCapacity", made=0)])
     try_to_create(world, LeaseLimits(max_hours=1.0), PriceApproval(), Rejected)
     assert cloud.calls().count("create") == 4
+
+
+def test_a_replacement_over_the_quota_waits_with_nothing_rented(
+    there: tuple[Cloud, Context], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Preempted machines may still be counted, so that the search goes on; one of the two was made before the no."""
+    cloud, world = there
+    cloud.play(create=[Fault("QuotaExceeded", made=1)], describe_always=[Fault(state="starting")])
+    real, there_at_each_round = Scripted.offers, list[int]()
+
+    def offers(self: Scripted, request: Request) -> Sequence[Offer]:
+        there_at_each_round.append(len(cloud.machines()))
+        return real(self, request)
+
+    monkeypatch.setattr(Scripted, "offers", offers)
+    approval, waits = PriceApproval(first=OFFERED, settled=True), dataclasses.replace(TWO, wait_s=7200.0)
+    with pytest.raises(NodeError):
+        creation.bring_up(world, waits, name=None, ephemeral=True, wish=LeaseLimits(max_cost=9.0), approval=approval)
+    row = world.ledger.clusters(live=False)[-1]
+    assert there_at_each_round == [0, 0]
+    assert row.spent_before == pytest.approx(PRICE / 2, abs=0.01)
 
 
 def test_what_replaces_machines_has_the_jobs_end() -> None:
