@@ -14,6 +14,7 @@ from gpuops.core.polling import Clock
 MAX_WAIT_DIGITS = 9
 """Of a `Retry-After` in seconds: thirty years. More of them are a mistake, and may not even be a finite number."""
 
+
 def checked_url(url: str, variable: str, example: str, secret: str) -> str:
     """`url` without a slash at its end: by TLS, or on this machine or its private network. Raises UsageError.
 
