@@ -72,6 +72,18 @@ def intent(home: Path, made: Any = ()) -> Intent:
     return Intent(OWNER, "c", "token", 2e9, home / "agent.pyz", made)
 
 
+@pytest.mark.parametrize("ids", [[None], [""], [7], [{}], ["a", "b"], [], None])
+def test_an_answer_without_one_id_is_a_lost_one(
+    fake: FakeLambda, home: Path, monkeypatch: pytest.MonkeyPatch, ids: object
+) -> None:
+    """A machine that is noted under no id is never described, and its cluster never known to have ended."""
+    one = provisioner(fake, home)
+    real = one.api.post
+    monkeypatch.setattr(one.api, "post", lambda *told, **more: real(*told, **more) and {"instance_ids": ids})
+    with pytest.raises(Unknown):
+        create(one, home)
+
+
 def create(one: LambdaProvisioner, home: Path, nodes: int = 1, **wish: Any) -> list[Resource]:
     offer = one.offers(Request("lambda", nodes=nodes, **wish))[0]
     return list(one.create(offer, intent(home), Notes()))
