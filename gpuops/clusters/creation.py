@@ -268,12 +268,12 @@ def _create_and_wait(
     terms: Terms,
 ) -> ClusterSession:
     """The cluster of a new row, once every node answers and has its lease. Whatever is raised, some of it may exist."""
-    ctx.ensure_guard(row, waits=is_rented(provisioner))  # what bills is not made before a guard works
     if is_rented(provisioner):
         record_rented(ctx.home, request.provider)
     warn_of_clock(ctx, provisioner)
     intent = Intent(ctx.owner, row.name, row.token, row.boot_deadline, agent)
     while True:
+        ctx.ensure_guard(row, waits=is_rented(provisioner))  # what bills is not made before a guard works
         try:
             with ctx.progress.during(f"creating {row.name}", whose=Whose.PROVIDER):
                 offer = _create_first_available(ctx, provisioner, offers, row, intent, terms)
