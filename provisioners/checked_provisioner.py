@@ -91,7 +91,11 @@ class CheckedProvisioner:
             ) from error
 
     def describe(self, resource: Resource) -> Resource:
-        return self._limited(lambda: _with_known_state(self.inner.describe(resource)))
+        described = self._limited(lambda: _with_known_state(self.inner.describe(resource)))
+        if described.key != resource.key:  # it may be another user's, and be destroyed next
+            say = f"{self.name} was asked about {resource.kind} {resource.id}, and described {described.id}"
+            raise Unknown(say, "try again in a minute")
+        return described
 
     def destroy(self, resources: Sequence[Resource]) -> None:
         self._limited(lambda: self.inner.destroy(resources))

@@ -20,6 +20,7 @@ from gpuops.core.context import Context
 from gpuops.core.errors import (
     GpuopsError,
     Interrupted,
+    MachineGone,
     NoCapacity,
     ProviderError,
     QuotaExceeded,
@@ -248,6 +249,8 @@ def bring_up(
             tear_down(ctx, row.id, why)
         if isinstance(error, ProviderError):  # other machines may follow, on the same account of the user's
             approval.spent_before = attempt.spent_before + money_spent(per_hour, attempt.created, ctx.clock.now())
+        elif isinstance(error, MachineGone):
+            approval.spent_before = 0.0  # it is a part of what this cluster has cost (`retries.final_cost`)
         ctx.out.say(
             f"{row.name} is undone, {describe_shutdown(ctx.ledger.list_leftovers(row.id)) or 'nothing of it is left'}"
         )
@@ -265,12 +268,12 @@ def _create_and_wait(
     terms: Terms,
 ) -> ClusterSession:
     """The cluster of a new row, once every node answers and has its lease. Whatever is raised, some of it may exist."""
-    ctx.ensure_guard(row, waits=is_rented(provisioner))  # what bills is not made before a guard works
     if is_rented(provisioner):
         record_rented(ctx.home, request.provider)
     warn_of_clock(ctx, provisioner)
     intent = Intent(ctx.owner, row.name, row.token, row.boot_deadline, agent)
     while True:
+        ctx.ensure_guard(row, waits=is_rented(provisioner))  # what bills is not made before a guard works
         try:
             with ctx.progress.during(f"creating {row.name}", whose=Whose.PROVIDER):
                 offer = _create_first_available(ctx, provisioner, offers, row, intent, terms)
@@ -279,7 +282,10 @@ def _create_and_wait(
             offers = search.offers(error, row)
 
     def check_price(machines: Sequence[Resource]) -> None:
-        terms.check_price(row.name, offer, _total_price(machines))
+        price = _total_price(machines)
+        terms.check_price(row.name, offer, price)
+        if price > offer.per_hour:  # the boot lease was counted at the offer's price
+            terms.check_spent(row.name, row.spent_before + money_spent(price, row.created, ctx.clock.now()))
 
     row = ctx.ledger.cluster(row.id)
     check_price(machines_of(ctx, row))
@@ -325,9 +331,9 @@ def _create_first_available(
             create_offer(ctx, provisioner, offer, row, bounded)
             return offer
         except (NoCapacity, QuotaExceeded) as error:
-            refusals.add_refusal(offer, error)
             if not is_reusable(ctx, row):
                 undo(ctx, provisioner, row, error.message)
+            refusals.add_refusal(offer, error)  # may raise, and the search for replacements waits then
     raise refusals.error()
 
 

@@ -329,16 +329,19 @@ def _destroy_at_provider(
     """Destroy the orphans of one owner in one account. Raises StillBilling."""
     wanted_ids = {resource.key for resource in resources}
     regions = sorted({resource.region for resource in resources})  # of others that do not answer nothing was found
-    remaining, trouble = list(resources), ""
+    remaining = list(resources)
     last: ProviderError | None = None
     permanent_errors = 0
     poller = Poller(ctx.clock, ctx.clock.monotonic() + provisioner.gone_s, POLL_S, POLL_SLOW_S)
     for _ in poller:
-        trouble, last = "", None
+        last = None
         try:
             provisioner.destroy(remaining)
-            listed = provisioner.list_owned(owner, regions)
-            remaining = [resource for resource in listed if resource.key in wanted_ids]
+        except ProviderError as error:
+            last = error
+        try:  # also after a failure: what has ended is not asked for again, in place of what has not
+            listed = [one for one in provisioner.list_owned(owner, regions) if one.key in wanted_ids]
+            remaining = listed if listed or last is None else remaining  # an empty list may be another account's
             if not remaining:
                 return
             if is_costless(remaining):
@@ -347,12 +350,13 @@ def _destroy_at_provider(
                 )
                 return
         except ProviderError as error:
-            trouble, last = error.message, error
-            permanent_errors += isinstance(error, PERMANENT_ERRORS)
-            if permanent_errors == PERMANENT_ERRORS_MAX:
-                break
-            if isinstance(error, RateLimited):
-                poller.retry_after(error.retry_after)
+            last = last or error
+        permanent_errors += isinstance(last, PERMANENT_ERRORS)
+        if permanent_errors == PERMANENT_ERRORS_MAX:
+            break
+        if isinstance(last, RateLimited):
+            poller.retry_after(last.retry_after)
+    trouble = last.message if last else ""
     raise still_billing_error(remaining, 0.0, trouble, name, suggest_command(again, last)) from last
 
 

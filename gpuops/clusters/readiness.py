@@ -93,7 +93,7 @@ def wait_ready(
             why = error.message
         except MachineGone as error:
             _raise_if_ending(ctx, row, error)
-            error.cluster = row.id
+            error.cluster, error.per_hour = row.id, readiness.per_hour
             raise
         except NodeError as error:
             readiness.tolerate(error)
@@ -127,6 +127,8 @@ class _Readiness:
         self._trusts_creation = not is_rented(provisioner)
         """Whether machines that run as they were created need no description: a node of one's own is there, or its
         connection fails and it is described."""
+        self.per_hour = 0.0
+        """$/h of all machines, at the highest that was told: one that has ended costs nothing any more."""
         self._known_ids: set[str] = set()
         """Machines that their provider has known."""
         self._refused_until = math.inf
@@ -147,6 +149,7 @@ class _Readiness:
             self.machines = on_each(partial(_describe_machine, provisioner), machines)
         self._trusts_creation = False
         self._known_ids |= {machine.id for machine in self.machines if machine.state != ResourceState.ENDED}
+        self.per_hour = max(self.per_hour, sum(machine.per_hour for machine in self.machines))
         self._check(self.machines)
         why = _why_not_ready(provisioner, self.machines, self._known_ids, settled=is_settled)
         if is_unnumbered:

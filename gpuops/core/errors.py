@@ -120,12 +120,16 @@ class NoAnswer(ConnectionLost):
 
 
 class MachineGone(NodeError):
-    """A machine was preempted, or ended for an unknown reason. `cluster`: its number in the ledger, where known."""
+    """A machine was preempted, or ended for an unknown reason. `cluster`: its number in the ledger, where known;
+    `per_hour`: what its machines cost while they were there, in $/h."""
 
-    def __init__(self, message: str, hint: str = "", node: int | None = None, cluster: int | None = None) -> None:
+    def __init__(
+        self, message: str, hint: str = "", node: int | None = None, cluster: int | None = None, per_hour: float = 0.0
+    ) -> None:
         super().__init__(message, hint)
         self.node = node
         self.cluster = cluster
+        self.per_hour = per_hour
 
 
 class RefusalKind(StrEnum):

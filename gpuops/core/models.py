@@ -162,7 +162,8 @@ class Offer:
 
     @property
     def per_hour(self) -> float:
-        return sum(price.per_hour for price in self.prices)
+        """In $, rounded: a sum of binary fractions may be a little more than the limit that equals it."""
+        return round(sum(price.per_hour for price in self.prices), 9)
 
 
 @dataclass(frozen=True)

@@ -71,6 +71,12 @@ class Terms:
                 f"where that is worth it: {max_price_flag(price)}",
             )
 
+    def check_spent(self, name: str, spent: float) -> None:
+        """Raises Rejected where machines that boot have used up `--max-cost` with `spent` $."""
+        most = self._limits.max_cost
+        if most is not None and spent >= most:
+            raise Rejected(f"{money(most)} (--max-cost) were spent before {name} was ready", "raise --max-cost")
+
     def announce(self, row: ClusterRow, offer: Offer) -> None:
         """Print the offer that is tried now, each once however often it is tried; its notes, too."""
         price = f", {money(offer.per_hour)}/h" if offer.per_hour else ""

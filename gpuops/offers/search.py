@@ -112,7 +112,7 @@ class OfferSearch:
         return find_payer(self._ctx, dataclasses.replace(self._request, region=offer.region))
 
     def offers(self, refused: ProviderError | None = None, row: ClusterRow | None = None) -> Sequence[Offer]:
-        """Offers that the account can pay for, best first.
+        """Offers that the account can pay for, and that last, best first.
 
         `refused`: why none of the last offers could be had; the search waits before it asks again, and raises `refused`
         where no time is left or waiting does not help. `row`: the cluster that is being created, if any.
@@ -122,7 +122,7 @@ class OfferSearch:
                 self._wait_for_next_round(refused, row)
                 self.account = self._ask_account()
             try:
-                return self._payable(self._source(self._request, self._notes))
+                return self._payable(self._lasting(self._source(self._request, self._notes)))
             except (NoCapacity, QuotaExceeded) as error:
                 refused = error
             except (RateLimited, Unknown) as error:
@@ -132,6 +132,16 @@ class OfferSearch:
 
     def _ask_account(self) -> AccountQuery:
         return AccountQuery(self._ctx, self._ctx.provisioner(self._request.provider))
+
+    def _lasting(self, offers: Sequence[Offer]) -> Sequence[Offer]:
+        """The offers whose machines do not end by themselves before they may be ready. Raises NoCapacity where there
+        are none."""
+        soonest = self._ctx.clock.now() + MIN_LEASE_S
+        lasting = [offer for offer in offers if offer.data.get("ends") is None or offer.data["ends"] >= soonest]
+        if not lasting:
+            say = f"what {self._request.provider} has ends by itself within {span(MIN_LEASE_S)}"
+            raise NoCapacity(say, "try again later, or another provider")
+        return lasting
 
     def _payable(self, offers: Sequence[Offer]) -> Sequence[Offer]:
         """The offers within the account's spend limit. Raises QuotaExceeded where there are none."""

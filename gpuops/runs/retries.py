@@ -69,7 +69,8 @@ def _find_replaceable_machine(ctx: Context, session: ClusterSession) -> MachineG
         if now.status.is_replaceable:
             why = f": {now.why_ended}" if now.why_ended else ""
             say = f"{machine.name} ended before its run began{why}"
-            return MachineGone(say, "try again, or look at the provider's console", index, session.row.id)
+            per_hour = sum(one.per_hour for one in session.machines)
+            return MachineGone(say, "try again, or look at the provider's console", index, session.row.id, per_hour)
     return None
 
 
@@ -350,7 +351,7 @@ def _attempt_once(
         if not chain.retries or ctx.signals.count or row is None or row.state is not ClusterState.GONE:
             raise
         loss = preemption_before_run(row, error, ctx.clock.now())
-        cost = final_cost(row, 0.0)
+        cost = final_cost(row, error.per_hour)
         return JobOutcome(error.exit_code, before.document, before.last, loss, row, cost, error)
 
 

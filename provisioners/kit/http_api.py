@@ -4,11 +4,15 @@ from __future__ import annotations
 
 import ipaddress
 from collections.abc import Mapping
+from datetime import UTC
 from email.utils import parsedate_to_datetime
 from urllib.parse import urlsplit
 
 from gpuops.core.errors import UsageError
 from gpuops.core.polling import Clock
+
+MAX_WAIT_DIGITS = 9
+"""Of a `Retry-After` in seconds: thirty years. More of them are a mistake, and may not even be a finite number."""
 
 
 def checked_url(url: str, variable: str, example: str, secret: str) -> str:
@@ -43,7 +47,7 @@ def _is_private(host: str) -> bool:
 def retry_after_s(headers: Mapping[str, str]) -> float | None:
     """`Retry-After` in seconds; None where it is not said, or no such number."""
     said = headers.get("Retry-After") or ""
-    return float(said) if said.isascii() and said.isdigit() else None
+    return float(said) if said.isascii() and said.isdigit() and len(said) <= MAX_WAIT_DIGITS else None
 
 
 class ServerClock:
@@ -58,9 +62,11 @@ class ServerClock:
         """What the last answer said (UTC seconds), and when it came (seconds since the boot)."""
 
     def note(self, date: str | None) -> None:
-        """Take the `Date` of an answer that has just come; what is none changes nothing."""
+        """Take the `Date` of an answer that has just come; what is none changes nothing. One without a time zone is
+        UTC (RFC 9110, section 5.6.7)."""
         try:
-            said = parsedate_to_datetime(date or "").timestamp()
+            told = parsedate_to_datetime(date or "")
+            said = (told if told.tzinfo else told.replace(tzinfo=UTC)).timestamp()
         except (ValueError, TypeError, OverflowError, OSError):
             return
         self._last = said, self._clock.since_boot()

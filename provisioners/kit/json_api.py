@@ -17,6 +17,7 @@ from gpuops.core.errors import AuthFailed, ProviderError, Unknown
 from provisioners.base import Context, Credential
 from provisioners.kit import http_client
 from provisioners.kit.documents import Document
+from provisioners.kit.error_table import because
 from provisioners.kit.http_api import retry_after_s
 from provisioners.kit.http_client import Answer, HttpClient, NoAnswer, Request
 from provisioners.kit.pacing import Pace, pace_file
@@ -209,14 +210,17 @@ class JsonApi:
     # Answers and errors.
 
     def parse_json(self, answer: Answer, doing: str) -> Any:
-        """What is in the envelope, where there is one. Raises Unknown for what is no JSON; an empty answer of success
-        is None."""
+        """What is in the envelope, where there is one. Raises Unknown for what is no JSON, and for success that says
+        `"success": false`, whatever stands beside it; an empty answer of success is None."""
         if not answer.body.strip() and not self.service.envelope:
             return None
         try:
             document = json.loads(answer.body)
         except (ValueError, RecursionError):
             raise self.unreadable(None, doing) from None
+        if isinstance(document, dict) and document.get("success") is False:
+            words = self.service.read_words(answer.status, document, "").message
+            raise self.unanswered(f"it failed{because(words)}", doing)
         if not self.service.envelope:
             return document
         if not isinstance(document, dict) or document.get(self.service.envelope) is None:
@@ -249,8 +253,8 @@ class JsonApi:
 
 
 def path_segment(name: str) -> str:
-    """A name as a part of a path, whatever it holds."""
-    return quote(name, safe="")
+    """A name as a part of a path, whatever it holds. `.` and `..` would be a folder."""
+    return quote(name, safe="") if name.strip(".") else name.replace(".", "%2E")
 
 
 def with_query(path: str, query: Document) -> str:

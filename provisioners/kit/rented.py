@@ -166,7 +166,10 @@ class RentedProvisioner(ABC):
             return told.machine, told.refusal
 
     def list_owned(self, owner: str, regions: Sequence[str]) -> Sequence[Resource]:
-        return [one for one in self.list_marked(f"gpuops-{owner}-") if not regions or one.region in regions]
+        listed = self.list_marked(f"gpuops-{owner}-")
+        if not regions or "" in regions:
+            return listed
+        return [one for one in listed if one.region in ("", *regions)]  # "": the provider did not say
 
     def list_every_owner(self) -> Sequence[Resource]:
         return self.list_marked("gpuops-")

@@ -96,7 +96,7 @@ class LambdaProvisioner(RentedProvisioner):
         }
         answer = self.api.post("/instance-operations/launch", body, doing)
         ids = answer.get("instance_ids") if isinstance(answer, dict) else None
-        if not isinstance(ids, list) or len(ids) != 1:
+        if not isinstance(ids, list) or len(ids) != 1 or not ids[0] or not isinstance(ids[0], str):
             raise self.api.unreadable(answer, doing)
         cents = offer.per_hour / offer.nodes * 100
         kind = {"name": offer.data["type"], "price_cents_per_hour": cents}

@@ -530,3 +530,27 @@ def test_the_lease_is_that_of_the_offer_that_is_taken(
     with pytest.raises(Rejected):
         up(world)
     assert left == [1, 24]
+
+
+@pytest.mark.parametrize("others", [0, 1])
+def test_what_ends_by_itself_at_once_is_not_rented(
+    there: tuple[Cloud, Context], monkeypatch: pytest.MonkeyPatch, others: int
+) -> None:
+    """Its end may be over already, as its provider tells it: no machine would get ready."""
+    cloud, world = there
+    offers, tried = Scripted.offers, list[str]()
+
+    def with_end(self: Scripted, request: Request) -> Sequence[Offer]:
+        first, *rest = offers(self, request)
+        return [dataclasses.replace(first, data={"ends": world.clock.now() - 60.0}), *rest]
+
+    def noting(_: Scripted, offer: Offer, *__: object) -> Sequence[Resource]:
+        tried.append(offer.id)
+        raise Rejected("no", "")
+
+    monkeypatch.setattr(Scripted, "offers", with_end)
+    monkeypatch.setattr(Scripted, "create", noting)
+    cloud.play(offers_at=[1.0] * (1 + others))
+    with pytest.raises(Rejected if others else NoCapacity):
+        up(world)
+    assert tried == ["offer-1"] * others

@@ -17,6 +17,7 @@ from gpuops.core.errors import AuthFailed, Interrupted, NoCapacity, Unknown, Usa
 from gpuops.core.format import clock_time
 from gpuops.core.models import Offer, Price, Request
 from gpuops.guard import schedule
+from gpuops.guard.services import WITHOUT_GUARD
 from gpuops.nodes.session import ClusterSession
 from gpuops.offers.lease_limits import LeaseLimits
 from tests.fakes.provider import NAME, Cloud, FakeClock, Fault, Scripted, surroundings
@@ -110,6 +111,19 @@ def test_the_guard_lets_it_wait_and_undoes_it_when_it_is_killed(there: tuple[Clo
         up(world)
     assert len(seen) > 50
     assert len({row.boot_deadline for row in seen}) > 50
+
+
+def test_a_guard_works_whenever_something_is_asked_for(there: tuple[Cloud, Context]) -> None:
+    """One that has died while nothing was to be had, perhaps for hours, is replaced before anything is rented."""
+    cloud, world = there
+    cloud.play(create=[NOTHING, NOTHING, Fault("AuthFailed", made=0)])
+    asked_before: list[int] = []
+    world.services = dataclasses.replace(
+        WITHOUT_GUARD, ensure_guard=lambda *_: asked_before.append(cloud.calls().count("create"))
+    )
+    with pytest.raises(AuthFailed):
+        up(world)
+    assert asked_before == [0, 1, 2]
 
 
 @pytest.mark.parametrize("how", ["ending", "gone"])

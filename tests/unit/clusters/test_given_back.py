@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 from collections.abc import Sequence
 from pathlib import Path
 
@@ -9,13 +10,13 @@ import pytest
 
 from gpuops.clusters import creation
 from gpuops.core.context import Context
-from gpuops.core.errors import AuthFailed, GpuopsError, NoCapacity, NodeError, Rejected
+from gpuops.core.errors import AuthFailed, GpuopsError, MachineGone, NoCapacity, NodeError, Rejected
 from gpuops.core.format import money
 from gpuops.core.models import Intent, Journal, Offer, Price, Request, Resource
 from gpuops.ledger.store import ClusterRow
 from gpuops.offers.lease_limits import LeaseLimits
 from gpuops.offers.price_approval import PriceApproval
-from gpuops.runs.retries import Preemption, RetryState
+from gpuops.runs.retries import JobOutcome, Preemption, RetryState, run_with_retries
 from tests.fakes.provider import NAME, PRICE, Cloud, Fault, Scripted, surroundings
 from tests.unit.clusters.test_creation import Yes
 
@@ -112,6 +113,70 @@ def test_attempts_that_take_long_do_not_move_the_end_that_was_agreed_to(there: t
     cloud.play(offers_at=[OFFERED] * 3, create_always=[Fault("NoCapacity", made=0)])
     try_to_create(world, LeaseLimits(max_hours=1.0), PriceApproval(), Rejected)
     assert cloud.calls().count("create") == 4
+
+
+def test_a_replacement_over_the_quota_waits_with_nothing_rented(
+    there: tuple[Cloud, Context], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Preempted machines may still be counted, so that the search goes on; one of the two was made before the no."""
+    cloud, world = there
+    cloud.play(create=[Fault("QuotaExceeded", made=1)], describe_always=[Fault(state="starting")])
+    real, there_at_each_round = Scripted.offers, list[int]()
+
+    def offers(self: Scripted, request: Request) -> Sequence[Offer]:
+        there_at_each_round.append(len(cloud.machines()))
+        return real(self, request)
+
+    monkeypatch.setattr(Scripted, "offers", offers)
+    approval, waits = PriceApproval(first=OFFERED, settled=True), dataclasses.replace(TWO, wait_s=7200.0)
+    with pytest.raises(NodeError):
+        creation.bring_up(world, waits, name=None, ephemeral=True, wish=LeaseLimits(max_cost=9.0), approval=approval)
+    row = world.ledger.clusters(live=False)[-1]
+    assert there_at_each_round == [0, 0]
+    assert row.spent_before == pytest.approx(PRICE / 2, abs=0.01)
+
+
+def test_machines_that_were_taken_while_they_booted_are_counted_once(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """With what was given back before them, and at their own price, which is dearer than the offer's."""
+    cloud, world = surroundings(tmp_path, monkeypatch)
+    cloud.play(offers_at=[0.8 * OFFERED], describe_always=[Fault(state="starting")] * 6 + [Fault(state="ended")])
+    chain, wishes = RetryState(1, PriceApproval(spent_before=0.3)), list[LeaseLimits]()
+
+    def attempt(wish: LeaseLimits, _: str | None) -> JobOutcome:
+        wishes.append(wish)
+        creation.bring_up(world, TWO, name=None, ephemeral=True, wish=wish, approval=chain.approval)
+        raise AssertionError("it cannot come up")
+
+    with pytest.raises(MachineGone):
+        run_with_retries(world, chain, LeaseLimits(max_cost=9.0), attempt)
+    first, second = world.ledger.clusters(live=False)
+    assert first.ended is not None
+    cost = 0.3 + OFFERED * (first.ended - first.created) / 3600
+    assert chain.spent == pytest.approx(cost)
+    assert wishes[1].max_cost == pytest.approx(9.0 - cost)
+    assert (second.spent_before, chain.approval.spent_before) == (0.0, 0.0)
+
+
+@pytest.mark.parametrize("described", ["before", "while it boots"])
+def test_machines_that_are_dearer_than_offered_boot_no_longer_than_the_money_lasts(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, described: str
+) -> None:
+    """The boot lease was counted at the offer's price, and the dearer one is within what was agreed to."""
+    cloud, world = surroundings(tmp_path, monkeypatch)
+    cloud.play(offers_at=[0.8 * OFFERED], describe_always=[Fault(state="starting")])
+    if described == "while it boots":
+        real = Scripted._add
+        monkeypatch.setattr(
+            Scripted, "_add", lambda self, mark: dataclasses.replace(real(self, mark), per_hour=0.8 * PRICE)
+        )
+    request = dataclasses.replace(TWO, timeout_min=60.0)
+    with pytest.raises(GpuopsError):
+        creation.bring_up(world, request, name=None, ephemeral=True, wish=LeaseLimits(max_cost=1.0))
+    (row,) = world.ledger.clusters(live=False)
+    assert row.ended is not None
+    assert OFFERED * (row.ended - row.created) / 3600 == pytest.approx(1.0, abs=0.02)
 
 
 def test_what_replaces_machines_has_the_jobs_end() -> None:

@@ -19,7 +19,7 @@ from gpuops.clusters.teardown import PERMANENT_ERRORS_MAX
 from gpuops.commands import down, status
 from gpuops.core import provider as contract
 from gpuops.core.context import Context
-from gpuops.core.errors import LocalDisk, NodeError, StillBilling, UsageError
+from gpuops.core.errors import LocalDisk, NodeError, RateLimited, StillBilling, UsageError
 from gpuops.core.models import Lease, Resource
 from gpuops.core.reporting import Silent
 from gpuops.guard import cleanup
@@ -125,6 +125,26 @@ def test_reap_never_says_ended_of_what_may_be_there(there: tuple[Cloud, Context]
     with pytest.raises(StillBilling, match=r"lost-0 may still be there and bill \$1\.25/h"):
         orphans.destroy_orphans(world, found)
     assert world.clock.monotonic() - began < 200
+
+
+def test_one_that_is_gone_already_does_not_take_the_turn_of_the_next(
+    there: tuple[Cloud, Context], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A provider that lets one be ended every three seconds counts each request, also for what is gone (Vast.ai)."""
+    cloud, world = there
+    exists(world, "a", "b", "c")
+    real, last = Scripted.destroy, [0.0]
+
+    def destroy(self: Scripted, resources: Sequence[Resource]) -> None:
+        for nth, one in enumerate(resources):
+            if nth or world.clock.now() - last[0] < 3.0:
+                raise RateLimited("slow down", "wait", 3.0)
+            last[0] = world.clock.now()
+            real(self, [one])
+
+    monkeypatch.setattr(Scripted, "destroy", destroy)
+    orphans.destroy_orphans(world, orphans.find_orphans(world)[0])
+    assert cloud.machines() == []
 
 
 def test_what_goes_in_the_last_moment_is_looked_at_again(

@@ -9,7 +9,8 @@ import pytest
 
 from gpuops.core.models import Offer, Price, Request
 from gpuops.offers.market_table import Order, format_rows, make_row, row_document, sort_rows
-from gpuops.offers.offer_check import MAX_GPUS, drop_false
+from gpuops.offers.offer_check import MAX_GPUS, drop_false, select_fitting
+from gpuops.offers.price_approval import max_price_flag
 
 WISH = Request("p", gpus=4)
 TRUE: dict[str, Any] = {
@@ -21,6 +22,14 @@ class Whatever:
     """What no document can hold."""
 
     per_hour, what = 1.0, "machine"
+
+
+@pytest.mark.parametrize("parts", [(0.1, 0.2), (1.1, 2.2), (0.7, 0.1), (0.289, 0.001)])
+def test_the_price_that_a_refusal_names_is_enough(parts: tuple[float, float]) -> None:
+    """$0.10 for the GPU and $0.20 for the disk are $0.30, and not a little more."""
+    offer = Offer(**{**TRUE, "prices": tuple(Price("part", part) for part in parts)})
+    flag = max_price_flag(offer.per_hour)
+    assert select_fitting(Request("p", gpus=4, max_price=float(flag.split()[1])), [offer]) == [offer]
 
 
 @pytest.mark.parametrize(

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 import threading
 from pathlib import Path
 from typing import Any
@@ -113,6 +114,15 @@ def test_a_call_that_never_returns_is_left_behind(there: tuple[Cloud, Context]) 
             provisioner.describe(MACHINE)
     finally:
         Hanging.release.set()
+
+
+def test_a_description_of_something_else_is_none(there: tuple[Cloud, Context], monkeypatch: pytest.MonkeyPatch) -> None:
+    """What is destroyed after it must be ours."""
+    _, world = there
+    other = dataclasses.replace(MACHINE, id="somebody-elses", state="running")
+    monkeypatch.setattr(Scripted, "describe", lambda *_: other)
+    with pytest.raises(Unknown, match="described somebody-elses"):
+        CheckedProvisioner(Scripted(contract.Context(OWNER, world.home, world.env))).describe(MACHINE)
 
 
 def test_what_a_provider_has_not_got_is_answered_all_the_same(there: tuple[Cloud, Context]) -> None:

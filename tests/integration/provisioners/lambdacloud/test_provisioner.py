@@ -72,6 +72,30 @@ def intent(home: Path, made: Any = ()) -> Intent:
     return Intent(OWNER, "c", "token", 2e9, home / "agent.pyz", made)
 
 
+@pytest.mark.parametrize("ids", [[None], [""], [7], [{}], ["a", "b"], [], None])
+def test_an_answer_without_one_id_is_a_lost_one(
+    fake: FakeLambda, home: Path, monkeypatch: pytest.MonkeyPatch, ids: object
+) -> None:
+    """A machine that is noted under no id is never described, and its cluster never known to have ended."""
+    one = provisioner(fake, home)
+    real = one.api.post
+    monkeypatch.setattr(one.api, "post", lambda *told, **more: real(*told, **more) and {"instance_ids": ids})
+    with pytest.raises(Unknown):
+        create(one, home)
+
+
+@pytest.mark.parametrize(("region", "is_listed"), [({}, True), ({"name": "us-east-1"}, True), ({"name": "x"}, False)])
+def test_a_machine_whose_region_is_not_told_is_in_every_list(
+    fake: FakeLambda, home: Path, monkeypatch: pytest.MonkeyPatch, region: dict[str, str], is_listed: bool
+) -> None:
+    """It may be the one whose launch was never answered, and would be taken for none."""
+    one = provisioner(fake, home)
+    told = {"id": "i1", "name": f"gpuops-{OWNER}-c-0", "status": "booting", "region": region}
+    monkeypatch.setattr(one.api, "list_objects", lambda *_: [told])
+    assert bool(one.list_owned(OWNER, ["us-east-1"])) is is_listed
+    assert len(one.list_owned(OWNER, [])) == len(one.list_owned(OWNER, [""])) == 1, "it may be told by now"
+
+
 def create(one: LambdaProvisioner, home: Path, nodes: int = 1, **wish: Any) -> list[Resource]:
     offer = one.offers(Request("lambda", nodes=nodes, **wish))[0]
     return list(one.create(offer, intent(home), Notes()))

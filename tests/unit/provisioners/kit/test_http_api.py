@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
+import time
 from types import SimpleNamespace
 from typing import Any
 
 import pytest
 import urllib3
 
-from provisioners.kit.http_api import ServerClock
+from provisioners.kit.http_api import ServerClock, retry_after_s
 from provisioners.kit.http_client import HttpClient, Request
 from tests.fakes.provider import FakeClock
 
@@ -27,6 +28,25 @@ def test_the_last_answer_and_the_time_since(nonsense: str | None) -> None:
     assert server.now() == pytest.approx(MOMENT + 90.0, abs=0.1)
     server.note(DATE)
     assert server.now() == MOMENT
+
+
+@pytest.mark.parametrize("date", ["Tue Nov 24 15:30:00 2026", "Tue, 24 Nov 2026 15:30:00 -0000"])
+def test_a_date_without_a_zone_is_utc(date: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    """RFC 9110 wants the first of them understood. An hour that is wrong moves the end of every machine by it."""
+    monkeypatch.setenv("TZ", "Asia/Tokyo")
+    time.tzset()
+    try:
+        server = ServerClock(FakeClock())
+        server.note(date)
+        assert server.now() == MOMENT
+    finally:
+        monkeypatch.undo()
+        time.tzset()
+
+
+@pytest.mark.parametrize(("said", "wait_s"), [("5", 5.0), ("9" * 400, None), ("-1", None), ("soon", None), ("", None)])
+def test_a_wait_that_no_provider_can_mean_is_none(said: str, wait_s: float | None) -> None:
+    assert retry_after_s({"Retry-After": said}) == wait_s
 
 
 def test_every_answer_of_runpods_tells_it() -> None:
