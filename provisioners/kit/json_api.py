@@ -86,9 +86,14 @@ class JsonApi:
             raise self.unreadable(None, doing)
         return document
 
-    def find_object(self, path: str, doing: str) -> Document | None:
-        """GET an object that has an `id`; None for a 404."""
+    def find_object(self, path: str, doing: str, name: str = "") -> Document | None:
+        """GET an object that has an `id`; None for a 404, and where the answer has `null` under `name`.
+
+        name   of the object in the answer; empty: it is the answer
+        """
         document = self.get_or_none(path, doing)
+        if document is not None and name:
+            document = document.get(name, {}) if isinstance(document, dict) else document
         return None if document is None else self.require_object(document, doing)
 
     def list_objects(

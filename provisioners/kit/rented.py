@@ -17,8 +17,10 @@ from typing import Any, ClassVar
 from gpuops.core.errors import AuthFailed, ProviderError, RateLimited, Rejected
 from gpuops.core.models import MACHINE, Intent, Journal, Offer, Option, Payer, Problem, Request, Resource, ResourceState
 from provisioners.base import CONTRACT, Context
+from provisioners.kit import container_boot
 from provisioners.kit.account import AccountFacts, KeyAccount
 from provisioners.kit.calls import each
+from provisioners.kit.container_boot import ContainerBoot
 from provisioners.kit.json_api import JsonApi
 from provisioners.kit.keys import KeyPair, ensure_login_key, generate_key_pair
 from provisioners.kit.service import Service
@@ -54,6 +56,10 @@ class NewMachine:
     end: float
     """When it should end by itself unless it is a node by then (UTC seconds)."""
 
+    def boot_variables(self) -> dict[str, str]:
+        """What the environment of a container holds for its boot script."""
+        return container_boot.variables(self.end, self.token, self.host, self.login)
+
 
 class RefusedAndMade(Exception):
     """A launch that was refused, and made a machine all the same, which bills."""
@@ -79,6 +85,10 @@ class RentedProvisioner(ABC):
     gone_s = 600.0
     launches_apart_s = 0.0
     api_class: ClassVar[type[JsonApi]] = JsonApi
+    boot: ClassVar[ContainerBoot | None] = None
+    """Of a provider's containers, which end themselves by it."""
+    balance_valid_s = 0.0
+    """How long an answer about money counts as the present one."""
 
     def __init_subclass__(cls, **given: Any) -> None:
         super().__init_subclass__(**given)
@@ -115,9 +125,14 @@ class RentedProvisioner(ABC):
         """Ask for its end; that it is gone already is no error. Does not wait."""
 
     def problems(self, request: Request) -> Sequence[Problem]:
-        """What `preflight` finds. AuthFailed and Rejected become problems; without more, that the key is accepted."""
-        self.list_machines()
-        return []
+        """What `preflight` finds. AuthFailed and Rejected become problems; without more, that the key is accepted, and
+        that there is money, where the provider tells that."""
+        facts = self.key_account.facts(max_age_s=0.0)
+        if not facts.id:
+            self.list_machines()
+        if facts.balance is None or facts.balance > 0:
+            return []
+        return [Problem(f"there is no credit on the {self.service.name} account", self.service.no_money)]
 
     def register_login(self, public: str) -> str:
         """The name of our login's key in the account, at a provider whose launches name one
@@ -199,7 +214,15 @@ class RentedProvisioner(ABC):
         each(partial(self.end_machine, resource) for resource in resources)
 
     def self_destruct(self, resource: Resource) -> Sequence[str] | None:
-        return None
+        return self.boot.end_argv(self.api.address, resource) if self.boot else None
+
+    def balance(self) -> float | None:
+        return self.key_account.facts(self.balance_valid_s).balance
+
+    def account(self) -> Mapping[str, Any] | None:
+        """Those of `AccountFacts` that are known; None where the provider tells of no account."""
+        tells = type(self).ask_account is not RentedProvisioner.ask_account
+        return self.key_account.facts(self.balance_valid_s).document() if tells else None
 
     def provider_time(self) -> float | None:
         return self.api.server_time()

@@ -61,11 +61,18 @@ class Service:
     """Seconds from one request to the next, over all processes of this computer."""
     wait_at_429_s: float | None = None
     """How long a GET waits after a 429 that says no time; None: it raises RateLimited at once."""
+    billing_page: str = ""
+    """Where people add credit."""
 
     @property
     def no_key(self) -> str:
         """How one gets a key."""
         return f"make one at {self.keys_page}, and export {self.key_variable}=… or put it into .env"
+
+    @property
+    def no_money(self) -> str:
+        """How one adds credit."""
+        return f"add credit: {self.billing_page}" if self.billing_page else "add credit"
 
     def find_key(self, context: Context) -> Credential:
         """The key and where it comes from. Raises NotSetUp, AuthFailed."""
@@ -111,6 +118,7 @@ class Service:
         values = {
             "who": self.name,
             "keys": self.keys_page,
+            "billing": self.no_money,
             "unset": f"unset {self.address_variable}, or set it to {self.address}",
             "doing": doing,
             "status": str(status),

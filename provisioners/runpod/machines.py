@@ -14,7 +14,7 @@ from typing import Any
 
 from gpuops.core.models import MACHINE, Resource, ResourceState
 from provisioners.base import NOTHING
-from provisioners.kit import boot_watch
+from provisioners.kit import container_boot
 from provisioners.kit.documents import Document, entries, inner, number, objects
 from provisioners.kit.ssh_machine import Login, Machine, is_behind_carrier
 from provisioners.runpod.launch import MARK, VOLUME
@@ -94,7 +94,7 @@ def parse_pod(document: Document, parent: str = "", kept: Mapping[str, Any] = NO
     parent, rank = parent or str(cluster.get("id") or ""), _rank(cluster)
     carrier_address, endpoint = _carrier_address(document), _endpoint(document, status)
     state, phase, hopeless = _standing(document, status, carrier_address, is_reachable=bool(endpoint[0]))
-    token, offered = env.get(boot_watch.TOKEN, ""), float(price or kept.get("offered") or 0.0)
+    token, offered = env.get(container_boot.TOKEN, ""), float(price or kept.get("offered") or 0.0)
     if token and rank is not None:  # members share one, and the rank makes it their own
         token = f"{token}-{rank}"
     ports = [str(port).partition("/") for port in entries(document, "ports")]
@@ -103,7 +103,7 @@ def parse_pod(document: Document, parent: str = "", kept: Mapping[str, Any] = NO
         name=str(document.get("name") or ""),
         region=REGION,
         state=state,
-        login=Login("root", *endpoint, env.get(boot_watch.HOST_PUBLIC, "")),
+        login=Login("root", *endpoint, env.get(container_boot.HOST_PUBLIC, "")),
         token=token,
         per_hour=_per_hour(document, status, offered),
         private_address=str(cluster.get("ip") or ""),
@@ -117,7 +117,7 @@ def parse_pod(document: Document, parent: str = "", kept: Mapping[str, Any] = NO
             "phase": phase,
             "hopeless": hopeless,
             "stopped": False,
-            "boot_watch": boot_watch.FOLDER,
+            "boot_watch": container_boot.FOLDER,
             "ends_itself": not parent,
             "status": word,
             "center": str(document.get("dataCenterId") or ""),

@@ -7,10 +7,10 @@ from collections.abc import Sequence
 
 from gpuops.core.errors import NoCapacity, UsageError
 from gpuops.core.models import Offer, Price
+from provisioners.kit.machine_offer import MachineOffer
 from provisioners.runpod.catalog import Gpu, Volume, level_rank
 from provisioners.runpod.launch import PodSpec
 from provisioners.runpod.options import CLUSTER_IMAGE, IMAGE, Wishes
-from provisioners.runpod.regions import REGION
 
 NOT_BY_THEMSELVES = (
     "RunPod does not say whether a cluster's pods may end it by themselves: the guard on this computer does, while it "
@@ -76,40 +76,26 @@ def _offer(gpu: Gpu, wishes: Wishes, centers: Sequence[str], volume: Volume | No
         Price(f"{wishes.gpus * nodes} x {gpu.name}", round(gpu.price * wishes.gpus * nodes, 6)),
         Price(f"{wishes.disk * nodes} GB disk", disk_price(wishes.disk * nodes)),
     )
-    columns = {
-        "GPU": gpu.name,
-        "MEMORY": f"{gpu.memory} GB",
-        "COUNT": f"{nodes} x {wishes.gpus}" if nodes > 1 else str(wishes.gpus),
-        "CLOUD": cloud,
-        "DATA CENTER": where,
-        "$/H": f"${sum(price.per_hour for price in prices):.2f}",
-        "STOCK": gpu.level.lower(),
-        **({"RAM": f"{gpu.ram:g} GB"} if gpu.ram else {}),
-        **({"VCPU": f"{gpu.vcpus:g}"} if gpu.vcpus else {}),
-    }
-    return Offer(
-        provider="runpod",
+    return MachineOffer(
         id=f"{gpu.id}/{'cluster' if nodes > 1 else cloud}",
         say=", ".join(part for part in (machines, f"{cloud} cloud", where, stock) if part),
-        nodes=nodes,
-        gpus=wishes.gpus,
-        region=REGION,
         prices=prices,
-        notes=tuple(_notes(gpu, sum(price.per_hour for price in prices), wishes, volume)),
-        data={
-            "columns": columns,
-            "memory": gpu.memory,
-            "machine": {
-                "gpu": gpu.name,
-                "gpu_mem": gpu.memory,
-                "vcpus": gpu.vcpus,
-                "ram": gpu.ram,
-                "disk": wishes.disk,
-                "where": ", ".join(filter(None, [f"{cloud} cloud", where])),
-            },
-            **_pod_spec(gpu, wishes, centers, volume).document(),
+        gpu=gpu.name,
+        gpus=wishes.gpus,
+        memory=gpu.memory,
+        where=", ".join(filter(None, [f"{cloud} cloud", where])),
+        nodes=nodes,
+        vcpus=gpu.vcpus,
+        ram=gpu.ram,
+        disk=wishes.disk,
+        notes=_notes(gpu, sum(price.per_hour for price in prices), wishes, volume),
+        columns={"CLOUD": cloud, "DATA CENTER": where},
+        more_columns={
+            "STOCK": gpu.level.lower(),
+            **({"RAM": f"{gpu.ram:g} GB"} if gpu.ram else {}),
+            **({"VCPU": f"{gpu.vcpus:g}"} if gpu.vcpus else {}),
         },
-    )
+    ).build("runpod", memory=gpu.memory, **_pod_spec(gpu, wishes, centers, volume).document())
 
 
 def _pod_spec(gpu: Gpu, wishes: Wishes, centers: Sequence[str], volume: Volume | None) -> PodSpec:

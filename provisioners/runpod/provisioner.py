@@ -24,17 +24,14 @@ from provisioners.kit.rented import NewMachine, RentedProvisioner, all_but
 from provisioners.kit.ssh_machine import Machine, machine_resource
 from provisioners.runpod import account, catalog, launch, machines, offers, options
 from provisioners.runpod.api import Api
+from provisioners.runpod.boot_script import BOOT
 from provisioners.runpod.capacity import Stock
 from provisioners.runpod.launch import PodSpec
 from provisioners.runpod.machines import CLUSTER, Cluster, Pod, Status, parse_cluster, parse_pod
 from provisioners.runpod.options import Wishes
 from provisioners.runpod.pod_log import PodLogs
 from provisioners.runpod.regions import REGION
-from provisioners.runpod.self_destruct import SOURCE
 from provisioners.runpod.service import SERVICE, graphql_base
-
-BALANCE_VALID_S = 10.0
-"""How long an answer about money counts as the present one."""
 
 
 class RunpodProvisioner(RentedProvisioner):
@@ -56,6 +53,8 @@ class RunpodProvisioner(RentedProvisioner):
     gone_s = 120.0
     api_class = Api
     api: Api
+    boot = BOOT
+    balance_valid_s = account.BALANCE_VALID_S
 
     def __init__(self, context: Context) -> None:
         super().__init__(context)
@@ -247,8 +246,8 @@ class RunpodProvisioner(RentedProvisioner):
             self._end_cluster(cluster)
 
     def self_destruct(self, resource: Resource) -> Sequence[str]:
-        python = str(resource.data.get("python") or "python3")
-        return [python, "-I", "-c", SOURCE, self.api.address, *([resource.parent] if resource.parent else [])]
+        """A member of a cluster is told which."""
+        return [*self.boot.end_argv(self.api.address, resource), *([resource.parent] if resource.parent else [])]
 
     def last_words(self, resource: Resource) -> str:
         return self._logs.last_words(resource.id) if resource.kind != CLUSTER else ""
@@ -258,13 +257,6 @@ class RunpodProvisioner(RentedProvisioner):
     def ask_account(self) -> AccountFacts:
         env = self.context.env
         return account.query_account(self.api.key, graphql_base(env), env)
-
-    def balance(self) -> float | None:
-        return self.key_account.facts(BALANCE_VALID_S).balance
-
-    def account(self) -> Mapping[str, Any]:
-        """`id`, `email`, `balance`, `spend_per_hr`, `spend_limit`, those that are known."""
-        return self.key_account.facts(BALANCE_VALID_S).document()
 
 
 def _with_env(pod: Document, env: Mapping[str, str]) -> Document:

@@ -7,17 +7,18 @@ from typing import Any
 
 from gpuops.core.format import one_line
 from gpuops.core.models import ResourceState
-from provisioners.kit import boot_watch
+from provisioners.kit import container_boot
 from provisioners.kit.container_images import NEVER_PULLED
 from provisioners.kit.documents import Document, entries, inner, number, objects
 from provisioners.kit.ssh_machine import Login, Machine, is_behind_carrier
-from provisioners.vast.offers import REGION
 
 NOT_STARTED = re.compile(r"OCI runtime create failed|failed to create task", re.IGNORECASE)
 """Its machine's fault: the image's command is not ours to choose. It stays `created` (dstack 511c318c8)."""
 NEVER_RUN = ("exited", "unknown", "offline")
 """What does not become `running` by itself (Vast.ai's description of its API)."""
 PHASES = {"": "getting a machine", "created": "making its container", "loading": "pulling its image"}
+REGION = "vast"
+"""Of every resource: Vast.ai lists an account's instances as one, wherever they are."""
 Endpoint = tuple[str, int]
 
 
@@ -46,11 +47,11 @@ def parse_machine(instance: Document, *, by_proxy: bool) -> Machine:
         name=str(instance.get("label") or ""),
         region=REGION,
         state=state,
-        login=Login("root", host, port, env.get(boot_watch.HOST_PUBLIC, "")),
-        token=env.get(boot_watch.TOKEN, ""),
+        login=Login("root", host, port, env.get(container_boot.HOST_PUBLIC, "")),
+        token=env.get(container_boot.TOKEN, ""),
         per_hour=disk_hourly + (0.0 if _is_stopped(instance) else gpus_hourly),
         data={
-            "boot_watch": boot_watch.FOLDER,
+            "boot_watch": container_boot.FOLDER,
             "stopped": False,
             "status": str(instance.get("actual_status") or ""),
             "center": str(instance.get("geolocation") or ""),

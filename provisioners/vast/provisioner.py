@@ -7,17 +7,17 @@ from collections.abc import Sequence
 
 from gpuops.core.models import Intent, Journal, Offer, Problem, Request, Resource
 from provisioners.base import Context
-from provisioners.kit import boot_watch
 from provisioners.kit.account import AccountFacts
 from provisioners.kit.documents import Document, entries, number, objects, parse_document
 from provisioners.kit.gpu_names import match_gpus
 from provisioners.kit.json_api import path_segment
+from provisioners.kit.options import options_of
 from provisioners.kit.rented import NewMachine, RefusedAndMade, RentedProvisioner, all_but
 from provisioners.kit.ssh_machine import Machine
-from provisioners.vast import boot_script, offers, options
+from provisioners.vast import offers
 from provisioners.vast.machines import endpoints, parse_machine
 from provisioners.vast.offers import PRIVATE
-from provisioners.vast.service import BILLING, SERVICE
+from provisioners.vast.service import BOOT, SERVICE
 
 ONE_MACHINE = (
     "machines of Vast.ai reach each other only inside one physical cluster, by an overlay network that gpuops does not "
@@ -37,7 +37,7 @@ class VastProvisioner(RentedProvisioner):
     name = "vast"
     service = SERVICE
     capabilities = all_but(multinode=ONE_MACHINE)
-    options = options.OPTIONS
+    options = options_of(offers.Wishes)
     examples = (
         "--gpus 1 --dry-run",
         "--gpus 2 --gpu-type 4090 --max-price 1 --max-hours 3",
@@ -45,6 +45,7 @@ class VastProvisioner(RentedProvisioner):
         "--spot --bid 0.25 --max-cost 2",
     )
     gone_s = 120.0
+    boot = BOOT
 
     def __init__(self, context: Context) -> None:
         super().__init__(context)
@@ -55,20 +56,17 @@ class VastProvisioner(RentedProvisioner):
     # Before anything is made.
 
     def problems(self, request: Request) -> Sequence[Problem]:
-        options.wishes(request)
-        balance = self.balance()
-        if balance is not None and balance <= 0:
-            return [Problem("there is no credit on the Vast.ai account", f"add credit: {BILLING}")]
-        return []
+        offers.parse_wishes(request)
+        return super().problems(request)
 
     def offers(self, request: Request) -> Sequence[Offer]:
-        wishes, wanted = options.wishes(request), []
+        wishes, wanted = offers.parse_wishes(request), []
         if request.gpu_type:
             names = entries(self.api.get("/api/v0/gpu_names/unique/", "list GPUs") or {}, "gpu_names")
             wanted = match_gpus([str(name) for name in names], request.gpu_type, "Vast.ai", name=str)
-        body = offers.search_body(wishes, request, wanted)
+        body = offers.search_body(wishes, wanted)
         found = self.api.post("/api/v0/bundles/", body, "search offers", creating=False) or {}
-        made = offers.offers(objects(found, "offers"), wishes, request)
+        made = offers.offers(objects(found, "offers"), wishes)
         if any(map(_is_private, made)) and not self._warned.exists():
             made[0] = dataclasses.replace(made[0], notes=(WHAT_HOSTS_SEE, *made[0].notes))
         return made
@@ -84,8 +82,7 @@ class VastProvisioner(RentedProvisioner):
     def launch(self, offer: Offer, new: NewMachine) -> Machine:
         """Rent an ask. A bid that is too low may be refused and make a machine all the same, stopped, which bills its
         disk (dstack 511c318c8, VastAICreateInstanceError)."""
-        env = {**boot_watch.variables(new.end, new.token, new.host), boot_script.LOGIN: new.login}
-        bid, doing = offer.data["bid"], "rent a machine"
+        env, bid, doing = new.boot_variables(), offer.data["bid"], "rent a machine"
         body = {
             "client_id": "me",
             "image": offer.data["image"],
@@ -93,7 +90,7 @@ class VastProvisioner(RentedProvisioner):
             "label": new.name,
             "runtype": "ssh_direc ssh_proxy",  # so spelt by Vast.ai's own client
             "env": env,
-            "onstart": boot_script.build_script(self.api.address),
+            "onstart": BOOT.script(self.api.address),
             "cancel_unavail": True,
             "target_state": "running",
             **({} if bid is None else {"price": bid}),  # without: on demand
@@ -120,12 +117,9 @@ class VastProvisioner(RentedProvisioner):
         return [parse_machine(one, by_proxy=self._is_by_proxy(one)) for one in listed]
 
     def find_machine(self, resource: Resource) -> Machine | None:
-        path, doing = f"/api/v0/instances/{path_segment(resource.id)}/?owner=me", "look at an instance"
-        document = self.api.get_or_none(path, doing)
-        if document is None or (isinstance(document, dict) and document.get("instances", False) is None):
-            return None  # in so many words
-        found = self.api.require_object(document.get("instances") if isinstance(document, dict) else None, doing)
-        return parse_machine(found, by_proxy=self._is_by_proxy(found, resource))
+        path = f"/api/v0/instances/{path_segment(resource.id)}/?owner=me"
+        found = self.api.find_object(path, "look at an instance", "instances")
+        return parse_machine(found, by_proxy=self._is_by_proxy(found, resource)) if found else None
 
     def _is_by_proxy(self, instance: Document, kept: Resource | None = None) -> bool:
         """A node stays where it was reached first."""
@@ -140,9 +134,6 @@ class VastProvisioner(RentedProvisioner):
     def end_machine(self, resource: Resource) -> int:
         return self.api.delete(f"/api/v0/instances/{path_segment(resource.id)}/", "destroy an instance", body={})
 
-    def self_destruct(self, resource: Resource) -> Sequence[str]:
-        return ["sh", "-c", boot_script.DESTROY, "gpuops", self.api.address]
-
     # The account.
 
     def ask_account(self) -> AccountFacts:
@@ -152,9 +143,6 @@ class VastProvisioner(RentedProvisioner):
         user = user if isinstance(user, dict) else {}
         told = [number(user[name]) for name in ("balance", "credit") if name in user]
         return AccountFacts(str(user.get("id") or ""), str(user.get("email") or ""), sum(told) if told else None)
-
-    def balance(self) -> float | None:
-        return self.key_account.facts(max_age_s=0.0).balance
 
 
 def _next_page(document: Document) -> Document:

@@ -19,8 +19,9 @@ from gpuops.core.errors import AuthFailed, NoCapacity, ProviderError, QuotaExcee
 from gpuops.core.models import Intent, MachineStatus, Offer, Request, Resource
 from gpuops.core.provider import Context
 from provisioners.kit.http_client import Answer
-from provisioners.vast import VastProvisioner, boot_script
+from provisioners.vast import VastProvisioner
 from provisioners.vast.provisioner import DIRECT_S, WHAT_HOSTS_SEE
+from provisioners.vast.service import BOOT
 from tests.fakes.provider import FakeClock
 from tests.fakes.vast import FakeVast, Fault, Instance, Life
 from tests.fakes.vast.records import AT_ONCE, OCI_ERROR, PULL_ERROR
@@ -155,7 +156,8 @@ def test_what_vast_ai_is_asked_for(vast: VastProvisioner, fake: FakeVast, tmp_pa
     assert machine.name == body["label"] == f"gpuops-{OWNER}-lab-0"
     assert body["cancel_unavail"] is True
     assert "price" not in body
-    assert len(body["onstart"]) <= boot_script.MAX_CHARS
+    assert BOOT.max_chars
+    assert len(body["onstart"]) <= BOOT.max_chars
     assert fake.env["VAST_API_KEY"] not in str(body)
     login = tmp_path / "home/ssh/id_ed25519"
     assert stat.S_IMODE(login.stat().st_mode) == 0o600
