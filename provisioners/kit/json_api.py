@@ -16,7 +16,7 @@ from urllib.parse import quote, urlencode
 from gpuops.core.errors import AuthFailed, ProviderError, Unknown
 from provisioners.base import Context, Credential
 from provisioners.kit import http_client
-from provisioners.kit.documents import Document
+from provisioners.kit.documents import Document, parse_document
 from provisioners.kit.http_api import retry_after_s
 from provisioners.kit.http_client import Answer, HttpClient, NoAnswer, Request
 from provisioners.kit.pacing import Pace, pace_file
@@ -32,6 +32,16 @@ RETRY_DELAYS_S = (0.5, 1.5)
 MIN_RETRY_AFTER_S = 1.0
 """The shortest wait, where a provider says `Retry-After: 0`."""
 MAX_PAGES = 400
+
+
+class RefusedAndMade(Exception):
+    """A request that was refused, and made something all the same, which bills."""
+
+    def __init__(self, made: str, refusal: ProviderError) -> None:
+        super().__init__(refusal.message)
+        self.made = made
+        """Its id."""
+        self.refusal = refusal
 
 
 class JsonApi:
@@ -132,6 +142,20 @@ class JsonApi:
     def post(self, path: str, body: Document, doing: str, *, creating: bool = True) -> Any:
         """Sent once. Every error but Unknown means that nothing was done."""
         return self.parse_json(self.change("POST", path, body, doing, creating=creating), doing)
+
+    def create(self, path: str, body: Document, doing: str, name: str = "id", method: str = "POST") -> str:
+        """The id of what one request has made, which the answer has as `name`. Every error but Unknown means that
+        nothing was made, and RefusedAndMade that it was: a refusal that names an id all the same."""
+        answer = self.change(method, path, body, doing, accepted=range(400, 500))
+        document = parse_document(answer.body.decode(errors="replace"))
+        told: Document = document if isinstance(document, dict) else {}
+        made = str(told.get(name) or "")
+        if answer.status < 300 and told.get("success") is not False:
+            if not made:
+                raise self.unreadable(document, doing)
+            return made
+        refusal = self.refused(answer, doing, creating=True)
+        raise RefusedAndMade(made, refusal) if made else refusal
 
     def change(
         self, method: str, path: str, body: Document, doing: str, *, creating: bool = True, accepted: Sequence[int] = ()

@@ -2,11 +2,14 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
 from gpuops.core.models import Offer, Price
+
+MAX_OFFERS = 12
+"""How many are tried."""
 
 
 @dataclass(frozen=True)
@@ -39,6 +42,8 @@ class MachineOffer:
     """Whether the provider may take it back."""
     risk: str = ""
     """How likely that is, in the provider's words."""
+    private: bool = False
+    """Whether it is somebody's own computer (`RentedProvisioner.warn_of_hosts`)."""
     notes: Sequence[str] = ()
     """What the user should read before accepting."""
     columns: Mapping[str, str] = field(default_factory=dict)
@@ -77,9 +82,14 @@ class MachineOffer:
             region=self.region or provider,
             prices=tuple(self.prices),
             notes=tuple(self.notes),
-            data={"columns": columns, "machine": facts, **data},
+            data={"columns": columns, "machine": facts, **({"private": True} if self.private else {}), **data},
         )
 
     def per_node(self, number: int) -> str:
         """`2 x 8`, and `8` where there is one machine."""
         return f"{self.nodes} x {number}" if self.nodes > 1 else str(number)
+
+
+def cheapest(offers: Iterable[Offer]) -> list[Offer]:
+    """The cheapest first, as many as are tried."""
+    return sorted(offers, key=lambda offer: offer.per_hour)[:MAX_OFFERS]

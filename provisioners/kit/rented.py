@@ -7,6 +7,7 @@ A provider's class says what it is (`name`, `service`, `capabilities`, `options`
 
 from __future__ import annotations
 
+import dataclasses
 from abc import ABC, abstractmethod
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
@@ -21,16 +22,20 @@ from provisioners.kit import container_boot
 from provisioners.kit.account import AccountFacts, KeyAccount
 from provisioners.kit.calls import each
 from provisioners.kit.container_boot import ContainerBoot
-from provisioners.kit.json_api import JsonApi
+from provisioners.kit.json_api import JsonApi, RefusedAndMade
 from provisioners.kit.keys import KeyPair, ensure_login_key, generate_key_pair
 from provisioners.kit.service import Service
-from provisioners.kit.ssh_machine import Machine, ended, machine_resource
+from provisioners.kit.ssh_machine import Login, Machine, ended, machine_resource
 
 CAPABILITIES: Mapping[str, bool | str] = MappingProxyType(
     {
         **dict.fromkeys(("multinode", "spot", "self_destruct", "host_keys", "rented"), True),
         "shares_disk": "a machine has its own disk",
     }
+)
+PRIVATE_HOSTS = (
+    "a private host is somebody's own computer: its owner can read all that is on it, code, data and what `--secret` "
+    "gives (docs/security.md)"
 )
 
 
@@ -61,15 +66,6 @@ class NewMachine:
         return container_boot.variables(self.end, self.token, self.host, self.login)
 
 
-class RefusedAndMade(Exception):
-    """A launch that was refused, and made a machine all the same, which bills."""
-
-    def __init__(self, machine: Machine, refusal: ProviderError) -> None:
-        super().__init__(refusal.message)
-        self.machine = machine
-        self.refusal = refusal
-
-
 class RentedProvisioner(ABC):
     """May be used from any thread. Construction touches nothing."""
 
@@ -87,6 +83,8 @@ class RentedProvisioner(ABC):
     api_class: ClassVar[type[JsonApi]] = JsonApi
     boot: ClassVar[ContainerBoot | None] = None
     """Of a provider's containers, which end themselves by it."""
+    without_private_hosts: ClassVar[str] = ""
+    """What leaves private hosts out: `--datacenter leaves those out`."""
     balance_valid_s = 0.0
     """How long an answer about money counts as the present one."""
 
@@ -100,6 +98,7 @@ class RentedProvisioner(ABC):
         self.context = context
         self.api = self.api_class(self.service, context)
         self.key_account = KeyAccount(self.api, context.clock, self.ask_account)
+        self._private_hosts_are_known = context.home / f"{self.name}-private-hosts"
 
     # What a provider does its own way.
 
@@ -108,9 +107,9 @@ class RentedProvisioner(ABC):
         """As in the contract."""
 
     @abstractmethod
-    def launch(self, offer: Offer, new: NewMachine) -> Machine:
-        """Make one machine by one request that creates. Every error but Unknown means that nothing was made, and
-        RefusedAndMade that it was."""
+    def launch(self, offer: Offer, new: NewMachine) -> Machine | str:
+        """Make one machine by one request that creates (`JsonApi.create`, `JsonApi.post`), and return it, or its id
+        alone. Every error but Unknown means that nothing was made, and RefusedAndMade that it was."""
 
     @abstractmethod
     def list_machines(self) -> Sequence[Machine]:
@@ -168,17 +167,37 @@ class RentedProvisioner(ABC):
             new = NewMachine(name, token, host, login, login_name, intent.boot_deadline)
             journal.will(MACHINE, name, token, offer.region)
             machine, refusal = self._launch(offer, new)
-            made[name] = machine_resource(machine, self.context.home, account)
+            made[name] = self._resource(machine, account)
             journal.got(made[name])
             if refusal:
                 raise refusal
+        if offer.data.get("private"):
+            self._private_hosts_are_known.touch()
         return [made[name] for name in names]
 
     def _launch(self, offer: Offer, new: NewMachine) -> tuple[Machine, ProviderError | None]:
+        refusal = None
         try:
-            return self.launch(offer, new), None
+            made = self.launch(offer, new)
         except RefusedAndMade as told:
-            return told.machine, told.refusal
+            made, refusal = told.made, told.refusal
+        if isinstance(made, str):
+            login, per_hour = Login("", "", 0, new.host.public), offer.per_hour / offer.nodes
+            made = Machine(made, new.name, offer.region, ResourceState.STARTING, login, new.token, per_hour)
+        return made, refusal
+
+    def _resource(self, machine: Machine, account: Mapping[str, str], previous: Resource | None = None) -> Resource:
+        if self.boot:
+            machine = dataclasses.replace(machine, data={"boot_watch": container_boot.FOLDER, **machine.data})
+        machine = dataclasses.replace(machine, region=machine.region or self.name)
+        return machine_resource(machine, self.context.home, account, previous)
+
+    def warn_of_hosts(self, made: Sequence[Offer]) -> list[Offer]:
+        """Offers whose first one says what a private host's owner sees, where some have `data["private"]`."""
+        if not made or self._private_hosts_are_known.exists() or not any(one.data.get("private") for one in made):
+            return list(made)
+        note = f"{PRIVATE_HOSTS}; {self.without_private_hosts}. This is said until the first one is rented"
+        return [dataclasses.replace(made[0], notes=(note, *made[0].notes)), *made[1:]]
 
     def list_owned(self, owner: str, regions: Sequence[str]) -> Sequence[Resource]:
         return [one for one in self.list_marked(f"gpuops-{owner}-") if not regions or one.region in regions]
@@ -195,7 +214,7 @@ class RentedProvisioner(ABC):
         """Of a list, those whose mark begins so. `account`: as it was before it was asked for."""
         self.key_account.saw(account, [machine.id for machine in listed])
         ours = [machine for machine in listed if machine.name.startswith(prefix)]
-        found = [machine_resource(machine, self.context.home, account) for machine in ours]
+        found = [self._resource(machine, account) for machine in ours]
         return [resource for resource in found if resource.state is not ResourceState.ENDED]
 
     def describe(self, resource: Resource) -> Resource:
@@ -203,7 +222,7 @@ class RentedProvisioner(ABC):
         if found is None:
             return self.ended(resource)
         self.key_account.saw(account, [found.id])
-        return machine_resource(found, self.context.home, account, resource)
+        return self._resource(found, account, resource)
 
     def ended(self, resource: Resource) -> Resource:
         """What the provider does not find. Raises AuthFailed where it may be another account's, and go on there."""

@@ -74,6 +74,7 @@ class Machine:
     name: str
     """Our mark, as the provider's list has it; that of another's machine is what it is."""
     region: str
+    """Empty where the provider has one list for all: then it is the provider's name."""
     state: ResourceState
     login: Login
     token: str = ""

@@ -116,8 +116,6 @@ def parse_pod(document: Document, parent: str = "", kept: Mapping[str, Any] = NO
         data={
             "phase": phase,
             "hopeless": hopeless,
-            "stopped": False,
-            "boot_watch": container_boot.FOLDER,
             "ends_itself": not parent,
             "status": word,
             "center": str(document.get("dataCenterId") or ""),

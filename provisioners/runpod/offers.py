@@ -7,7 +7,7 @@ from collections.abc import Sequence
 
 from gpuops.core.errors import NoCapacity, UsageError
 from gpuops.core.models import Offer, Price
-from provisioners.kit.machine_offer import MachineOffer
+from provisioners.kit.machine_offer import MAX_OFFERS, MachineOffer
 from provisioners.runpod.catalog import Gpu, Volume, level_rank
 from provisioners.runpod.launch import PodSpec
 from provisioners.runpod.options import CLUSTER_IMAGE, IMAGE, Wishes
@@ -19,8 +19,6 @@ NOT_BY_THEMSELVES = (
 OF_PODS = "RunPod does not tell now what a cluster costs: this is the price of single pods, and a cluster's may differ"
 UNCHECKED = "whether its machine has {} RunPod does not tell now: a pod may have less"
 NETWORK = "RunPod bills the network between a cluster's pods on top, and tells how much only once there is one"
-MAX_OFFERS = 12
-"""How many kinds are tried."""
 DISK_MONTHLY = 0.10
 """$ a month for a GB of a running pod's disk."""
 MONTH_H = 720.0
@@ -88,6 +86,7 @@ def _offer(gpu: Gpu, wishes: Wishes, centers: Sequence[str], volume: Volume | No
         vcpus=gpu.vcpus,
         ram=gpu.ram,
         disk=wishes.disk,
+        private=wishes.cloud == "COMMUNITY",
         notes=_notes(gpu, sum(price.per_hour for price in prices), wishes, volume),
         columns={"CLOUD": cloud, "DATA CENTER": where},
         more_columns={

@@ -20,8 +20,9 @@ from provisioners.kit.calls import each
 from provisioners.kit.documents import Document, inner
 from provisioners.kit.json_api import path_segment
 from provisioners.kit.keys import ensure_login_key, generate_key_pair
+from provisioners.kit.machine_offer import cheapest
 from provisioners.kit.rented import NewMachine, RentedProvisioner, all_but
-from provisioners.kit.ssh_machine import Machine, machine_resource
+from provisioners.kit.ssh_machine import Machine
 from provisioners.runpod import account, catalog, launch, machines, offers, options
 from provisioners.runpod.api import Api
 from provisioners.runpod.boot_script import BOOT
@@ -55,6 +56,7 @@ class RunpodProvisioner(RentedProvisioner):
     api: Api
     boot = BOOT
     balance_valid_s = account.BALANCE_VALID_S
+    without_private_hosts = "--cloud secure leaves those out"
 
     def __init__(self, context: Context) -> None:
         super().__init__(context)
@@ -78,7 +80,7 @@ class RunpodProvisioner(RentedProvisioner):
         """Kinds of GPU that are free, the cheapest first; each is tried until one is had."""
         wishes = self._stock.resolve_ids(options.wishes(request))
         if wishes.cloud != "ANY":
-            return self._in_cloud(request, wishes)
+            return self.warn_of_hosts(self._in_cloud(request, wishes))
         found: list[Offer] = []
         errors: list[NoCapacity | UsageError] = []
         for cloud in ["SECURE"] if wishes.volume or wishes.nodes > 1 else ["SECURE", "COMMUNITY"]:
@@ -88,7 +90,7 @@ class RunpodProvisioner(RentedProvisioner):
                 errors.append(error)
         if not found:
             raise next((error for error in errors if isinstance(error, NoCapacity)), errors[0])
-        return sorted(found, key=lambda offer: offer.per_hour)[: offers.MAX_OFFERS]
+        return self.warn_of_hosts(cheapest(found))
 
     def _in_cloud(self, request: Request, wishes: Wishes) -> list[Offer]:
         centers = self._stock.centers(request.region)
@@ -143,7 +145,7 @@ class RunpodProvisioner(RentedProvisioner):
         for index, document in enumerate(self._pods_by_rank(cluster.id, spec.nodes)):
             member = parse_pod(_with_env(document, env), cluster.id, price=per_hour / spec.nodes)
             member = dataclasses.replace(member, name=intent.mark(index))
-            made.append(machine_resource(member, self.context.home, account_data))
+            made.append(self._resource(member, account_data))
             journal.got(made[-1])
         return made
 

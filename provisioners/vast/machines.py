@@ -17,8 +17,6 @@ NOT_STARTED = re.compile(r"OCI runtime create failed|failed to create task", re.
 NEVER_RUN = ("exited", "unknown", "offline")
 """What does not become `running` by itself (Vast.ai's description of its API)."""
 PHASES = {"": "getting a machine", "created": "making its container", "loading": "pulling its image"}
-REGION = "vast"
-"""Of every resource: Vast.ai lists an account's instances as one, wherever they are."""
 Endpoint = tuple[str, int]
 
 
@@ -45,14 +43,12 @@ def parse_machine(instance: Document, *, by_proxy: bool) -> Machine:
     return Machine(
         id=str(instance["id"]),
         name=str(instance.get("label") or ""),
-        region=REGION,
+        region="",  # Vast.ai lists an account's instances as one, wherever they are
         state=state,
         login=Login("root", host, port, env.get(container_boot.HOST_PUBLIC, "")),
         token=env.get(container_boot.TOKEN, ""),
         per_hour=disk_hourly + (0.0 if _is_stopped(instance) else gpus_hourly),
         data={
-            "boot_watch": container_boot.FOLDER,
-            "stopped": False,
             "status": str(instance.get("actual_status") or ""),
             "center": str(instance.get("geolocation") or ""),
             "machine": str(instance.get("machine_id") or ""),

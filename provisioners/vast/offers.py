@@ -12,16 +12,14 @@ from gpuops.core.errors import NoCapacity
 from gpuops.core.models import Offer, Price, Request
 from provisioners.kit.container_images import cuda_of
 from provisioners.kit.documents import Document, number
-from provisioners.kit.gpu_names import is_only_by_name, split_wish
-from provisioners.kit.machine_offer import MachineOffer
+from provisioners.kit.gpu_names import MIN_MEMORY_GB, is_only_by_name, split_wish
+from provisioners.kit.machine_offer import MachineOffer, cheapest
 from provisioners.kit.options import option, parse_options, refuse
 
 IMAGE = "pytorch/pytorch:2.8.0-cuda12.8-cudnn9-runtime"
 MIN_CUDA = 12.8
 """Where an image's name does not tell its CUDA."""
 COUNTRY = re.compile(r"[A-Z]{2}")
-PRIVATE = "private host"
-MIN_MEMORY_GB = 16
 MIB_OF_GB = 0.93 * 1024
 """A GPU that is sold with a GB has at least so many MiB: an A10 with 24 GB has 23028."""
 MIN_INET_MBPS = 100.0
@@ -32,9 +30,7 @@ NOTE = (
     "${:.3f}/GB out"
 )
 MAX_ASKS = 64
-"""Of what is found, so much is looked at,"""
-MAX_OFFERS = 12
-"""and so much tried."""
+"""Of what is found, so much is looked at."""
 
 
 @dataclass(frozen=True)
@@ -125,8 +121,7 @@ def offers(asks: Sequence[Document], wishes: Wishes) -> list[Offer]:
             f"Vast.ai has no {what} free now that is as wanted{low}",
             "ask for another GPU or fewer, a lower --min-reliability, or try again later",
         )
-    made = [_offer(ask, wishes) for ask in free]
-    return sorted(made, key=lambda offer: offer.per_hour)[:MAX_OFFERS]
+    return cheapest(_offer(ask, wishes) for ask in free)
 
 
 def _is_wanted(ask: Document, wishes: Wishes) -> bool:
@@ -153,7 +148,8 @@ def _offer(ask: Document, wishes: Wishes) -> Offer:
     )
     name, memory = str(ask["gpu_name"]), round(number(ask.get("gpu_ram")) / 1024)
     where = str(ask.get("geolocation") or "place unknown").strip()
-    host = "data center" if ask.get("hosting_type") == 1 else PRIVATE
+    is_private = ask.get("hosting_type") != 1
+    host = "private host" if is_private else "data center"
     host = host if ask.get("verification") == "verified" else f"unverified {host}"
     down, up = (number(ask.get(f"inet_{way}_cost")) for way in ("down", "up"))
     return MachineOffer(
@@ -173,6 +169,7 @@ def _offer(ask: Document, wishes: Wishes) -> Offer:
         interconnect="NVLink" if number(ask.get("bw_nvlink")) else "",
         spot=spot,
         risk="may be outbid" if spot else "",
+        private=is_private,
         notes=[NOTE.format(wishes.disk, disk, down, up)],
         more_columns={"WHERE": where, "HOST": host, "RELIABLE": f"{number(ask.get('reliability2')):.1%}"},
     ).build(

@@ -2,21 +2,19 @@
 
 from __future__ import annotations
 
-import dataclasses
 from collections.abc import Sequence
 
-from gpuops.core.models import Intent, Journal, Offer, Problem, Request, Resource
+from gpuops.core.models import Offer, Problem, Request, Resource
 from provisioners.base import Context
 from provisioners.kit.account import AccountFacts
-from provisioners.kit.documents import Document, entries, number, objects, parse_document
+from provisioners.kit.documents import Document, entries, number, objects
 from provisioners.kit.gpu_names import match_gpus
 from provisioners.kit.json_api import path_segment
 from provisioners.kit.options import options_of
-from provisioners.kit.rented import NewMachine, RefusedAndMade, RentedProvisioner, all_but
+from provisioners.kit.rented import NewMachine, RentedProvisioner, all_but
 from provisioners.kit.ssh_machine import Machine
 from provisioners.vast import offers
 from provisioners.vast.machines import endpoints, parse_machine
-from provisioners.vast.offers import PRIVATE
 from provisioners.vast.service import BOOT, SERVICE
 
 ONE_MACHINE = (
@@ -27,10 +25,6 @@ DIRECT_S = 60.0
 """So long a running machine that is no node is tried by its own port; then by Vast.ai's proxy: hosts block ports."""
 PAGE = 25
 """The most that one page of instances has."""
-WHAT_HOSTS_SEE = (
-    "a private host is somebody's own computer: its owner can read all that is on it, code, data and what `--secret` "
-    "gives (docs/security.md); --datacenter leaves those out. This is said until the first one is rented"
-)
 
 
 class VastProvisioner(RentedProvisioner):
@@ -46,10 +40,10 @@ class VastProvisioner(RentedProvisioner):
     )
     gone_s = 120.0
     boot = BOOT
+    without_private_hosts = "--datacenter leaves those out"
 
     def __init__(self, context: Context) -> None:
         super().__init__(context)
-        self._warned = context.home / "vast-private-hosts"
         self._running_since: dict[str, float] = {}
         """By id: since when a machine that is no node yet runs, by the monotonic clock."""
 
@@ -66,49 +60,28 @@ class VastProvisioner(RentedProvisioner):
             wanted = match_gpus([str(name) for name in names], request.gpu_type, "Vast.ai", name=str)
         body = offers.search_body(wishes, wanted)
         found = self.api.post("/api/v0/bundles/", body, "search offers", creating=False) or {}
-        made = offers.offers(objects(found, "offers"), wishes)
-        if any(map(_is_private, made)) and not self._warned.exists():
-            made[0] = dataclasses.replace(made[0], notes=(WHAT_HOSTS_SEE, *made[0].notes))
-        return made
+        return self.warn_of_hosts(offers.offers(objects(found, "offers"), wishes))
 
     # Making.
 
-    def create(self, offer: Offer, intent: Intent, journal: Journal) -> Sequence[Resource]:
-        made = super().create(offer, intent, journal)
-        if _is_private(offer):
-            self._warned.touch()
-        return made
-
-    def launch(self, offer: Offer, new: NewMachine) -> Machine:
+    def launch(self, offer: Offer, new: NewMachine) -> str:
         """Rent an ask. A bid that is too low may be refused and make a machine all the same, stopped, which bills its
         disk (dstack 511c318c8, VastAICreateInstanceError)."""
-        env, bid, doing = new.boot_variables(), offer.data["bid"], "rent a machine"
+        bid = offer.data["bid"]
         body = {
             "client_id": "me",
             "image": offer.data["image"],
             "disk": offer.data["disk"],
             "label": new.name,
             "runtype": "ssh_direc ssh_proxy",  # so spelt by Vast.ai's own client
-            "env": env,
+            "env": new.boot_variables(),
             "onstart": BOOT.script(self.api.address),
             "cancel_unavail": True,
             "target_state": "running",
             **({} if bid is None else {"price": bid}),  # without: on demand
         }
         path = f"/api/v0/asks/{path_segment(offer.id)}/"
-        answer = self.api.change("PUT", path, body, doing, accepted=range(400, 500))
-        document = parse_document(answer.body.decode(errors="replace"))
-        told = document if isinstance(document, dict) else {}
-        is_refused = answer.status >= 300 or told.get("success") is False
-        refusal = self.api.refused(answer, doing, creating=True) if is_refused else None
-        if not told.get("new_contract"):
-            raise refusal or self.api.unreadable(document, doing)
-        described = {"id": told["new_contract"], "label": new.name, "extra_env": [list(pair) for pair in env.items()]}
-        now = {"dph_base": offer.per_hour, "dph_total": offer.per_hour, "end_date": offer.data.get("ends")}
-        machine = parse_machine({**described, **now}, by_proxy=False)
-        if refusal:
-            raise RefusedAndMade(machine, refusal)
-        return machine
+        return self.api.create(path, body, "rent a machine", "new_contract", method="PUT")
 
     # Finding and ending.
 
@@ -148,7 +121,3 @@ class VastProvisioner(RentedProvisioner):
 def _next_page(document: Document) -> Document:
     token = document.get("next_token")
     return {"after_token": token} if token else {}
-
-
-def _is_private(offer: Offer) -> bool:
-    return str(offer.data.get("hosted_by")).endswith(PRIVATE)
