@@ -1,25 +1,28 @@
 """A provider's own flags, each declared once: as a field of a dataclass, with its type, its help and its default.
 
 @dataclass(frozen=True)
-class Wishes:
-    request: Request
-    disk: int = option("GB of disk.", 100)
+class Wishes(OwnOptions):
+    who = "Heron"
+    disk: int = option("GB of disk.", 100, least=8)
     bid: float | None = option("With --spot: $/h.")
 
-options = options_of(Wishes)               # the flags --disk and --bid
-wishes = parse_options(Wishes, request)    # wishes.disk is 100 where none is given
+options = Wishes.flags()         # --disk and --bid
+wishes = Wishes.parse(request)   # wishes.disk is 100 where none is given
 """
 
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Callable, Sequence
-from typing import Any, TypeVar, get_args, get_type_hints
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass
+from typing import Any, ClassVar, TypeVar, get_args, get_type_hints
 
 from gpuops.core.errors import UsageError
 from gpuops.core.models import Option, Request
 
-T = TypeVar("T")
+Own = TypeVar("Own", bound="OwnOptions")
+Check = tuple[object, str, str]
+"""Whether something is wrong, the sentence, and what to do."""
 TYPES: dict[Any, Any] = {str: "str", int: "int", float: "float", bool: "bool"}
 
 
@@ -28,35 +31,60 @@ def option(help_text: str, default: Any = None, *, least: float | None = None, m
     return dataclasses.field(default=default, metadata={"help": help_text, "least": least, "most": most})
 
 
-def options_of(kind: type) -> Sequence[Option]:
-    """The flags of a dataclass: `min_ram` is `--min-ram`."""
-    return tuple(Option(flag, field.metadata["help"], TYPES[type_], field.default or None)
-                 for flag, field, type_ in _flags(kind))  # fmt: skip
+@dataclass(frozen=True)
+class OwnOptions:
+    """A checked request with a provider's own flags; the provider was not asked for anything yet."""
 
+    who: ClassVar[str]
+    """The provider, for errors."""
+    default_image: ClassVar[str] = ""
+    """Of a container, where none is named."""
+    request: Request
 
-def parse_options(kind: Callable[..., T], request: Request) -> T:
-    """The dataclass of a request: its flags as they are given, else as they are by default. Raises UsageError."""
-    given: dict[str, Any] = {}
-    for flag, field, type_ in _flags(kind):
-        if (value := request.options.get(flag)) is None:
-            continue
-        least, most = field.metadata["least"], field.metadata["most"]
-        if (least is not None and value < least) or (most is not None and value > most):
-            span = f"{least:g} and more" if most is None else f"from {least:g} to {most:g}"
-            raise UsageError(f"--{flag} {value:g} is out of range", f"it is {span}")
-        given[field.name] = value.strip() if isinstance(value, str) else type_(value)
-    return kind(request=request, **given)
+    @property
+    def gpus(self) -> int:
+        return 1 if self.request.gpus is None else self.request.gpus
 
+    @property
+    def image(self) -> str:
+        return (self.request.image or self.default_image).strip()
 
-def refuse(*checks: tuple[object, str, str]) -> None:
-    """Raises UsageError with the sentence and the hint of the first check that is true."""
-    for is_wrong, say, hint in checks:
-        if is_wrong:
-            raise UsageError(say, hint)
+    def checks(self) -> Iterable[Check]:
+        """What else makes no sense anywhere."""
+        return ()
 
+    @classmethod
+    def flags(cls) -> Sequence[Option]:
+        """`min_ram` is `--min-ram`."""
+        return tuple(
+            Option(flag, one.metadata["help"], TYPES[type_], one.default or None) for flag, one, type_ in cls._fields()
+        )
 
-def _flags(kind: Any) -> list[tuple[str, Any, Any]]:
-    """Each one's flag, field and plain type."""
-    hints = get_type_hints(kind)
-    fields = [field for field in dataclasses.fields(kind) if "help" in field.metadata]
-    return [(one.name.replace("_", "-"), one, (get_args(hints[one.name]) or [hints[one.name]])[0]) for one in fields]
+    @classmethod
+    def parse(cls: type[Own], request: Request) -> Own:
+        """Flags as they are given, else as they are by default. Raises UsageError for the first thing that is wrong."""
+        given: dict[str, Any] = {}
+        for flag, one, type_ in cls._fields():
+            if (value := request.options.get(flag)) is None:
+                continue
+            least, most = one.metadata["least"], one.metadata["most"]
+            if (least is not None and value < least) or (most is not None and value > most):
+                span = f"{least:g} and more" if most is None else f"from {least:g} to {most:g}"
+                raise UsageError(f"--{flag} {value:g} is out of range", f"it is {span}")
+            given[one.name] = value.strip() if isinstance(value, str) else type_(value)
+        own = cls(request, **given)
+        no_gpu = own.gpus < 1, f"a machine at {cls.who} has at least one GPU", "leave out --gpus, or ask for 1 and more"
+        bad_image = len(own.image.split()) > 1, f"'{own.image}' is not the name of an image", "write it without spaces"
+        for is_wrong, say, hint in (no_gpu, bad_image, *own.checks()):
+            if is_wrong:
+                raise UsageError(say, hint)
+        return own
+
+    @classmethod
+    def _fields(cls) -> list[tuple[str, Any, Any]]:
+        """Each one's flag, field and plain type."""
+        hints = get_type_hints(cls)
+        fields = [one for one in dataclasses.fields(cls) if "help" in one.metadata]
+        return [
+            (one.name.replace("_", "-"), one, (get_args(hints[one.name]) or [hints[one.name]])[0]) for one in fields
+        ]

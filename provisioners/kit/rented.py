@@ -33,6 +33,8 @@ CAPABILITIES: Mapping[str, bool | str] = MappingProxyType(
         "shares_disk": "a machine has its own disk",
     }
 )
+DIRECT_S = 60.0
+"""So long a running machine that is no node is tried by its own port; then by its provider's proxy."""
 PRIVATE_HOSTS = (
     "a private host is somebody's own computer: its owner can read all that is on it, code, data and what `--secret` "
     "gives (docs/security.md)"
@@ -98,6 +100,8 @@ class RentedProvisioner(ABC):
         self.context = context
         self.api = self.api_class(self.service, context)
         self.key_account = KeyAccount(self.api, context.clock, self.ask_account)
+        self._running_since: dict[str, float] = {}
+        """By id: since when a machine that is no node yet runs, by the monotonic clock."""
         self._private_hosts_are_known = context.home / f"{self.name}-private-hosts"
 
     # What a provider does its own way.
@@ -187,10 +191,24 @@ class RentedProvisioner(ABC):
         return made, refusal
 
     def _resource(self, machine: Machine, account: Mapping[str, str], previous: Resource | None = None) -> Resource:
+        data, login = dict(machine.data), machine.login
         if self.boot:
-            machine = dataclasses.replace(machine, data={"boot_watch": container_boot.FOLDER, **machine.data})
-        machine = dataclasses.replace(machine, region=machine.region or self.name)
+            data["boot_watch"] = container_boot.FOLDER
+        if machine.proxy[0] and machine.state is ResourceState.RUNNING:
+            data["proxy"] = by_proxy = self._is_by_proxy(machine, previous)
+            host, port = machine.proxy if by_proxy else (login.host, login.port)
+            login = dataclasses.replace(login, host=host, port=port)
+        machine = dataclasses.replace(machine, region=machine.region or self.name, login=login, data=data)
         return machine_resource(machine, self.context.home, account, previous)
+
+    def _is_by_proxy(self, machine: Machine, previous: Resource | None) -> bool:
+        """A node stays where it was reached first; hosts may block the ports of their machines."""
+        if not machine.login.host:
+            return True
+        if previous and previous.data.get("artefact"):
+            return bool(previous.data.get("proxy"))
+        now = self.context.clock.monotonic()
+        return now - self._running_since.setdefault(machine.id, now) >= DIRECT_S
 
     def warn_of_hosts(self, made: Sequence[Offer]) -> list[Offer]:
         """Offers whose first one says what a private host's owner sees, where some have `data["private"]`."""

@@ -81,6 +81,8 @@ class Machine:
     per_hour: float = 0.0
     """$/h; 0 where that is not said."""
     private_address: str = ""
+    proxy: tuple[str, int] = ("", 0)
+    """Host and port where the provider passes bytes on to the same sshd."""
     kind: str = MACHINE
     parent: str = ""
     data: Mapping[str, Any] = field(default_factory=dict)
@@ -110,6 +112,29 @@ def machine_resource(
         per_hour=0.0 if machine.state is ResourceState.ENDED else hourly,
         data=ssh_data(home, login, kept, token=machine.token, account=account, **more),
     )
+
+
+Standing = tuple[ResourceState, dict[str, Any]]
+"""A machine's state, and what of its data says more of it."""
+
+
+def comes(phase: str) -> Standing:
+    """It is on its way. `phase`: what it waits for."""
+    return ResourceState.STARTING, {"phase": phase}
+
+
+def unclear(phase: str) -> Standing:
+    return ResourceState.UNKNOWN, {"phase": phase}
+
+
+def hopeless(why: str, *, stopped: bool = False) -> Standing:
+    """It never will be ready. `stopped`: neither its image nor the user is why, and another machine may be."""
+    return ResourceState.UNKNOWN, {"hopeless": why, "stopped": stopped}
+
+
+def reclaimed(by: str, why: str) -> Standing:
+    """Its provider took it back, and it may bill all the same."""
+    return ResourceState.UNKNOWN, {"reclaimed": True, "by": by, "why_ended": why}
 
 
 def ended(resource: Resource) -> Resource:

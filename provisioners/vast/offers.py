@@ -9,14 +9,13 @@ from dataclasses import dataclass
 from typing import Any
 
 from gpuops.core.errors import NoCapacity
-from gpuops.core.models import Offer, Price, Request
+from gpuops.core.models import Offer, Price
 from provisioners.kit.container_images import cuda_of
 from provisioners.kit.documents import Document, number
 from provisioners.kit.gpu_names import MIN_MEMORY_GB, is_only_by_name, split_wish
 from provisioners.kit.machine_offer import MachineOffer, cheapest
-from provisioners.kit.options import option, parse_options, refuse
+from provisioners.kit.options import Check, OwnOptions, option
 
-IMAGE = "pytorch/pytorch:2.8.0-cuda12.8-cudnn9-runtime"
 MIN_CUDA = 12.8
 """Where an image's name does not tell its CUDA."""
 COUNTRY = re.compile(r"[A-Z]{2}")
@@ -34,10 +33,9 @@ MAX_ASKS = 64
 
 
 @dataclass(frozen=True)
-class Wishes:
-    """A request with Vast.ai's own flags."""
-
-    request: Request
+class Wishes(OwnOptions):
+    who = "Vast.ai"
+    default_image = "pytorch/pytorch:2.8.0-cuda12.8-cudnn9-runtime"
     min_reliability: float = option(
         "The least share of time that a machine was up, as Vast.ai counts it (0.98).", 0.98, least=0, most=1
     )
@@ -53,31 +51,19 @@ class Wishes:
     disk: int = option("GB of disk: fixed for the life of a machine, and paid for until it is destroyed.", 100, least=8)
 
     @property
-    def gpus(self) -> int:
-        return 1 if self.request.gpus is None else self.request.gpus
-
-    @property
-    def image(self) -> str:
-        return (self.request.image or IMAGE).strip()
-
-    @property
     def countries(self) -> list[str]:
         """`SE`; empty: any."""
         return split_wish((self.request.region or "").upper())
 
-
-def parse_wishes(request: Request) -> Wishes:
-    """Raises UsageError for what makes no sense anywhere."""
-    own = parse_options(Wishes, request)
-    refuse(
-        (own.gpus < 1, "a machine at Vast.ai has at least one GPU", "leave out --gpus, or ask for 1 and more"),
-        (own.bid and not request.spot, "--bid is a price for machines that may be taken back", "add --spot"),
-        (not own.image or re.search(r"\s", own.image), f"'{own.image}' is not the name of an image",
-         f"write it like {IMAGE}"),
-        (not all(map(COUNTRY.fullmatch, own.countries)), f"--region {request.region} names no countries",
-         "Vast.ai knows a machine's country, by two letters: --region SE,NO"),
-    )  # fmt: skip
-    return own
+    def checks(self) -> list[Check]:
+        return [
+            (self.bid and not self.request.spot, "--bid is a price for machines that may be taken back", "add --spot"),
+            (
+                not all(map(COUNTRY.fullmatch, self.countries)),
+                f"--region {self.request.region} names no countries",
+                "Vast.ai knows a machine's country, by two letters: --region SE,NO",
+            ),
+        ]
 
 
 def search_body(wishes: Wishes, names: Sequence[str]) -> dict[str, Any]:

@@ -5,24 +5,20 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 from gpuops.core.models import Offer, Problem, Request, Resource
-from provisioners.base import Context
 from provisioners.kit.account import AccountFacts
 from provisioners.kit.documents import Document, entries, number, objects
 from provisioners.kit.gpu_names import match_gpus
 from provisioners.kit.json_api import path_segment
-from provisioners.kit.options import options_of
 from provisioners.kit.rented import NewMachine, RentedProvisioner, all_but
 from provisioners.kit.ssh_machine import Machine
 from provisioners.vast import offers
-from provisioners.vast.machines import endpoints, parse_machine
+from provisioners.vast.machines import parse_machine
 from provisioners.vast.service import BOOT, SERVICE
 
 ONE_MACHINE = (
     "machines of Vast.ai reach each other only inside one physical cluster, by an overlay network that gpuops does not "
     "make; one machine with several GPUs (--gpus 4) can be virtual nodes"
 )
-DIRECT_S = 60.0
-"""So long a running machine that is no node is tried by its own port; then by Vast.ai's proxy: hosts block ports."""
 PAGE = 25
 """The most that one page of instances has."""
 
@@ -31,7 +27,7 @@ class VastProvisioner(RentedProvisioner):
     name = "vast"
     service = SERVICE
     capabilities = all_but(multinode=ONE_MACHINE)
-    options = options_of(offers.Wishes)
+    options = offers.Wishes.flags()
     examples = (
         "--gpus 1 --dry-run",
         "--gpus 2 --gpu-type 4090 --max-price 1 --max-hours 3",
@@ -42,19 +38,14 @@ class VastProvisioner(RentedProvisioner):
     boot = BOOT
     without_private_hosts = "--datacenter leaves those out"
 
-    def __init__(self, context: Context) -> None:
-        super().__init__(context)
-        self._running_since: dict[str, float] = {}
-        """By id: since when a machine that is no node yet runs, by the monotonic clock."""
-
     # Before anything is made.
 
     def problems(self, request: Request) -> Sequence[Problem]:
-        offers.parse_wishes(request)
+        offers.Wishes.parse(request)
         return super().problems(request)
 
     def offers(self, request: Request) -> Sequence[Offer]:
-        wishes, wanted = offers.parse_wishes(request), []
+        wishes, wanted = offers.Wishes.parse(request), []
         if request.gpu_type:
             names = entries(self.api.get("/api/v0/gpu_names/unique/", "list GPUs") or {}, "gpu_names")
             wanted = match_gpus([str(name) for name in names], request.gpu_type, "Vast.ai", name=str)
@@ -87,22 +78,12 @@ class VastProvisioner(RentedProvisioner):
 
     def list_machines(self) -> Sequence[Machine]:
         listed = self.api.list_objects("/api/v1/instances/", "list instances", "instances", _next_page, limit=PAGE)
-        return [parse_machine(one, by_proxy=self._is_by_proxy(one)) for one in listed]
+        return [parse_machine(one) for one in listed]
 
     def find_machine(self, resource: Resource) -> Machine | None:
         path = f"/api/v0/instances/{path_segment(resource.id)}/?owner=me"
         found = self.api.find_object(path, "look at an instance", "instances")
-        return parse_machine(found, by_proxy=self._is_by_proxy(found, resource)) if found else None
-
-    def _is_by_proxy(self, instance: Document, kept: Resource | None = None) -> bool:
-        """A node stays where it was reached first."""
-        direct, proxy = endpoints(instance)
-        if not (direct[0] and proxy[0]):
-            return not direct[0]
-        if kept and kept.data.get("artefact"):
-            return bool(kept.data.get("proxy"))
-        now = self.context.clock.monotonic()
-        return now - self._running_since.setdefault(str(instance["id"]), now) >= DIRECT_S
+        return parse_machine(found) if found else None
 
     def end_machine(self, resource: Resource) -> int:
         return self.api.delete(f"/api/v0/instances/{path_segment(resource.id)}/", "destroy an instance", body={})

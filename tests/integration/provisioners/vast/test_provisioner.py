@@ -19,9 +19,8 @@ from gpuops.core.errors import AuthFailed, NoCapacity, ProviderError, QuotaExcee
 from gpuops.core.models import Intent, MachineStatus, Offer, Request, Resource
 from gpuops.core.provider import Context
 from provisioners.kit.http_client import Answer
-from provisioners.kit.rented import PRIVATE_HOSTS
+from provisioners.kit.rented import DIRECT_S, PRIVATE_HOSTS
 from provisioners.vast import VastProvisioner
-from provisioners.vast.provisioner import DIRECT_S
 from provisioners.vast.service import BOOT
 from tests.fakes.provider import FakeClock
 from tests.fakes.vast import FakeVast, Fault, Instance, Life
