@@ -16,7 +16,7 @@ from urllib.parse import quote, urlencode
 from gpuops.core.errors import AuthFailed, ProviderError, Unknown
 from provisioners.base import Context, Credential
 from provisioners.kit import http_client
-from provisioners.kit.documents import Document, parse_document
+from provisioners.kit.documents import Document, inner, parse_document
 from provisioners.kit.http_api import retry_after_s
 from provisioners.kit.http_client import Answer, HttpClient, NoAnswer, Request
 from provisioners.kit.pacing import Pace, pace_file
@@ -275,6 +275,23 @@ class JsonApi:
             error.message = error.message.replace(self.key, "…")
         error.args = (error.message,)
         return error
+
+
+def next_by(tokens: Sequence[str], parameter: str, places: Sequence[str] = ()) -> Callable[[Document], Document]:
+    """For `list_objects`: the next page is asked for by a parameter with the token that an answer has.
+
+    tokens   names that it may have
+    places   parts of the answer where it may be, beside its top
+    """
+
+    def next_page(document: Document) -> Document:
+        for place in (document, *(inner(document, name) for name in places)):
+            for name in tokens:
+                if isinstance(token := place.get(name), str) and token:
+                    return {parameter: token}
+        return {}
+
+    return next_page
 
 
 def path_segment(name: str) -> str:

@@ -24,6 +24,7 @@ from provisioners.kit.calls import each
 from provisioners.kit.container_boot import ContainerBoot
 from provisioners.kit.json_api import JsonApi, RefusedAndMade
 from provisioners.kit.keys import KeyPair, ensure_login_key, generate_key_pair
+from provisioners.kit.options import OwnOptions
 from provisioners.kit.service import Service
 from provisioners.kit.ssh_machine import Login, Machine, ended, machine_resource
 
@@ -75,6 +76,8 @@ class RentedProvisioner(ABC):
     name: ClassVar[str]
     service: ClassVar[Service]
     capabilities: Mapping[str, bool | str] = CAPABILITIES
+    wishes: ClassVar[type[OwnOptions] | None] = None
+    """The provider's own flags; or `options`, where they are not fields."""
     options: Sequence[Option] = ()
     credentials: Sequence[str] = ()
     surroundings: Sequence[str] = ()
@@ -95,6 +98,8 @@ class RentedProvisioner(ABC):
         if service := getattr(cls, "service", None):
             cls.credentials = cls.credentials or (service.key_variable,)
             cls.surroundings = cls.surroundings or (service.address_variable,)
+        if cls.wishes:
+            cls.options = cls.wishes.flags()
 
     def __init__(self, context: Context) -> None:
         self.context = context
@@ -149,6 +154,8 @@ class RentedProvisioner(ABC):
     # The contract.
 
     def preflight(self, request: Request) -> Sequence[Problem]:
+        if self.wishes:
+            self.wishes.parse(request)
         try:
             return self.problems(request)
         except (AuthFailed, Rejected) as error:

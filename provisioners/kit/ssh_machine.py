@@ -10,7 +10,9 @@ from pathlib import Path
 from typing import Any
 
 from gpuops.core.models import MACHINE, Resource, ResourceState
+from provisioners.kit.documents import number
 
+MAX_PORT = 65535
 CARRIER_NAT = ipaddress.ip_network("100.64.0.0/10")
 
 
@@ -140,6 +142,12 @@ def reclaimed(by: str, why: str) -> Standing:
 def ended(resource: Resource) -> Resource:
     """What its provider knows no more."""
     return dataclasses.replace(resource, state=ResourceState.ENDED, address="", port=0, per_hour=0.0)
+
+
+def endpoint(host: object, port: object) -> tuple[str, int]:
+    """A host and its port, as documents have them; ("", 0) unless both are told and can be reached from outside."""
+    found, number_ = str(host or "").strip(), int(number(port))
+    return (found, number_) if found and 0 < number_ <= MAX_PORT and not is_behind_carrier(found) else ("", 0)
 
 
 def is_behind_carrier(address: str) -> bool:

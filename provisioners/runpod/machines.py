@@ -16,7 +16,7 @@ from gpuops.core.models import MACHINE, Resource, ResourceState
 from provisioners.base import NOTHING
 from provisioners.kit import container_boot
 from provisioners.kit.documents import Document, entries, inner, number, objects
-from provisioners.kit.ssh_machine import Login, Machine, is_behind_carrier
+from provisioners.kit.ssh_machine import Login, Machine, endpoint, is_behind_carrier
 from provisioners.runpod.launch import MARK, VOLUME
 from provisioners.runpod.offers import disk_price
 from provisioners.runpod.regions import REGION
@@ -30,7 +30,6 @@ MEMBER = "member"
 EXITED = "its container has ended, and RunPod has stopped the pod"
 BROKEN = "RunPod says that it is in an error it does not come out of"
 SSH_PORT = 22
-MAX_PORT = 65535
 
 
 class Status(Enum):
@@ -139,9 +138,8 @@ def _rank(cluster: Document) -> int | None:
 def _endpoint(document: Document, status: Status) -> tuple[str, int]:
     """Where its sshd is reached from everywhere; ("", 0) while it is not."""
     direct = inner(inner(document, "ssh"), "direct")
-    host, port = str(direct.get("host") or ""), direct.get("port")
-    is_up = status is Status.RUNNING and document.get("runtime") and host and not is_behind_carrier(host)
-    return (host, port) if is_up and isinstance(port, int) and 0 < port <= MAX_PORT else ("", 0)
+    is_up = status is Status.RUNNING and document.get("runtime")
+    return endpoint(direct.get("host"), direct.get("port")) if is_up else ("", 0)
 
 
 def _carrier_address(document: Document) -> str:

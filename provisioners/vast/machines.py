@@ -10,16 +10,7 @@ from provisioners.kit import container_boot
 from provisioners.kit.container_images import NEVER_PULLED
 from provisioners.kit.documents import Document, entries, inner, number, objects
 from provisioners.kit.error_table import because
-from provisioners.kit.ssh_machine import (
-    Login,
-    Machine,
-    Standing,
-    comes,
-    hopeless,
-    is_behind_carrier,
-    reclaimed,
-    unclear,
-)
+from provisioners.kit.ssh_machine import Login, Machine, Standing, comes, endpoint, hopeless, reclaimed, unclear
 
 NOT_STARTED = re.compile(r"OCI runtime create failed|failed to create task", re.IGNORECASE)
 """Its machine's fault: the image's command is not ours to choose. It stays `created` (dstack 511c318c8)."""
@@ -30,12 +21,11 @@ PHASES = {"": "getting a machine", "created": "making its container", "loading":
 
 def parse_machine(instance: Document) -> Machine:
     """An instance of an answer that has an `id`."""
-    host, proxy = str(instance.get("public_ipaddr") or "").strip(), str(instance.get("ssh_host") or "")
-    mapped = [int(number(one.get("HostPort"))) for one in objects(inner(instance, "ports"), "22/tcp")]
-    port, proxy_port = mapped[0] if mapped else 0, int(number(instance.get("ssh_port")))
-    is_direct, is_proxied = bool(host and port and not is_behind_carrier(host)), bool(proxy and proxy_port)
-    state, now = _standing(instance, is_reachable=is_direct or is_proxied)
-    direct = (host, port) if is_direct and state is ResourceState.RUNNING else ("", 0)
+    mapped = objects(inner(instance, "ports"), "22/tcp")
+    direct = endpoint(instance.get("public_ipaddr"), mapped[0].get("HostPort") if mapped else 0)
+    proxy = endpoint(instance.get("ssh_host"), instance.get("ssh_port"))
+    state, now = _standing(instance, is_reachable=bool(direct[0] or proxy[0]))
+    host, port = direct if state is ResourceState.RUNNING else ("", 0)
     pairs = [pair for pair in entries(instance, "extra_env") if isinstance(pair, list) and len(pair) == 2]
     env = {str(name): str(value) for name, value in pairs}
     gpus_hourly = number(instance.get("dph_base"))
@@ -46,10 +36,10 @@ def parse_machine(instance: Document) -> Machine:
         name=str(instance.get("label") or ""),
         region="",  # Vast.ai lists an account's instances as one, wherever they are
         state=state,
-        login=Login("root", *direct, env.get(container_boot.HOST_PUBLIC, "")),
+        login=Login("root", host, port, env.get(container_boot.HOST_PUBLIC, "")),
         token=env.get(container_boot.TOKEN, ""),
         per_hour=disk_hourly + (0.0 if _is_stopped(instance) else gpus_hourly),
-        proxy=(proxy, proxy_port) if is_proxied else ("", 0),
+        proxy=proxy,
         data={
             "status": str(instance.get("actual_status") or ""),
             "center": str(instance.get("geolocation") or ""),

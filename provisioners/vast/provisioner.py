@@ -4,11 +4,11 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from gpuops.core.models import Offer, Problem, Request, Resource
+from gpuops.core.models import Offer, Request, Resource
 from provisioners.kit.account import AccountFacts
-from provisioners.kit.documents import Document, entries, number, objects
+from provisioners.kit.documents import entries, number, objects
 from provisioners.kit.gpu_names import match_gpus
-from provisioners.kit.json_api import path_segment
+from provisioners.kit.json_api import next_by, path_segment
 from provisioners.kit.rented import NewMachine, RentedProvisioner, all_but
 from provisioners.kit.ssh_machine import Machine
 from provisioners.vast import offers
@@ -19,6 +19,7 @@ ONE_MACHINE = (
     "machines of Vast.ai reach each other only inside one physical cluster, by an overlay network that gpuops does not "
     "make; one machine with several GPUs (--gpus 4) can be virtual nodes"
 )
+NEXT_PAGE = next_by(["next_token"], "after_token")
 PAGE = 25
 """The most that one page of instances has."""
 
@@ -27,7 +28,7 @@ class VastProvisioner(RentedProvisioner):
     name = "vast"
     service = SERVICE
     capabilities = all_but(multinode=ONE_MACHINE)
-    options = offers.Wishes.flags()
+    wishes = offers.Wishes
     examples = (
         "--gpus 1 --dry-run",
         "--gpus 2 --gpu-type 4090 --max-price 1 --max-hours 3",
@@ -37,12 +38,6 @@ class VastProvisioner(RentedProvisioner):
     gone_s = 120.0
     boot = BOOT
     without_private_hosts = "--datacenter leaves those out"
-
-    # Before anything is made.
-
-    def problems(self, request: Request) -> Sequence[Problem]:
-        offers.Wishes.parse(request)
-        return super().problems(request)
 
     def offers(self, request: Request) -> Sequence[Offer]:
         wishes, wanted = offers.Wishes.parse(request), []
@@ -58,7 +53,6 @@ class VastProvisioner(RentedProvisioner):
     def launch(self, offer: Offer, new: NewMachine) -> str:
         """Rent an ask. A bid that is too low may be refused and make a machine all the same, stopped, which bills its
         disk (dstack 511c318c8, VastAICreateInstanceError)."""
-        bid = offer.data["bid"]
         body = {
             "client_id": "me",
             "image": offer.data["image"],
@@ -69,7 +63,7 @@ class VastProvisioner(RentedProvisioner):
             "onstart": BOOT.script(self.api.address),
             "cancel_unavail": True,
             "target_state": "running",
-            **({} if bid is None else {"price": bid}),  # without: on demand
+            **({} if offer.data["bid"] is None else {"price": offer.data["bid"]}),  # without: on demand
         }
         path = f"/api/v0/asks/{path_segment(offer.id)}/"
         return self.api.create(path, body, "rent a machine", "new_contract", method="PUT")
@@ -77,7 +71,7 @@ class VastProvisioner(RentedProvisioner):
     # Finding and ending.
 
     def list_machines(self) -> Sequence[Machine]:
-        listed = self.api.list_objects("/api/v1/instances/", "list instances", "instances", _next_page, limit=PAGE)
+        listed = self.api.list_objects("/api/v1/instances/", "list instances", "instances", NEXT_PAGE, limit=PAGE)
         return [parse_machine(one) for one in listed]
 
     def find_machine(self, resource: Resource) -> Machine | None:
@@ -93,12 +87,6 @@ class VastProvisioner(RentedProvisioner):
     def ask_account(self) -> AccountFacts:
         """What was paid in before is the `credit` (a field of Vast.ai's own client, not in its description); what such
         an account has spent of it may stand in its `balance` for a while, below 0."""
-        user = self.api.get("/api/v0/users/current/", "look at the account")
-        user = user if isinstance(user, dict) else {}
+        user = self.api.find_object("/api/v0/users/current/", "look at the account") or {}
         told = [number(user[name]) for name in ("balance", "credit") if name in user]
         return AccountFacts(str(user.get("id") or ""), str(user.get("email") or ""), sum(told) if told else None)
-
-
-def _next_page(document: Document) -> Document:
-    token = document.get("next_token")
-    return {"after_token": token} if token else {}

@@ -14,9 +14,6 @@ TAKEN = "it was rented by somebody else meanwhile"
 GONE = re.compile(r"no_such_ask|no longer available|is not available", re.IGNORECASE)
 NO_MONEY = re.compile(r"credit|balance|funds|billing", re.IGNORECASE)
 UNKNOWN_KEY = re.compile(r"invalid user key|auth_error", re.IGNORECASE)
-THRESHOLD = re.compile(r"threshold=(\d+(?:\.\d+)?)")
-"""Least seconds from one request of a kind to the next: said in the words of a 429, without `Retry-After`."""
-THRESHOLD_S = 5.0
 ERRORS = (
     Row(("404",), AuthFailed, BAD_KEY.say, BAD_KEY.hint, UNKNOWN_KEY),
     Row(("404", "410"), NoCapacity, TAKEN, LATER, GONE, creating=True),
@@ -27,12 +24,6 @@ ERRORS = (
     *STANDARD,
 )  # fmt: skip
 
-
-def _said_wait_s(words: str) -> float:
-    found = THRESHOLD.search(words)
-    return float(found[1]) if found else THRESHOLD_S
-
-
 SERVICE = Service(
     name="Vast.ai",
     address="https://console.vast.ai",
@@ -41,7 +32,8 @@ SERVICE = Service(
     keys_page="https://cloud.vast.ai/manage-keys/",
     billing_page="https://cloud.vast.ai/billing/",
     errors=ERRORS,
-    said_wait_s=_said_wait_s,
+    said_wait=re.compile(r"threshold=(\d+(?:\.\d+)?)"),  # least seconds from one request of a kind to the next
+    unsaid_wait_s=5.0,
     stored_keys=(StoredKey("~/.config/vastai/vast_api_key"), StoredKey("~/.vast_api_key")),  # the newer one first
     wait_at_429_s=1.0,  # it lists once a second
 )
