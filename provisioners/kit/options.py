@@ -73,8 +73,9 @@ class OwnOptions:
                 raise UsageError(f"--{flag} {value:g} is out of range", f"it is {span}")
             given[one.name] = value.strip() if isinstance(value, str) else type_(value)
         own = cls(request, **given)
+        like = f"write it like {cls.default_image}" if cls.default_image else "write it without spaces"
         no_gpu = own.gpus < 1, f"a machine at {cls.who} has at least one GPU", "leave out --gpus, or ask for 1 and more"
-        bad_image = len(own.image.split()) > 1, f"'{own.image}' is not the name of an image", "write it without spaces"
+        bad_image = len(own.image.split()) > 1, f"'{own.image}' is not the name of an image", like
         for is_wrong, say, hint in (no_gpu, bad_image, *own.checks()):
             if is_wrong:
                 raise UsageError(say, hint)

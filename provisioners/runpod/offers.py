@@ -7,6 +7,7 @@ from collections.abc import Sequence
 
 from gpuops.core.errors import NoCapacity, UsageError
 from gpuops.core.models import Offer, Price
+from provisioners.kit.gpu_names import split_wish
 from provisioners.kit.machine_offer import MAX_OFFERS, MachineOffer
 from provisioners.runpod.catalog import Gpu, Volume, level_rank
 from provisioners.runpod.launch import PodSpec
@@ -109,8 +110,8 @@ def _pod_spec(gpu: Gpu, wishes: Wishes, centers: Sequence[str], volume: Volume |
         image=wishes.image,
         template=wishes.template,
         registry=wishes.registry,
-        ports=wishes.ports,
-        cuda=wishes.cuda if gpu.maker != "AMD" else "",
+        ports=tuple(split_wish(wishes.ports)),
+        cuda=wishes.min_cuda if gpu.maker != "AMD" else "",
         volume=volume.id if volume else "",
         volume_name=volume.name if volume else "",
     )

@@ -42,7 +42,7 @@ class RunpodProvisioner(RentedProvisioner):
         spot="RunPod has given up spot prices; --cloud community is its cheaper one",
         shares_disk="a pod has its own disk",
     )
-    options = options.OPTIONS
+    wishes = options.Wishes
     examples = (
         "--gpus 1 --dry-run",
         "--gpus 4 --gpu-type 'rtx 4090' --max-hours 3",
