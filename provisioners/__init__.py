@@ -9,7 +9,7 @@ Where two providers have the same story to tell, its file has the same name in b
 
     story                                              file            local  ssh  runpod  aws  slurm  pbs  lambda  vast
     the contract, member by member                     provisioner       x     x      x     x     x     x      x      x
-    the provider's own flags, and a request checked    options                        x     x     x     x             x
+    the provider's own flags, and a request checked    options                        x     x     x     x
     where its key lies, and what its answers mean      service                        x                        x      x
     where a key comes from                             credentials                          x
     whose account it is                                account                        x     x
@@ -19,12 +19,11 @@ Where two providers have the same story to tell, its file has the same name in b
     what of them can be had now, and for how much      capacity                       x     x
     offers, in the order in which they are tried       offers                         x     x                         x
     the request that creates                           launch                         x     x
-    what a machine runs first: dead-man, its keys      boot_script                    x     x                         x
+    what a machine runs first: dead-man, its keys      boot_script                    x     x
     machines as the provider tells them, as resources  machines                x      x     x                  x      x
     finding, looking at and ending what is ours        lifecycle                            x
     data centers, and which a `--region` means         regions                        x
     a pod's log, and why a start fails                 pod_log boot_log               x
-    the program by which a pod ends itself             self_destruct                  x
     EC2's answers as types                             ec2                                  x
     the tags by which things are ours                  tags                                 x
     prices                                             pricing                              x

@@ -120,9 +120,10 @@ class CheckedProvisioner:
         return None if tell is None else self._limited(tell)
 
     def account(self) -> Mapping[str, float] | None:
-        tell: Callable[[], Mapping[str, float | None]] | None = getattr(self.inner, "account", None)
+        tell: Callable[[], Mapping[str, float | None] | None] | None = getattr(self.inner, "account", None)
         if tell is not None:
-            return self._limited(lambda: _finite_numbers(tell()))
+            told = self._limited(tell)
+            return None if told is None else _finite_numbers(told)
         if not hasattr(self.inner, "balance"):
             return None
         return _finite_numbers({"balance": self.balance()})

@@ -29,7 +29,7 @@ from gpuops.core.format import plural, span
 from gpuops.core.models import COSTLESS, Resource, ResourceState
 from gpuops.core.parallel import on_each
 from gpuops.core.polling import Poller
-from gpuops.core.provider import Provisioner, has_capability, is_rented
+from gpuops.core.provider import Provisioner, is_rented
 from gpuops.core.timings import Whose
 from gpuops.ledger.rows import ClusterState
 from gpuops.ledger.store import ClusterRow, LedgerUnwritable
@@ -41,8 +41,8 @@ POLL_OWN_S = 0.01
 """The first pause where nothing is rented: what was ended there is gone when the call returns."""
 POLL_SLOW_S = 5.0
 LATE_S = 600.0
-"""How long a machine is looked for whose launch was never answered, and that cannot end itself, once its cluster is
-gone: a provider may list it later than it says (`settle_s`)."""
+"""How long a machine is looked for whose launch was never answered, once its cluster is gone: a provider may list it
+later than it says (`settle_s`)."""
 PERMANENT_ERRORS = (AuthFailed, QuotaExceeded, Rejected)
 """Errors that a retry hardly changes."""
 PERMANENT_ERRORS_MAX = 4
@@ -81,7 +81,7 @@ def tear_down(
     forget_cluster(ctx, row)
     bucket.abort_cluster_uploads(ctx, cluster)
     message = f"{why} (took {span(ctx.clock.monotonic() - started)})" if notice else ""
-    may_appear = _may_appear_late(ctx, provisioner, row)
+    may_appear = is_rented(provisioner) and ctx.ledger.has_open_intents(row.id)
     ctx.ledger.mark_gone(cluster, ctx.clock.now(), why, notice=message, left=remaining, keeps_intents=may_appear)
     if may_appear:
         ctx.out.say(
@@ -91,12 +91,6 @@ def tear_down(
     if remaining or may_appear:
         with suppress(LocalDisk):  # the next command starts one
             ctx.ensure_guard(row)
-
-
-def _may_appear_late(ctx: Context, provisioner: Provisioner, row: ClusterRow) -> bool:
-    """Whether a machine may still come to be listed that nothing but this computer would end."""
-    ends_itself = has_capability(provisioner, "self_destruct")
-    return is_rented(provisioner) and not ends_itself and ctx.ledger.has_open_intents(row.id)
 
 
 def describe_shutdown(remaining: Sequence[Resource]) -> str:

@@ -194,10 +194,10 @@ class TellsBalance(Protocol):
         Read-only. It may lag behind what has been used; `gpuops prove` compares it with its own count.
         """
 
-    def account(self) -> Mapping[str, float | None]:
+    def account(self) -> Mapping[str, float | None] | None:
         """All that is known of the account's money, in one question: `balance` as above, `spend_per_hr`, what all
         that is up on the account costs ($/h), and `spend_limit`, beyond which nothing more is rented ($/h). What the
-        provider does not tell is None or absent.
+        provider does not tell is None or absent; None where it tells of no account.
 
         Asked aside while offers are looked for, in place of `balance`: no lease is longer than the balance lasts, and
         nothing is asked for that would go beyond the limit. Where it fails, nothing else does.

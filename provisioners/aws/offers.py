@@ -23,6 +23,7 @@ from provisioners.aws.options import Wishes
 from provisioners.aws.quota_report import MAX_REGIONS_AT_ONCE, build_demand
 from provisioners.aws.quotas import UNIT, QuotaClass, quota_class_of
 from provisioners.kit.calls import ask_all
+from provisioners.kit.machine_offer import MachineOffer
 
 MAX_NAMES = 4
 """Types that one sentence names."""
@@ -151,47 +152,39 @@ def _build_offer(stock: RegionStock, priced: PricedType, wishes: Wishes) -> Offe
         *([Price(f"{nodes} x public IPv4 address", round(pricing.ADDRESS_HOURLY * nodes, 6))] if net.public else []),
     ]
     per_hour = sum(cost.per_hour for cost in costs)
-    count = (f"{nodes} x {kind.gpus}" if nodes > 1 else str(kind.gpus)) if kind.gpus else ""
-    return Offer(
-        provider="aws",
+    return MachineOffer(
         id=f"{base.region}/{zone}/{kind.type}/{market}",
         say=f"{nodes} x {kind.type} ({kind.say}) in {zone}, {market}",
-        nodes=nodes,
+        prices=costs,
+        gpu=kind.gpu,
         gpus=kind.gpus,
+        memory=kind.memory,
+        where=zone,
         region=base.region,
-        prices=tuple(costs),
+        nodes=nodes,
+        type=kind.type,
+        vcpus=kind.vcpus,
+        disk=disk,
+        spot=market == "spot",
         notes=(
             *_build_notes(candidate, base.image),
             *([UNPRICED_NOTE.format(stock.unpriced, kind.type)] if stock.unpriced else []),
         ),
-        data={
-            "columns": {
-                "TYPE": kind.type,
-                "GPU": kind.gpu or "none",
-                "MEMORY": f"{kind.memory} GB" if kind.gpus else "",
-                "COUNT": count,
-                UNIT.upper(): f"{nodes} x {kind.vcpus}" if nodes > 1 else str(kind.vcpus),
-                "ZONE": zone,
-                "MARKET": market,
-                "$/H": f"${per_hour:.2f}",
-            },
-            "machine": {
-                "gpu": kind.gpu if kind.gpus else kind.type,
-                "gpu_mem": kind.memory if kind.gpus else None,
-                "vcpus": kind.vcpus,
-                "disk": disk,
-                "spot": market == "spot",
-                "where": zone,
-            },
-            "region": base.region,
-            "place": zone,
-            "gpus": kind.gpus,
-            "quota": f"{base.region}/{candidate.counted.code}" if candidate.counted.code else "",
-            "price": price,
-            "ami_name": base.image.name,
-            "ends": wishes.reserved.ends if wishes.reserved else None,
-            **_launch_spec(stock, priced, wishes, per_hour / nodes).document(),
+        columns={
+            UNIT.upper(): f"{nodes} x {kind.vcpus}" if nodes > 1 else str(kind.vcpus),
+            "ZONE": zone,
+            "MARKET": market,
         },
+    ).build(
+        "aws",
+        region=base.region,
+        place=zone,
+        gpus=kind.gpus,
+        quota=f"{base.region}/{candidate.counted.code}" if candidate.counted.code else "",
+        price=price,
+        ami_name=base.image.name,
+        ends=wishes.reserved.ends if wishes.reserved else None,
+        **_launch_spec(stock, priced, wishes, per_hour / nodes).document(),
     )
 
 

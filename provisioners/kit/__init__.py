@@ -11,10 +11,12 @@ documents       parts of a JSON document, whatever is in it
 pacing          turns that are so many seconds apart, over all processes of this computer
 calls           several calls, each made whatever becomes of the others
 instance_types  machines that are rented by type, each in regions: which a request means, and offers
+machine_offer   an offer's columns, and what each of its machines has
+options         a provider's own flags, declared as fields, and a request checked
 gpu_names       which GPU a `--gpu-type` means, and did-you-mean
 container_images  what images' names tell, and by which words one cannot be pulled
 keys            SSH key pairs: our login, and a machine's first host key
 cloud_init      a machine's first host key and our login, for providers that take user data
-boot_watch      the dead-man and the first host key of a container that starts with a command of ours
+container_boot  how a container boots by a command of ours, with a dead-man, and ends itself by its provider's API
 ssh_machine     a machine that is reached by SSH, as a resource
 """

@@ -27,7 +27,8 @@ class Row:
     hint: str
     """In `say` and `hint`, `{name}` stands for one of the values that `find` is given: `{who}`, the provider;
     `{doing}`, what was tried; `{status}`; `{why}`, the answer's words after a colon; `{detail}`, they or the status;
-    `{hint}`, what the answer says to do; `{keys}`, where keys are made; `{unset}`, what to do about the address."""
+    `{hint}`, what the answer says to do; `{keys}`, where keys are made; `{billing}`, how credit is added; `{unset}`,
+    what to do about the address."""
     words: re.Pattern[str] | None = None
     """Must be found in the answer's words."""
     without: re.Pattern[str] | None = None
@@ -93,7 +94,7 @@ REDIRECT = Row(("3xx",), Rejected, "{who}'s address answers with a redirect, to 
 TOO_MANY = Row(("429",), RateLimited, "{who} wants fewer requests{why}", "wait, or run fewer commands at a time")
 FAILED = Row(("5xx",), Unknown, "{who} failed to {doing} (HTTP {status}){why}", "try again in a minute")
 BAD_KEY = Row(("401",), AuthFailed, "{who} does not accept the API key{why}", "look at your keys: {keys}")
-NO_MONEY = Row(("402",), QuotaExceeded, "the credit at {who} does not let it {doing}{why}", "add credit")
+NO_MONEY = Row(("402",), QuotaExceeded, "the credit at {who} does not let it {doing}{why}", "{billing}")
 FORBIDDEN = Row(("403",), AuthFailed, "the {who} API key may not {doing}{why}", "see what this key may do: {keys}")
 REFUSED = Row((ANY,), Rejected, "{who} refuses to {doing}: {detail}", "{hint}")
 STANDARD = (REDIRECT, TOO_MANY, FAILED, BAD_KEY, NO_MONEY, FORBIDDEN, REFUSED)

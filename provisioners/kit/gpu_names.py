@@ -17,6 +17,8 @@ FORMS = re.compile(r"sxm\d*|pcie|nvl|oam|hbm\d*e?")
 """Words that tell the forms apart in which one GPU is built."""
 ONLY_BY_NAME = frozenset({"mig", "v100", "k80", "m60"})
 """A slice of a GPU, and what drivers and newer builds of torch have left behind: only by name."""
+MIN_MEMORY_GB = 16
+"""The least memory of a GPU that is meant where none is named."""
 MAX_NAMES = 12
 """How many names an error lists."""
 

@@ -12,6 +12,7 @@ from gpuops.core.format import plural
 from gpuops.core.models import Offer, Option, Price, Request
 from gpuops.core.names import did_you_mean
 from provisioners.kit.gpu_names import is_only_by_name, join_names, match_gpus, split_wish
+from provisioners.kit.machine_offer import MachineOffer
 
 OPTION = "instance-type"
 
@@ -119,30 +120,20 @@ def find_offers(
 def _offer(one: InstanceType, region: str, request: Request, notes: Sequence[str], data: Mapping[str, Any]) -> Offer:
     nodes = request.nodes
     what = f"{one.gpus} x {one.gpu}, {one.memory} GB each" if one.gpus else "no GPU"
-    each = one.per_hour * nodes
-    columns = {
-        "TYPE": one.type,
-        "GPU": one.gpu,
-        "MEMORY": f"{one.memory} GB",
-        "COUNT": f"{nodes} x {one.gpus}" if nodes > 1 else str(one.gpus),
-        "REGION": region,
-        "$/H": f"${each:.2f}",
-    }
-    facts = {"gpu": one.gpu, "gpu_mem": one.memory, "vcpus": one.vcpus, "ram": one.ram, "disk": one.disk}
-    return Offer(
-        provider=request.provider,
+    return MachineOffer(
         id=f"{one.type}/{region}",
         say=f"{plural(nodes, 'machine')} {one.type} ({what}) in {region}",
-        nodes=nodes,
+        prices=[Price(f"{nodes} x {one.type}", one.per_hour * nodes)],
+        gpu=one.gpu,
         gpus=one.gpus,
+        memory=one.memory,
+        where=region,
         region=region,
-        prices=(Price(f"{nodes} x {one.type}", each),),
-        data={
-            "columns": columns,
-            "machine": {**facts, "where": region},
-            "type": one.type,
-            "memory": one.memory,
-            **data,
-        },
+        nodes=nodes,
+        type=one.type,
+        vcpus=one.vcpus,
+        ram=one.ram,
+        disk=one.disk,
         notes=(*notes, *one.notes),
-    )
+        columns={"REGION": region},
+    ).build(request.provider, type=one.type, memory=one.memory, **data)

@@ -16,7 +16,7 @@ from urllib.parse import quote, urlencode
 from gpuops.core.errors import AuthFailed, ProviderError, Unknown
 from provisioners.base import Context, Credential
 from provisioners.kit import http_client
-from provisioners.kit.documents import Document
+from provisioners.kit.documents import Document, inner, parse_document
 from provisioners.kit.error_table import because
 from provisioners.kit.http_api import retry_after_s
 from provisioners.kit.http_client import Answer, HttpClient, NoAnswer, Request
@@ -33,6 +33,16 @@ RETRY_DELAYS_S = (0.5, 1.5)
 MIN_RETRY_AFTER_S = 1.0
 """The shortest wait, where a provider says `Retry-After: 0`."""
 MAX_PAGES = 400
+
+
+class RefusedAndMade(Exception):
+    """A request that was refused, and made something all the same, which bills."""
+
+    def __init__(self, made: str, refusal: ProviderError) -> None:
+        super().__init__(refusal.message)
+        self.made = made
+        """Its id."""
+        self.refusal = refusal
 
 
 class JsonApi:
@@ -87,9 +97,14 @@ class JsonApi:
             raise self.unreadable(None, doing)
         return document
 
-    def find_object(self, path: str, doing: str) -> Document | None:
-        """GET an object that has an `id`; None for a 404."""
+    def find_object(self, path: str, doing: str, name: str = "") -> Document | None:
+        """GET an object that has an `id`; None for a 404, and where the answer has `null` under `name`.
+
+        name   of the object in the answer; empty: it is the answer
+        """
         document = self.get_or_none(path, doing)
+        if document is not None and name:
+            document = document.get(name, {}) if isinstance(document, dict) else document
         return None if document is None else self.require_object(document, doing)
 
     def list_objects(
@@ -128,6 +143,20 @@ class JsonApi:
     def post(self, path: str, body: Document, doing: str, *, creating: bool = True) -> Any:
         """Sent once. Every error but Unknown means that nothing was done."""
         return self.parse_json(self.change("POST", path, body, doing, creating=creating), doing)
+
+    def create(self, path: str, body: Document, doing: str, name: str = "id", method: str = "POST") -> str:
+        """The id of what one request has made, which the answer has as `name`. Every error but Unknown means that
+        nothing was made, and RefusedAndMade that it was: a refusal that names an id all the same."""
+        answer = self.change(method, path, body, doing, accepted=range(400, 500))
+        document = parse_document(answer.body.decode(errors="replace"))
+        told: Document = document if isinstance(document, dict) else {}
+        made = str(told.get(name) or "")
+        if answer.status < 300 and told.get("success") is not False:
+            if not made:
+                raise self.unreadable(document, doing)
+            return made
+        refusal = self.refused(answer, doing, creating=True)
+        raise RefusedAndMade(made, refusal) if made else refusal
 
     def change(
         self, method: str, path: str, body: Document, doing: str, *, creating: bool = True, accepted: Sequence[int] = ()
@@ -250,6 +279,23 @@ class JsonApi:
             error.message = error.message.replace(self.key, "…")
         error.args = (error.message,)
         return error
+
+
+def next_by(tokens: Sequence[str], parameter: str, places: Sequence[str] = ()) -> Callable[[Document], Document]:
+    """For `list_objects`: the next page is asked for by a parameter with the token that an answer has.
+
+    tokens   names that it may have
+    places   parts of the answer where it may be, beside its top
+    """
+
+    def next_page(document: Document) -> Document:
+        for place in (document, *(inner(document, name) for name in places)):
+            for name in tokens:
+                if isinstance(token := place.get(name), str) and token:
+                    return {parameter: token}
+        return {}
+
+    return next_page
 
 
 def path_segment(name: str) -> str:

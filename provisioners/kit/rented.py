@@ -7,6 +7,7 @@ A provider's class says what it is (`name`, `service`, `capabilities`, `options`
 
 from __future__ import annotations
 
+import dataclasses
 from abc import ABC, abstractmethod
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
@@ -17,18 +18,27 @@ from typing import Any, ClassVar
 from gpuops.core.errors import AuthFailed, ProviderError, RateLimited, Rejected
 from gpuops.core.models import MACHINE, Intent, Journal, Offer, Option, Payer, Problem, Request, Resource, ResourceState
 from provisioners.base import CONTRACT, Context
+from provisioners.kit import container_boot
 from provisioners.kit.account import AccountFacts, KeyAccount
 from provisioners.kit.calls import each
-from provisioners.kit.json_api import JsonApi
+from provisioners.kit.container_boot import ContainerBoot
+from provisioners.kit.json_api import JsonApi, RefusedAndMade
 from provisioners.kit.keys import KeyPair, ensure_login_key, generate_key_pair
+from provisioners.kit.options import OwnOptions
 from provisioners.kit.service import Service
-from provisioners.kit.ssh_machine import Machine, ended, machine_resource
+from provisioners.kit.ssh_machine import Login, Machine, ended, machine_resource
 
 CAPABILITIES: Mapping[str, bool | str] = MappingProxyType(
     {
         **dict.fromkeys(("multinode", "spot", "self_destruct", "host_keys", "rented"), True),
         "shares_disk": "a machine has its own disk",
     }
+)
+DIRECT_S = 60.0
+"""So long a running machine that is no node is tried by its own port; then by its provider's proxy."""
+PRIVATE_HOSTS = (
+    "a private host is somebody's own computer: its owner can read all that is on it, code, data and what `--secret` "
+    "gives (docs/security.md)"
 )
 
 
@@ -54,14 +64,9 @@ class NewMachine:
     end: float
     """When it should end by itself unless it is a node by then (UTC seconds)."""
 
-
-class RefusedAndMade(Exception):
-    """A launch that was refused, and made a machine all the same, which bills."""
-
-    def __init__(self, machine: Machine, refusal: ProviderError) -> None:
-        super().__init__(refusal.message)
-        self.machine = machine
-        self.refusal = refusal
+    def boot_variables(self) -> dict[str, str]:
+        """What the environment of a container holds for its boot script."""
+        return container_boot.variables(self.end, self.token, self.host, self.login)
 
 
 class RentedProvisioner(ABC):
@@ -71,6 +76,8 @@ class RentedProvisioner(ABC):
     name: ClassVar[str]
     service: ClassVar[Service]
     capabilities: Mapping[str, bool | str] = CAPABILITIES
+    wishes: ClassVar[type[OwnOptions] | None] = None
+    """The provider's own flags; or `options`, where they are not fields."""
     options: Sequence[Option] = ()
     credentials: Sequence[str] = ()
     surroundings: Sequence[str] = ()
@@ -79,17 +86,28 @@ class RentedProvisioner(ABC):
     gone_s = 600.0
     launches_apart_s = 0.0
     api_class: ClassVar[type[JsonApi]] = JsonApi
+    boot: ClassVar[ContainerBoot | None] = None
+    """Of a provider's containers, which end themselves by it."""
+    without_private_hosts: ClassVar[str] = ""
+    """What leaves private hosts out: `--datacenter leaves those out`."""
+    balance_valid_s = 0.0
+    """How long an answer about money counts as the present one."""
 
     def __init_subclass__(cls, **given: Any) -> None:
         super().__init_subclass__(**given)
         if service := getattr(cls, "service", None):
             cls.credentials = cls.credentials or (service.key_variable,)
             cls.surroundings = cls.surroundings or (service.address_variable,)
+        if cls.wishes:
+            cls.options = cls.wishes.flags()
 
     def __init__(self, context: Context) -> None:
         self.context = context
         self.api = self.api_class(self.service, context)
         self.key_account = KeyAccount(self.api, context.clock, self.ask_account)
+        self._running_since: dict[str, float] = {}
+        """By id: since when a machine that is no node yet runs, by the monotonic clock."""
+        self._private_hosts_are_known = context.home / f"{self.name}-private-hosts"
 
     # What a provider does its own way.
 
@@ -98,9 +116,9 @@ class RentedProvisioner(ABC):
         """As in the contract."""
 
     @abstractmethod
-    def launch(self, offer: Offer, new: NewMachine) -> Machine:
-        """Make one machine by one request that creates. Every error but Unknown means that nothing was made, and
-        RefusedAndMade that it was."""
+    def launch(self, offer: Offer, new: NewMachine) -> Machine | str:
+        """Make one machine by one request that creates (`JsonApi.create`, `JsonApi.post`), and return it, or its id
+        alone. Every error but Unknown means that nothing was made, and RefusedAndMade that it was."""
 
     @abstractmethod
     def list_machines(self) -> Sequence[Machine]:
@@ -115,9 +133,14 @@ class RentedProvisioner(ABC):
         """Ask for its end; that it is gone already is no error. Does not wait."""
 
     def problems(self, request: Request) -> Sequence[Problem]:
-        """What `preflight` finds. AuthFailed and Rejected become problems; without more, that the key is accepted."""
-        self.list_machines()
-        return []
+        """What `preflight` finds. AuthFailed and Rejected become problems; without more, that the key is accepted, and
+        that there is money, where the provider tells that."""
+        facts = self.key_account.facts(max_age_s=0.0)
+        if not facts.id:
+            self.list_machines()
+        if facts.balance is None or facts.balance > 0:
+            return []
+        return [Problem(f"there is no credit on the {self.service.name} account", self.service.no_money)]
 
     def register_login(self, public: str) -> str:
         """The name of our login's key in the account, at a provider whose launches name one
@@ -131,6 +154,8 @@ class RentedProvisioner(ABC):
     # The contract.
 
     def preflight(self, request: Request) -> Sequence[Problem]:
+        if self.wishes:
+            self.wishes.parse(request)
         try:
             return self.problems(request)
         except (AuthFailed, Rejected) as error:
@@ -153,17 +178,51 @@ class RentedProvisioner(ABC):
             new = NewMachine(name, token, host, login, login_name, intent.boot_deadline)
             journal.will(MACHINE, name, token, offer.region)
             machine, refusal = self._launch(offer, new)
-            made[name] = machine_resource(machine, self.context.home, account)
+            made[name] = self._resource(machine, account)
             journal.got(made[name])
             if refusal:
                 raise refusal
+        if offer.data.get("private"):
+            self._private_hosts_are_known.touch()
         return [made[name] for name in names]
 
     def _launch(self, offer: Offer, new: NewMachine) -> tuple[Machine, ProviderError | None]:
+        refusal = None
         try:
-            return self.launch(offer, new), None
+            made = self.launch(offer, new)
         except RefusedAndMade as told:
-            return told.machine, told.refusal
+            made, refusal = told.made, told.refusal
+        if isinstance(made, str):
+            login, per_hour = Login("", "", 0, new.host.public), offer.per_hour / offer.nodes
+            made = Machine(made, new.name, offer.region, ResourceState.STARTING, login, new.token, per_hour)
+        return made, refusal
+
+    def _resource(self, machine: Machine, account: Mapping[str, str], previous: Resource | None = None) -> Resource:
+        data, login = dict(machine.data), machine.login
+        if self.boot:
+            data["boot_watch"] = container_boot.FOLDER
+        if machine.proxy[0] and machine.state is ResourceState.RUNNING:
+            data["proxy"] = by_proxy = self._is_by_proxy(machine, previous)
+            host, port = machine.proxy if by_proxy else (login.host, login.port)
+            login = dataclasses.replace(login, host=host, port=port)
+        machine = dataclasses.replace(machine, region=machine.region or self.name, login=login, data=data)
+        return machine_resource(machine, self.context.home, account, previous)
+
+    def _is_by_proxy(self, machine: Machine, previous: Resource | None) -> bool:
+        """A node stays where it was reached first; hosts may block the ports of their machines."""
+        if not machine.login.host:
+            return True
+        if previous and previous.data.get("artefact"):
+            return bool(previous.data.get("proxy"))
+        now = self.context.clock.monotonic()
+        return now - self._running_since.setdefault(machine.id, now) >= DIRECT_S
+
+    def warn_of_hosts(self, made: Sequence[Offer]) -> list[Offer]:
+        """Offers whose first one says what a private host's owner sees, where some have `data["private"]`."""
+        if not made or self._private_hosts_are_known.exists() or not any(one.data.get("private") for one in made):
+            return list(made)
+        note = f"{PRIVATE_HOSTS}; {self.without_private_hosts}. This is said until the first one is rented"
+        return [dataclasses.replace(made[0], notes=(note, *made[0].notes)), *made[1:]]
 
     def list_owned(self, owner: str, regions: Sequence[str]) -> Sequence[Resource]:
         listed = self.list_marked(f"gpuops-{owner}-")
@@ -183,7 +242,7 @@ class RentedProvisioner(ABC):
         """Of a list, those whose mark begins so. `account`: as it was before it was asked for."""
         self.key_account.saw(account, [machine.id for machine in listed])
         ours = [machine for machine in listed if machine.name.startswith(prefix)]
-        found = [machine_resource(machine, self.context.home, account) for machine in ours]
+        found = [self._resource(machine, account) for machine in ours]
         return [resource for resource in found if resource.state is not ResourceState.ENDED]
 
     def describe(self, resource: Resource) -> Resource:
@@ -191,7 +250,7 @@ class RentedProvisioner(ABC):
         if found is None:
             return self.ended(resource)
         self.key_account.saw(account, [found.id])
-        return machine_resource(found, self.context.home, account, resource)
+        return self._resource(found, account, resource)
 
     def ended(self, resource: Resource) -> Resource:
         """What the provider does not find. Raises AuthFailed where it may be another account's, and go on there."""
@@ -202,7 +261,15 @@ class RentedProvisioner(ABC):
         each(partial(self.end_machine, resource) for resource in resources)
 
     def self_destruct(self, resource: Resource) -> Sequence[str] | None:
-        return None
+        return self.boot.end_argv(self.api.address, resource) if self.boot else None
+
+    def balance(self) -> float | None:
+        return self.key_account.facts(self.balance_valid_s).balance
+
+    def account(self) -> Mapping[str, Any] | None:
+        """Those of `AccountFacts` that are known; None where the provider tells of no account."""
+        tells = type(self).ask_account is not RentedProvisioner.ask_account
+        return self.key_account.facts(self.balance_valid_s).document() if tells else None
 
     def provider_time(self) -> float | None:
         return self.api.server_time()

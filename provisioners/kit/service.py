@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import hashlib
+import re
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -51,8 +52,10 @@ class Service:
     """The provider's own rows, and then the standard ones."""
     read_words: Callable[[int, Any, str], Words] = read_words
     """What a failed answer says, by its status, its JSON (None for what is none) and its text."""
-    said_wait_s: Callable[[str], float | None] = lambda _: None
-    """For how long an answer's words tell who asks too often to wait, where `Retry-After` does not."""
+    said_wait: re.Pattern[str] | None = None
+    """How an answer's words tell who asks too often to wait, where `Retry-After` does not: seconds, its first group."""
+    unsaid_wait_s: float | None = None
+    """How long to wait where neither does, as RateLimited tells it."""
     stored_keys: Sequence[StoredKey] = ()
     """The first that holds a key counts."""
     envelope: str = ""
@@ -61,11 +64,18 @@ class Service:
     """Seconds from one request to the next, over all processes of this computer."""
     wait_at_429_s: float | None = None
     """How long a GET waits after a 429 that says no time; None: it raises RateLimited at once."""
+    billing_page: str = ""
+    """Where people add credit."""
 
     @property
     def no_key(self) -> str:
         """How one gets a key."""
         return f"make one at {self.keys_page}, and export {self.key_variable}=… or put it into .env"
+
+    @property
+    def no_money(self) -> str:
+        """How one adds credit."""
+        return f"add credit: {self.billing_page}" if self.billing_page else "add credit"
 
     def find_key(self, context: Context) -> Credential:
         """The key and where it comes from. Raises NotSetUp, AuthFailed."""
@@ -111,6 +121,7 @@ class Service:
         values = {
             "who": self.name,
             "keys": self.keys_page,
+            "billing": self.no_money,
             "unset": f"unset {self.address_variable}, or set it to {self.address}",
             "doing": doing,
             "status": str(status),
@@ -124,7 +135,8 @@ class Service:
         if isinstance(error, RateLimited):
             error.retry_after = retry_after_s(headers)
             if error.retry_after is None:
-                error.retry_after = self.said_wait_s(words.message)
+                found = self.said_wait and self.said_wait.search(words.message)
+                error.retry_after = float(found[1]) if found else self.unsaid_wait_s
         return error
 
 

@@ -10,7 +10,9 @@ from pathlib import Path
 from typing import Any
 
 from gpuops.core.models import MACHINE, Resource, ResourceState
+from provisioners.kit.documents import number
 
+MAX_PORT = 65535
 CARRIER_NAT = ipaddress.ip_network("100.64.0.0/10")
 
 
@@ -74,12 +76,15 @@ class Machine:
     name: str
     """Our mark, as the provider's list has it; that of another's machine is what it is."""
     region: str
+    """Empty where the provider has one list for all: then it is the provider's name."""
     state: ResourceState
     login: Login
     token: str = ""
     per_hour: float = 0.0
     """$/h; 0 where that is not said."""
     private_address: str = ""
+    proxy: tuple[str, int] = ("", 0)
+    """Host and port where the provider passes bytes on to the same sshd."""
     kind: str = MACHINE
     parent: str = ""
     data: Mapping[str, Any] = field(default_factory=dict)
@@ -111,9 +116,38 @@ def machine_resource(
     )
 
 
+Standing = tuple[ResourceState, dict[str, Any]]
+"""A machine's state, and what of its data says more of it."""
+
+
+def comes(phase: str) -> Standing:
+    """It is on its way. `phase`: what it waits for."""
+    return ResourceState.STARTING, {"phase": phase}
+
+
+def unclear(phase: str) -> Standing:
+    return ResourceState.UNKNOWN, {"phase": phase}
+
+
+def hopeless(why: str, *, stopped: bool = False) -> Standing:
+    """It never will be ready. `stopped`: neither its image nor the user is why, and another machine may be."""
+    return ResourceState.UNKNOWN, {"hopeless": why, "stopped": stopped}
+
+
+def reclaimed(by: str, why: str) -> Standing:
+    """Its provider took it back, and it may bill all the same."""
+    return ResourceState.UNKNOWN, {"reclaimed": True, "by": by, "why_ended": why}
+
+
 def ended(resource: Resource) -> Resource:
     """What its provider knows no more."""
     return dataclasses.replace(resource, state=ResourceState.ENDED, address="", port=0, per_hour=0.0)
+
+
+def endpoint(host: object, port: object) -> tuple[str, int]:
+    """A host and its port, as documents have them; ("", 0) unless both are told and can be reached from outside."""
+    found, number_ = str(host or "").strip(), int(number(port))
+    return (found, number_) if found and 0 < number_ <= MAX_PORT and not is_behind_carrier(found) else ("", 0)
 
 
 def is_behind_carrier(address: str) -> bool:

@@ -6,15 +6,18 @@ import json
 from typing import Any
 
 from gpuops.core.errors import ProviderError, Unknown, UsageError
-from provisioners.kit.documents import Document, inner
+from provisioners.kit.documents import Document
 from provisioners.kit.http_client import NoAnswer, Request
-from provisioners.kit.json_api import JsonApi, with_query
+from provisioners.kit.json_api import JsonApi, next_by, with_query
 from provisioners.runpod.errors import other_shape
 from provisioners.runpod.service import graphql_base
 
 GRAPHQL_TIMEOUT_S = 20.0
-CURSORS = ("nextCursor", "next_cursor", "cursor", "nextPageToken", "next")
-CURSOR_PLACES = ("pagination", "meta", "page", "pageInfo")
+NEXT_PAGE = next_by(
+    ("nextCursor", "next_cursor", "cursor", "nextPageToken", "next"),
+    "cursor",
+    ("pagination", "meta", "page", "pageInfo"),
+)
 
 
 class Api(JsonApi):
@@ -22,7 +25,7 @@ class Api(JsonApi):
 
     def pages(self, path: str, name: str, doing: str, **query: Any) -> list[Document]:
         """The list `name` of an answer, with all its pages; each entry has an `id`."""
-        return self.list_objects(path, doing, name, _next_page, **query)
+        return self.list_objects(path, doing, name, NEXT_PAGE, **query)
 
     def create_object(self, path: str, body: Document, doing: str) -> Document:
         """POST, for an object that has an `id`."""
@@ -49,12 +52,3 @@ class Api(JsonApi):
             hint = f"unset {self.service.address_variable}, or set it to {self.service.address}"
             return self._without_key(Unknown(wrong, hint))
         return super().unreadable(document, doing)
-
-
-def _next_page(document: Document) -> Document:
-    """Where the next page begins."""
-    for place in (document, *(inner(document, name) for name in CURSOR_PLACES)):
-        for name in CURSORS:
-            if isinstance(cursor := place.get(name), str) and cursor:
-                return {"cursor": cursor}
-    return {}

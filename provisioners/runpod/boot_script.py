@@ -1,6 +1,6 @@
-"""What a pod does first, before its image's own start: POSIX sh, for dash, bash and busybox alike.
+"""What a pod does first, before its image's own start, and how it ends itself: POSIX sh, for dash, bash and busybox.
 
-    the watchdog, the host key    as every container of a provider has them (`kit.boot_watch`)
+    the watchdog, the host key    as every container of a provider has them (`kit.container_boot`)
     sshd                          the image's own /start.sh where that brings one, else installed here and started
 
 The script travels in the variable GPUOPS_START, so that nothing between here and the pod has to keep its quotes.
@@ -9,56 +9,35 @@ The script travels in the variable GPUOPS_START, so that nothing between here an
 from __future__ import annotations
 
 import json
-import shlex
 
-from provisioners.kit import boot_watch
-from provisioners.runpod.self_destruct import ROUND_TIMEOUT_S, SOURCE
+from provisioners.kit.container_boot import ContainerBoot
 
 ENTRYPOINT, COMMAND = ("sh", "-c"), ('eval "$GPUOPS_START"',)
 ARGS = json.dumps({"entrypoint": ENTRYPOINT, "cmd": COMMAND})
 """The pod's `args`: words, or this JSON, which replaces an ENTRYPOINT of the image, too. dstack and runpodctl send it;
 not seen live by us."""
 VARIABLE = "GPUOPS_START"
-SETTLE_S = 4
-"""From a yes until the next way is tried."""
 
-SCRIPT = r"""
-umask 077
-api=@API@
-ending=@ENDING@
+WAYS = r"""
+pod=$api/pods/$id
+ask POST "$pod/action" '{"action":"terminate"}'
+ask DELETE "$pod"
+ask POST "${api%/*}/graphql" "{\"query\":\"mutation { podTerminate(input: {podId: \\\"$id\\\"}) }\"}"
+cluster=${3:-$(fetch GET "$pod" | tr -d '\n' | sed -n 's/.*"cluster" *: *{\([^}]*\)}.*/\1/p' |
+    sed -n 's/.*"id" *: *"\([^"]*\)".*/\1/p')}
+[ -z "$cluster" ] || ask DELETE "$api/clusters/$cluster"
+ask POST "$pod/action" '{"action":"stop"}'
+if command -v runpodctl >/dev/null 2>&1; then
+    limited runpodctl remove pod "$id"
+    limited runpodctl pod delete "$id"
+fi
+"""
+"""What a pod's own key may do RunPod does not say, so all ways are tried, those first that were seen to work (field
+reports: `action terminate` on v2, `podTerminate` of the older interface; DELETE was seen refused). A member of a
+cluster (`$3`) cannot go alone. A stop ends the bill for its GPUs; runpodctl is what RunPod puts into its pods. No
+answer is success: 404 means "not accessible to the caller", too."""
 
-limited() {
-    if command -v timeout >/dev/null 2>&1; then timeout -s KILL @ROUND@ "$@"; else "$@"; fi
-}
-
-# curl has the key by its standard input.
-ask() {
-    code=$(printf 'header = "Authorization: Bearer %s"\n' "$RUNPOD_API_KEY" |
-        curl -q -K - -s -m 20 -A gpuops -o /dev/null -w '%{http_code}' -X "$1" \
-            -H 'Content-Type: application/json' ${3:+-d "$3"} "$2" 2>/dev/null)
-    echo "gpuops: $1 $2 RunPod answers $code"
-    case $code in 2??) sleep @SETTLE@ ;; esac
-}
-
-# All ways, whatever they answer and whatever they end with: who is still here is not gone. The ways are those of the
-# program, then the same by curl, then what RunPod puts into its pods.
-end_machine() {
-    command -v python3 >/dev/null 2>&1 && limited python3 -I -c "$ending" "$api"
-    if command -v curl >/dev/null 2>&1; then
-        pod=$api/pods/$RUNPOD_POD_ID
-        ask POST "$pod/action" '{"action":"terminate"}'
-        ask DELETE "$pod"
-        ask POST "${api%/*}/graphql" \
-            "{\"query\":\"mutation { podTerminate(input: {podId: \\\"$RUNPOD_POD_ID\\\"}) }\"}"
-        ask POST "$pod/action" '{"action":"stop"}'
-    fi
-    if command -v runpodctl >/dev/null 2>&1; then
-        limited runpodctl remove pod "$RUNPOD_POD_ID"
-        limited runpodctl pod delete "$RUNPOD_POD_ID"
-    fi
-}
-
-@WATCH@
+SSHD = r"""
 # A shell stays the container's first process, which alone survives `kill -9 -1` by a program in it. It ends with what
 # it waits for, RunPod starts the container again, and with it the watchdog. Not the other way round, with the image's
 # start in the background: what is there ignores SIGINT (POSIX), and so would all that is ever started in the pod.
@@ -107,29 +86,11 @@ done
 
 home=$(sed -n 's/^root:[^:]*:[^:]*:[^:]*:[^:]*:\([^:]*\):.*/\1/p' @ROOT@/etc/passwd)
 home=@ROOT@${home:-/root}
-mkdir -p "$home/.ssh" @ROOT@/run/sshd && chmod 700 "$home/.ssh"
-grep -qxF -- "$PUBLIC_KEY" "$home/.ssh/authorized_keys" 2>/dev/null ||
-    printf '%s\n' "$PUBLIC_KEY" >>"$home/.ssh/authorized_keys"
-chmod 600 "$home/.ssh/authorized_keys"
+mkdir -p @ROOT@/run/sshd
+let_in "$home"
 sed -i 's/^root:!/root:*/' @ROOT@/etc/shadow 2>/dev/null  # nobody may log in to an account that is locked
 run_to_its_end "$(server)" -D -e \
     -o PermitRootLogin=prohibit-password -o PasswordAuthentication=no -o PubkeyAuthentication=yes
 """
 
-
-def build_script(
-    api: str,
-    *,
-    root: str = "",
-    look_s: float = boot_watch.CHECK_INTERVAL_S,
-    again_s: float = boot_watch.END_RETRY_S,
-    round_s: float = ROUND_TIMEOUT_S,
-) -> str:
-    """The text of GPUOPS_START. `root` stands before every path that is written, and the times are, for tests."""
-    values = {
-        "API": shlex.quote(api),
-        "ENDING": shlex.quote(SOURCE.strip("\n")),
-        "SETTLE": f"{min(SETTLE_S, again_s):g}",
-        "ROUND": f"{round_s:g}",
-    }
-    return boot_watch.fill(SCRIPT, values, root=root, look_s=look_s, again_s=again_s)
+BOOT = ContainerBoot(key="RUNPOD_API_KEY", id="RUNPOD_POD_ID", ways=WAYS, after=SSHD)

@@ -39,7 +39,7 @@ class Stock:
                 product="CLUSTER" if wishes.nodes > 1 else "POD",
                 count=wishes.gpus,
                 cloud=wishes.cloud,
-                minCudaVersion=wishes.cuda or None,
+                minCudaVersion=wishes.min_cuda or None,
             )
         }
         merged = [{**item, **free.get(item["id"], {"availability": "NONE"})} for item in everything]
@@ -54,15 +54,15 @@ class Stock:
         """The GPUs with the RAM and vCPUs of their machines, which GraphQL alone has."""
         least = {
             "gpuCount": wishes.gpus,
-            **({"minMemoryInGb": wishes.ram} if wishes.ram else {}),
-            **({"minVcpuCount": wishes.vcpus} if wishes.vcpus else {}),
+            **({"minMemoryInGb": wishes.min_ram} if wishes.min_ram else {}),
+            **({"minVcpuCount": wishes.min_vcpu} if wishes.min_vcpu else {}),
             "secureCloud": wishes.cloud == "SECURE",
             **({"dataCenterId": centers[0]} if len(centers) == 1 else {}),
         }
         given = ", ".join(f"{name}: {json.dumps(value)}" for name, value in least.items())
         fields = "stockStatus uninterruptablePrice minVcpu minMemory"
         data = self._api.graphql(f"query {{ gpuTypes {{ id lowestPrice(input: {{{given}}}) {{ {fields} }} }} }}")
-        return catalog.with_at_least(gpus, catalog.parse_cheapest_machines(data), wishes.ram, wishes.vcpus)
+        return catalog.with_at_least(gpus, catalog.parse_cheapest_machines(data), wishes.min_ram, wishes.min_vcpu)
 
     def centers(self, region: str | None) -> list[str]:
         """The ids of the data centers that a `--region` means; empty without one."""
@@ -119,7 +119,8 @@ class Stock:
 
     def suggest_clusters(self, wishes: Wishes) -> str:
         """A hint: which clusters could be had instead. Most are made of whole machines."""
-        whole = dataclasses.replace(wishes, gpus=options.CLUSTER_GPUS)
+        request = dataclasses.replace(wishes.request, gpus=options.CLUSTER_GPUS)
+        whole = dataclasses.replace(wishes, request=request)
         available = [gpu.name for gpu in self.gpus(whole) if gpu.price and gpu.level != "NONE"]
         if not available:
             return "RunPod has no cluster of any kind now: try again later, or ask for one node"

@@ -11,10 +11,9 @@ from dataclasses import dataclass
 
 from gpuops.core.errors import UsageError
 from provisioners.kit.documents import Document, inner, number, objects
-from provisioners.kit.gpu_names import is_only_by_name, match_gpus
+from provisioners.kit.gpu_names import MIN_MEMORY_GB, is_only_by_name, match_gpus
 
 LEVELS = ("NONE", "LOW", "MEDIUM", "HIGH")
-MIN_MEMORY_GB = 16
 
 
 @dataclass(frozen=True)

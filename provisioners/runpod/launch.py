@@ -7,7 +7,6 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from provisioners.kit import boot_watch
 from provisioners.kit.documents import Document
 from provisioners.kit.rented import NewMachine
 from provisioners.runpod import boot_script
@@ -70,8 +69,8 @@ def pod_environment(new: NewMachine, api: str) -> dict[str, str]:
     """What a pod's environment holds of ours. `api`: the address by which it ends itself."""
     return {
         "PUBLIC_KEY": new.login,
-        **boot_watch.variables(new.end, new.token, new.host),
-        boot_script.VARIABLE: boot_script.build_script(api),
+        **new.boot_variables(),
+        boot_script.VARIABLE: boot_script.BOOT.script(api),
         "RUNPOD_POD_USER": "0",  # root, whatever USER the image has: dstack sends it, too (its commit 76d90638a)
     }
 

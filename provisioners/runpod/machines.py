@@ -14,9 +14,9 @@ from typing import Any
 
 from gpuops.core.models import MACHINE, Resource, ResourceState
 from provisioners.base import NOTHING
-from provisioners.kit import boot_watch
+from provisioners.kit import container_boot
 from provisioners.kit.documents import Document, entries, inner, number, objects
-from provisioners.kit.ssh_machine import Login, Machine, is_behind_carrier
+from provisioners.kit.ssh_machine import Login, Machine, endpoint, is_behind_carrier
 from provisioners.runpod.launch import MARK, VOLUME
 from provisioners.runpod.offers import disk_price
 from provisioners.runpod.regions import REGION
@@ -30,7 +30,6 @@ MEMBER = "member"
 EXITED = "its container has ended, and RunPod has stopped the pod"
 BROKEN = "RunPod says that it is in an error it does not come out of"
 SSH_PORT = 22
-MAX_PORT = 65535
 
 
 class Status(Enum):
@@ -94,7 +93,7 @@ def parse_pod(document: Document, parent: str = "", kept: Mapping[str, Any] = NO
     parent, rank = parent or str(cluster.get("id") or ""), _rank(cluster)
     carrier_address, endpoint = _carrier_address(document), _endpoint(document, status)
     state, phase, hopeless = _standing(document, status, carrier_address, is_reachable=bool(endpoint[0]))
-    token, offered = env.get(boot_watch.TOKEN, ""), float(price or kept.get("offered") or 0.0)
+    token, offered = env.get(container_boot.TOKEN, ""), float(price or kept.get("offered") or 0.0)
     if token and rank is not None:  # members share one, and the rank makes it their own
         token = f"{token}-{rank}"
     ports = [str(port).partition("/") for port in entries(document, "ports")]
@@ -103,7 +102,7 @@ def parse_pod(document: Document, parent: str = "", kept: Mapping[str, Any] = NO
         name=str(document.get("name") or ""),
         region=REGION,
         state=state,
-        login=Login("root", *endpoint, env.get(boot_watch.HOST_PUBLIC, "")),
+        login=Login("root", *endpoint, env.get(container_boot.HOST_PUBLIC, "")),
         token=token,
         per_hour=_per_hour(document, status, offered),
         private_address=str(cluster.get("ip") or ""),
@@ -116,8 +115,6 @@ def parse_pod(document: Document, parent: str = "", kept: Mapping[str, Any] = NO
         data={
             "phase": phase,
             "hopeless": hopeless,
-            "stopped": False,
-            "boot_watch": boot_watch.FOLDER,
             "ends_itself": not parent,
             "status": word,
             "center": str(document.get("dataCenterId") or ""),
@@ -141,9 +138,8 @@ def _rank(cluster: Document) -> int | None:
 def _endpoint(document: Document, status: Status) -> tuple[str, int]:
     """Where its sshd is reached from everywhere; ("", 0) while it is not."""
     direct = inner(inner(document, "ssh"), "direct")
-    host, port = str(direct.get("host") or ""), direct.get("port")
-    is_up = status is Status.RUNNING and document.get("runtime") and host and not is_behind_carrier(host)
-    return (host, port) if is_up and isinstance(port, int) and 0 < port <= MAX_PORT else ("", 0)
+    is_up = status is Status.RUNNING and document.get("runtime")
+    return endpoint(direct.get("host"), direct.get("port")) if is_up else ("", 0)
 
 
 def _carrier_address(document: Document) -> str:

@@ -7,10 +7,11 @@ from collections.abc import Sequence
 
 from gpuops.core.errors import NoCapacity, UsageError
 from gpuops.core.models import Offer, Price
+from provisioners.kit.gpu_names import split_wish
+from provisioners.kit.machine_offer import MAX_OFFERS, MachineOffer
 from provisioners.runpod.catalog import Gpu, Volume, level_rank
 from provisioners.runpod.launch import PodSpec
 from provisioners.runpod.options import CLUSTER_IMAGE, IMAGE, Wishes
-from provisioners.runpod.regions import REGION
 
 NOT_BY_THEMSELVES = (
     "RunPod does not say whether a cluster's pods may end it by themselves: the guard on this computer does, while it "
@@ -19,8 +20,6 @@ NOT_BY_THEMSELVES = (
 OF_PODS = "RunPod does not tell now what a cluster costs: this is the price of single pods, and a cluster's may differ"
 UNCHECKED = "whether its machine has {} RunPod does not tell now: a pod may have less"
 NETWORK = "RunPod bills the network between a cluster's pods on top, and tells how much only once there is one"
-MAX_OFFERS = 12
-"""How many kinds are tried."""
 DISK_MONTHLY = 0.10
 """$ a month for a GB of a running pod's disk."""
 MONTH_H = 720.0
@@ -76,40 +75,27 @@ def _offer(gpu: Gpu, wishes: Wishes, centers: Sequence[str], volume: Volume | No
         Price(f"{wishes.gpus * nodes} x {gpu.name}", round(gpu.price * wishes.gpus * nodes, 6)),
         Price(f"{wishes.disk * nodes} GB disk", disk_price(wishes.disk * nodes)),
     )
-    columns = {
-        "GPU": gpu.name,
-        "MEMORY": f"{gpu.memory} GB",
-        "COUNT": f"{nodes} x {wishes.gpus}" if nodes > 1 else str(wishes.gpus),
-        "CLOUD": cloud,
-        "DATA CENTER": where,
-        "$/H": f"${sum(price.per_hour for price in prices):.2f}",
-        "STOCK": gpu.level.lower(),
-        **({"RAM": f"{gpu.ram:g} GB"} if gpu.ram else {}),
-        **({"VCPU": f"{gpu.vcpus:g}"} if gpu.vcpus else {}),
-    }
-    return Offer(
-        provider="runpod",
+    return MachineOffer(
         id=f"{gpu.id}/{'cluster' if nodes > 1 else cloud}",
         say=", ".join(part for part in (machines, f"{cloud} cloud", where, stock) if part),
-        nodes=nodes,
-        gpus=wishes.gpus,
-        region=REGION,
         prices=prices,
-        notes=tuple(_notes(gpu, sum(price.per_hour for price in prices), wishes, volume)),
-        data={
-            "columns": columns,
-            "memory": gpu.memory,
-            "machine": {
-                "gpu": gpu.name,
-                "gpu_mem": gpu.memory,
-                "vcpus": gpu.vcpus,
-                "ram": gpu.ram,
-                "disk": wishes.disk,
-                "where": ", ".join(filter(None, [f"{cloud} cloud", where])),
-            },
-            **_pod_spec(gpu, wishes, centers, volume).document(),
+        gpu=gpu.name,
+        gpus=wishes.gpus,
+        memory=gpu.memory,
+        where=", ".join(filter(None, [f"{cloud} cloud", where])),
+        nodes=nodes,
+        vcpus=gpu.vcpus,
+        ram=gpu.ram,
+        disk=wishes.disk,
+        private=wishes.cloud == "COMMUNITY",
+        notes=_notes(gpu, sum(price.per_hour for price in prices), wishes, volume),
+        columns={"CLOUD": cloud, "DATA CENTER": where},
+        more_columns={
+            "STOCK": gpu.level.lower(),
+            **({"RAM": f"{gpu.ram:g} GB"} if gpu.ram else {}),
+            **({"VCPU": f"{gpu.vcpus:g}"} if gpu.vcpus else {}),
         },
-    )
+    ).build("runpod", memory=gpu.memory, **_pod_spec(gpu, wishes, centers, volume).document())
 
 
 def _pod_spec(gpu: Gpu, wishes: Wishes, centers: Sequence[str], volume: Volume | None) -> PodSpec:
@@ -124,8 +110,8 @@ def _pod_spec(gpu: Gpu, wishes: Wishes, centers: Sequence[str], volume: Volume |
         image=wishes.image,
         template=wishes.template,
         registry=wishes.registry,
-        ports=wishes.ports,
-        cuda=wishes.cuda if gpu.maker != "AMD" else "",
+        ports=tuple(split_wish(wishes.ports)),
+        cuda=wishes.min_cuda if gpu.maker != "AMD" else "",
         volume=volume.id if volume else "",
         volume_name=volume.name if volume else "",
     )

@@ -20,21 +20,19 @@ from provisioners.kit.calls import each
 from provisioners.kit.documents import Document, inner
 from provisioners.kit.json_api import path_segment
 from provisioners.kit.keys import ensure_login_key, generate_key_pair
+from provisioners.kit.machine_offer import cheapest
 from provisioners.kit.rented import NewMachine, RentedProvisioner, all_but
-from provisioners.kit.ssh_machine import Machine, machine_resource
+from provisioners.kit.ssh_machine import Machine
 from provisioners.runpod import account, catalog, launch, machines, offers, options
 from provisioners.runpod.api import Api
+from provisioners.runpod.boot_script import BOOT
 from provisioners.runpod.capacity import Stock
 from provisioners.runpod.launch import PodSpec
 from provisioners.runpod.machines import CLUSTER, Cluster, Pod, Status, parse_cluster, parse_pod
 from provisioners.runpod.options import Wishes
 from provisioners.runpod.pod_log import PodLogs
 from provisioners.runpod.regions import REGION
-from provisioners.runpod.self_destruct import SOURCE
 from provisioners.runpod.service import SERVICE, graphql_base
-
-BALANCE_VALID_S = 10.0
-"""How long an answer about money counts as the present one."""
 
 
 class RunpodProvisioner(RentedProvisioner):
@@ -44,7 +42,7 @@ class RunpodProvisioner(RentedProvisioner):
         spot="RunPod has given up spot prices; --cloud community is its cheaper one",
         shares_disk="a pod has its own disk",
     )
-    options = options.OPTIONS
+    wishes = options.Wishes
     examples = (
         "--gpus 1 --dry-run",
         "--gpus 4 --gpu-type 'rtx 4090' --max-hours 3",
@@ -56,6 +54,9 @@ class RunpodProvisioner(RentedProvisioner):
     gone_s = 120.0
     api_class = Api
     api: Api
+    boot = BOOT
+    balance_valid_s = account.BALANCE_VALID_S
+    without_private_hosts = "--cloud secure leaves those out"
 
     def __init__(self, context: Context) -> None:
         super().__init__(context)
@@ -79,7 +80,7 @@ class RunpodProvisioner(RentedProvisioner):
         """Kinds of GPU that are free, the cheapest first; each is tried until one is had."""
         wishes = self._stock.resolve_ids(options.wishes(request))
         if wishes.cloud != "ANY":
-            return self._in_cloud(request, wishes)
+            return self.warn_of_hosts(self._in_cloud(request, wishes))
         found: list[Offer] = []
         errors: list[NoCapacity | UsageError] = []
         for cloud in ["SECURE"] if wishes.volume or wishes.nodes > 1 else ["SECURE", "COMMUNITY"]:
@@ -89,7 +90,7 @@ class RunpodProvisioner(RentedProvisioner):
                 errors.append(error)
         if not found:
             raise next((error for error in errors if isinstance(error, NoCapacity)), errors[0])
-        return sorted(found, key=lambda offer: offer.per_hour)[: offers.MAX_OFFERS]
+        return self.warn_of_hosts(cheapest(found))
 
     def _in_cloud(self, request: Request, wishes: Wishes) -> list[Offer]:
         centers = self._stock.centers(request.region)
@@ -144,7 +145,7 @@ class RunpodProvisioner(RentedProvisioner):
         for index, document in enumerate(self._pods_by_rank(cluster.id, spec.nodes)):
             member = parse_pod(_with_env(document, env), cluster.id, price=per_hour / spec.nodes)
             member = dataclasses.replace(member, name=intent.mark(index))
-            made.append(machine_resource(member, self.context.home, account_data))
+            made.append(self._resource(member, account_data))
             journal.got(made[-1])
         return made
 
@@ -247,8 +248,8 @@ class RunpodProvisioner(RentedProvisioner):
             self._end_cluster(cluster)
 
     def self_destruct(self, resource: Resource) -> Sequence[str]:
-        python = str(resource.data.get("python") or "python3")
-        return [python, "-I", "-c", SOURCE, self.api.address, *([resource.parent] if resource.parent else [])]
+        """A member of a cluster is told which."""
+        return [*self.boot.end_argv(self.api.address, resource), *([resource.parent] if resource.parent else [])]
 
     def last_words(self, resource: Resource) -> str:
         return self._logs.last_words(resource.id) if resource.kind != CLUSTER else ""
@@ -258,13 +259,6 @@ class RunpodProvisioner(RentedProvisioner):
     def ask_account(self) -> AccountFacts:
         env = self.context.env
         return account.query_account(self.api.key, graphql_base(env), env)
-
-    def balance(self) -> float | None:
-        return self.key_account.facts(BALANCE_VALID_S).balance
-
-    def account(self) -> Mapping[str, Any]:
-        """`id`, `email`, `balance`, `spend_per_hr`, `spend_limit`, those that are known."""
-        return self.key_account.facts(BALANCE_VALID_S).document()
 
 
 def _with_env(pod: Document, env: Mapping[str, str]) -> Document:

@@ -2,42 +2,33 @@
 
 from __future__ import annotations
 
-import dataclasses
 from collections.abc import Sequence
 
-from gpuops.core.models import Intent, Journal, Offer, Problem, Request, Resource
-from provisioners.base import Context
-from provisioners.kit import boot_watch
+from gpuops.core.models import Offer, Request, Resource
 from provisioners.kit.account import AccountFacts
-from provisioners.kit.documents import Document, entries, number, objects, parse_document
+from provisioners.kit.documents import entries, number, objects
 from provisioners.kit.gpu_names import match_gpus
-from provisioners.kit.json_api import path_segment
-from provisioners.kit.rented import NewMachine, RefusedAndMade, RentedProvisioner, all_but
+from provisioners.kit.json_api import next_by, path_segment
+from provisioners.kit.rented import NewMachine, RentedProvisioner, all_but
 from provisioners.kit.ssh_machine import Machine
-from provisioners.vast import boot_script, offers, options
-from provisioners.vast.machines import endpoints, parse_machine
-from provisioners.vast.offers import PRIVATE
-from provisioners.vast.service import BILLING, SERVICE
+from provisioners.vast import offers
+from provisioners.vast.machines import parse_machine
+from provisioners.vast.service import BOOT, SERVICE
 
 ONE_MACHINE = (
     "machines of Vast.ai reach each other only inside one physical cluster, by an overlay network that gpuops does not "
     "make; one machine with several GPUs (--gpus 4) can be virtual nodes"
 )
-DIRECT_S = 60.0
-"""So long a running machine that is no node is tried by its own port; then by Vast.ai's proxy: hosts block ports."""
+NEXT_PAGE = next_by(["next_token"], "after_token")
 PAGE = 25
 """The most that one page of instances has."""
-WHAT_HOSTS_SEE = (
-    "a private host is somebody's own computer: its owner can read all that is on it, code, data and what `--secret` "
-    "gives (docs/security.md); --datacenter leaves those out. This is said until the first one is rented"
-)
 
 
 class VastProvisioner(RentedProvisioner):
     name = "vast"
     service = SERVICE
     capabilities = all_but(multinode=ONE_MACHINE)
-    options = options.OPTIONS
+    wishes = offers.Wishes
     examples = (
         "--gpus 1 --dry-run",
         "--gpus 2 --gpu-type 4090 --max-price 1 --max-hours 3",
@@ -45,122 +36,57 @@ class VastProvisioner(RentedProvisioner):
         "--spot --bid 0.25 --max-cost 2",
     )
     gone_s = 120.0
-
-    def __init__(self, context: Context) -> None:
-        super().__init__(context)
-        self._warned = context.home / "vast-private-hosts"
-        self._running_since: dict[str, float] = {}
-        """By id: since when a machine that is no node yet runs, by the monotonic clock."""
-
-    # Before anything is made.
-
-    def problems(self, request: Request) -> Sequence[Problem]:
-        options.wishes(request)
-        balance = self.balance()
-        if balance is not None and balance <= 0:
-            return [Problem("there is no credit on the Vast.ai account", f"add credit: {BILLING}")]
-        return []
+    boot = BOOT
+    without_private_hosts = "--datacenter leaves those out"
 
     def offers(self, request: Request) -> Sequence[Offer]:
-        wishes, wanted = options.wishes(request), []
+        wishes, wanted = offers.Wishes.parse(request), []
         if request.gpu_type:
             names = entries(self.api.get("/api/v0/gpu_names/unique/", "list GPUs") or {}, "gpu_names")
             wanted = match_gpus([str(name) for name in names], request.gpu_type, "Vast.ai", name=str)
-        body = offers.search_body(wishes, request, wanted)
+        body = offers.search_body(wishes, wanted)
         found = self.api.post("/api/v0/bundles/", body, "search offers", creating=False) or {}
-        made = offers.offers(objects(found, "offers"), wishes, request)
-        if any(map(_is_private, made)) and not self._warned.exists():
-            made[0] = dataclasses.replace(made[0], notes=(WHAT_HOSTS_SEE, *made[0].notes))
-        return made
+        return self.warn_of_hosts(offers.offers(objects(found, "offers"), wishes))
 
     # Making.
 
-    def create(self, offer: Offer, intent: Intent, journal: Journal) -> Sequence[Resource]:
-        made = super().create(offer, intent, journal)
-        if _is_private(offer):
-            self._warned.touch()
-        return made
-
-    def launch(self, offer: Offer, new: NewMachine) -> Machine:
+    def launch(self, offer: Offer, new: NewMachine) -> str:
         """Rent an ask. A bid that is too low may be refused and make a machine all the same, stopped, which bills its
         disk (dstack 511c318c8, VastAICreateInstanceError)."""
-        env = {**boot_watch.variables(new.end, new.token, new.host), boot_script.LOGIN: new.login}
-        bid, doing = offer.data["bid"], "rent a machine"
         body = {
             "client_id": "me",
             "image": offer.data["image"],
             "disk": offer.data["disk"],
             "label": new.name,
             "runtype": "ssh_direc ssh_proxy",  # so spelt by Vast.ai's own client
-            "env": env,
-            "onstart": boot_script.build_script(self.api.address),
+            "env": new.boot_variables(),
+            "onstart": BOOT.script(self.api.address),
             "cancel_unavail": True,
             "target_state": "running",
-            **({} if bid is None else {"price": bid}),  # without: on demand
+            **({} if offer.data["bid"] is None else {"price": offer.data["bid"]}),  # without: on demand
         }
         path = f"/api/v0/asks/{path_segment(offer.id)}/"
-        answer = self.api.change("PUT", path, body, doing, accepted=range(400, 500))
-        document = parse_document(answer.body.decode(errors="replace"))
-        told = document if isinstance(document, dict) else {}
-        is_refused = answer.status >= 300 or told.get("success") is False
-        refusal = self.api.refused(answer, doing, creating=True) if is_refused else None
-        if not told.get("new_contract"):
-            raise refusal or self.api.unreadable(document, doing)
-        described = {"id": told["new_contract"], "label": new.name, "extra_env": [list(pair) for pair in env.items()]}
-        now = {"dph_base": offer.per_hour, "dph_total": offer.per_hour, "end_date": offer.data.get("ends")}
-        machine = parse_machine({**described, **now}, by_proxy=False)
-        if refusal:
-            raise RefusedAndMade(machine, refusal)
-        return machine
+        return self.api.create(path, body, "rent a machine", "new_contract", method="PUT")
 
     # Finding and ending.
 
     def list_machines(self) -> Sequence[Machine]:
-        listed = self.api.list_objects("/api/v1/instances/", "list instances", "instances", _next_page, limit=PAGE)
-        return [parse_machine(one, by_proxy=self._is_by_proxy(one)) for one in listed]
+        listed = self.api.list_objects("/api/v1/instances/", "list instances", "instances", NEXT_PAGE, limit=PAGE)
+        return [parse_machine(one) for one in listed]
 
     def find_machine(self, resource: Resource) -> Machine | None:
-        path, doing = f"/api/v0/instances/{path_segment(resource.id)}/?owner=me", "look at an instance"
-        document = self.api.get_or_none(path, doing)
-        if document is None or (isinstance(document, dict) and document.get("instances", False) is None):
-            return None  # in so many words
-        found = self.api.require_object(document.get("instances") if isinstance(document, dict) else None, doing)
-        return parse_machine(found, by_proxy=self._is_by_proxy(found, resource))
-
-    def _is_by_proxy(self, instance: Document, kept: Resource | None = None) -> bool:
-        """A node stays where it was reached first."""
-        direct, proxy = endpoints(instance)
-        if not (direct[0] and proxy[0]):
-            return not direct[0]
-        if kept and kept.data.get("artefact"):
-            return bool(kept.data.get("proxy"))
-        now = self.context.clock.monotonic()
-        return now - self._running_since.setdefault(str(instance["id"]), now) >= DIRECT_S
+        path = f"/api/v0/instances/{path_segment(resource.id)}/?owner=me"
+        found = self.api.find_object(path, "look at an instance", "instances")
+        return parse_machine(found) if found else None
 
     def end_machine(self, resource: Resource) -> int:
         return self.api.delete(f"/api/v0/instances/{path_segment(resource.id)}/", "destroy an instance", body={})
-
-    def self_destruct(self, resource: Resource) -> Sequence[str]:
-        return ["sh", "-c", boot_script.DESTROY, "gpuops", self.api.address]
 
     # The account.
 
     def ask_account(self) -> AccountFacts:
         """What was paid in before is the `credit` (a field of Vast.ai's own client, not in its description); what such
         an account has spent of it may stand in its `balance` for a while, below 0."""
-        user = self.api.get("/api/v0/users/current/", "look at the account")
-        user = user if isinstance(user, dict) else {}
+        user = self.api.find_object("/api/v0/users/current/", "look at the account") or {}
         told = [number(user[name]) for name in ("balance", "credit") if name in user]
         return AccountFacts(str(user.get("id") or ""), str(user.get("email") or ""), sum(told) if told else None)
-
-    def balance(self) -> float | None:
-        return self.key_account.facts(max_age_s=0.0).balance
-
-
-def _next_page(document: Document) -> Document:
-    token = document.get("next_token")
-    return {"after_token": token} if token else {}
-
-
-def _is_private(offer: Offer) -> bool:
-    return str(offer.data.get("hosted_by")).endswith(PRIVATE)

@@ -9,7 +9,7 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any, ClassVar
 
-from provisioners.kit.boot_watch import FOLDER, HOST_PUBLIC
+from provisioners.kit.container_boot import FOLDER, HOST_PUBLIC
 from tests.conftest import until
 from tests.fakes.runpod.container import Container
 from tests.system.chaos.hits import Saboteur

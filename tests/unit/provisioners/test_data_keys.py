@@ -42,11 +42,14 @@ WRITERS: dict[str, list[Callable[..., Any]]] = {
 
 
 def written_keys(function: Callable[..., Any]) -> Iterator[str]:
-    """The keys of dictionaries that a function calls `data`, or returns; the names of a dataclass's fields."""
+    """The keys of dictionaries that a function calls `data`, or returns, or that it gives to `MachineOffer.build`; the
+    names of a dataclass's fields."""
     if dataclasses.is_dataclass(function):
         yield from (field.name for field in dataclasses.fields(function))
         return
     for node in ast.walk(ast.parse(textwrap.dedent(inspect.getsource(function)))):
+        if isinstance(node, ast.Call) and isinstance(node.func, ast.Attribute) and node.func.attr == "build":
+            yield from (keyword.arg for keyword in node.keywords if keyword.arg)
         is_data = isinstance(node, ast.keyword) and node.arg == "data"
         is_assigned = isinstance(node, ast.AnnAssign) and ast.unparse(node.target) == "data"
         value = node.value if is_data or is_assigned or isinstance(node, ast.Return) else None  # type: ignore[attr-defined]

@@ -30,7 +30,23 @@ SHELLS = [
     pytest.param(shell, marks=pytest.mark.skipif(not shutil.which(shell), reason=f"there is no {shell} here"))
     for shell in ("dash", "bash")
 ]
-TOOLS = ("cat", "chmod", "date", "env", "grep", "mkdir", "mv", "rm", "sed", "sh", "sleep", "base64", "tail", "touch")
+TOOLS = (
+    "cat",
+    "chmod",
+    "date",
+    "env",
+    "grep",
+    "mkdir",
+    "mv",
+    "rm",
+    "sed",
+    "sh",
+    "sleep",
+    "base64",
+    "tail",
+    "touch",
+    "tr",
+)
 PRIVATE, PUBLIC = (
     "-----BEGIN OPENSSH PRIVATE KEY-----\nabc\n-----END OPENSSH PRIVATE KEY-----\n",
     "ssh-ed25519 AAAAhost",
@@ -56,14 +72,15 @@ class Pod:
     def key(self) -> Path:
         return self.root / "etc/ssh/ssh_host_ed25519_key"
 
-    def begin(self, end: str, round_s: float = 60.0, **more: str) -> None:
+    def begin(self, end: str, **more: str) -> None:
         """As a container begins: `args` as words, the environment as it was given."""
         env = {
             "PATH": self.path, "RUNPOD_API_KEY": KEY, "RUNPOD_POD_ID": "pod1", "PUBLIC_KEY": "ssh-ed25519 AAAAours",
+            "GPUOPS_LOGIN": "ssh-ed25519 AAAAours",
             "GPUOPS_END": end, "GPUOPS_HOST_KEY": base64.b64encode(PRIVATE.encode()).decode(),
             "GPUOPS_HOST_PUBLIC": PUBLIC, "GPUOPS_TOKEN": "token-0",
-            boot_script.VARIABLE: boot_script.build_script(
-                self.api.url, root=str(self.root), look_s=0.1, again_s=0.1, round_s=round_s),
+            boot_script.VARIABLE: boot_script.BOOT.script(
+                self.api.url, root=str(self.root), look_s=0.1, again_s=0.1),
             **more,
         }  # fmt: skip
         words = [*boot_script.ENTRYPOINT, *boot_script.COMMAND]
@@ -173,18 +190,16 @@ def test_at_the_end_all_ways_are_tried_again_and_again_and_its_key_is_nobodys_ar
     assert set(pod.api.said) == {*ENDS, "GET /v2/pods/pod1"}
     assert all(asked.headers["Authorization"] == f"Bearer {KEY}" for asked in pod.api.asked)
     assert all("gpuops" in asked.headers["User-Agent"] for asked in pod.api.asked)
-    assert any("python3" in words for words in seen)
+    assert any("curl" in words for words in seen)
     assert not [words for words in seen if KEY in words]
 
 
-@pytest.mark.parametrize("python", ["", "exit 0", "exit 1", "exec sleep 600"])
-def test_with_no_python_or_with_one_that_does_nothing_it_is_done_by_curl(pod: Pod, python: str) -> None:
-    if not shutil.which("curl"):
-        pytest.skip("there is no curl here")
+@pytest.mark.parametrize("curl", ["", "exit 60", "sleep 1; exit 28"])
+def test_with_no_curl_or_with_one_that_does_nothing_it_is_done_by_python(pod: Pod, curl: str) -> None:
     pod.image()
-    folder = pod.only("curl", "bash", "timeout")
-    if python:
-        program(folder / "python3", f"#!/bin/sh\n{python}\n")
+    folder = pod.only("python3", "bash")
+    if curl:
+        program(folder / "curl", f"#!/bin/sh\n{curl}\n")
     seen: list[str] = []
 
     def tell(_: Any) -> Says:
@@ -192,16 +207,17 @@ def test_with_no_python_or_with_one_that_does_nothing_it_is_done_by_curl(pod: Po
         return Says(500)
 
     pod.api.tell = tell
-    pod.begin(past(), round_s=1.0)
-    until(lambda: len(seen) > 9, "it is done by curl, again and again")
-    assert [(asked.method, asked.path, asked.body) for asked in pod.api.asked[:4]] == [
+    pod.begin(past())
+    until(lambda: len(seen) > 9, "it is done by Python, again and again")
+    assert [(asked.method, asked.path, asked.body) for asked in pod.api.asked[:5]] == [
         ("POST", "/v2/pods/pod1/action", {"action": "terminate"}),
         ("DELETE", "/v2/pods/pod1", None),
         ("POST", "/graphql", {"query": 'mutation { podTerminate(input: {podId: "pod1"}) }'}),
+        ("GET", "/v2/pods/pod1", None),
         ("POST", "/v2/pods/pod1/action", {"action": "stop"}),
     ]
     assert {asked.headers["Authorization"] for asked in pod.api.asked} == {f"Bearer {KEY}"}
-    assert any("curl" in words for words in seen)
+    assert any("python3" in words for words in seen)
     assert not [words for words in seen if KEY in words]
 
 
@@ -217,7 +233,7 @@ SAMPLE = [
     ("terminate", 404), ("DELETE /v2/pods/pod1", 403), ("DELETE /v2/pods/pod1", CUT), ("POST /graphql", 404),
     ("POST /graphql", 500), ("stop", 204), ("stop", 401), ("", 404), ("", 429), ("", CUT),
 ]  # fmt: skip
-"""The way that works, and what all others answer: all combinations stand in test_ending.py."""
+"""The way that works, and what all others answer: more stand in test_self_destruct.py."""
 
 
 @pytest.mark.parametrize(("works", "other"), SAMPLE)
@@ -355,12 +371,11 @@ def test_an_image_where_nothing_can_be_installed_says_so_and_still_ends(pod: Pod
 
 def test_the_args_replace_an_entrypoint_and_hold_no_secret() -> None:
     assert json.loads(boot_script.ARGS) == {"entrypoint": ["sh", "-c"], "cmd": ['eval "$GPUOPS_START"']}
-    assert "@" not in boot_script.build_script("https://api.runpod.io/v2").replace("$@", "")
+    assert "@" not in boot_script.BOOT.script("https://api.runpod.io/v2").replace("$@", "")
 
 
 def test_an_address_of_the_api_stays_one_word() -> None:
-    text = boot_script.build_script("https://x.org/it's/v2")
-    done = subprocess.run(
-        ["sh", "-c", f'{text.partition("watch=")[0]}printf "%s" "$api"'], capture_output=True, text=True
-    )
+    text = boot_script.BOOT.script("https://x.org/it's/v2")
+    words = next(line for line in text.splitlines() if line.startswith("set -- "))
+    done = subprocess.run(["sh", "-c", f'{words}; printf "%s" "$1"'], capture_output=True, text=True)
     assert done.stdout == "https://x.org/it's/v2", done.stderr

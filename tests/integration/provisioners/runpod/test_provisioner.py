@@ -34,7 +34,6 @@ from provisioners.kit import keys
 from provisioners.kit.account import AccountFacts
 from provisioners.runpod import RunpodProvisioner, boot_log, boot_script, pod_log
 from provisioners.runpod import account as accounts
-from provisioners.runpod import provisioner as module
 from tests.conftest import HANG_S, until
 from tests.fakes.runpod import FakeRunPod, Fault, Life, Pod
 from tests.fakes.runpod.faults import (
@@ -569,8 +568,7 @@ def test_a_pod_that_another_key_sees_is_there(runpod: RunpodProvisioner, fake: F
 def test_a_node_ends_itself_with_the_python_it_has(runpod: RunpodProvisioner, fake: FakeRunPod) -> None:
     machine = made(runpod)
     argv = runpod.self_destruct(dataclasses.replace(machine, data={**machine.data, "python": "/usr/bin/python3.9"}))
-    assert argv[:3] == ["/usr/bin/python3.9", "-I", "-c"]
-    assert argv[4:] == [fake.url]
+    assert (argv[:2], argv[3:]) == (["sh", "-c"], ["gpuops", fake.url, "/usr/bin/python3.9"])
     assert fake.account_key not in " ".join(argv)
 
 
@@ -585,7 +583,7 @@ def test_the_balance_is_asked_for_in_another_process(
     assert runpod.balance() == 3.5
     assert runpod.balance() == 3.5, "just asked"
     assert runpod.account() == {"id": "u1", "balance": 3.5}
-    monkeypatch.setattr(module, "BALANCE_VALID_S", 0.0)
+    monkeypatch.setattr(RunpodProvisioner, "balance_valid_s", 0.0)
     assert runpod.balance() == 2.0
     assert runpod.account() == {"id": "u1", "balance": 1.0}, "a search for hours asks again in each round"
     answers.append(AccountFacts())

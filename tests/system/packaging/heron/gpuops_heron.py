@@ -56,7 +56,7 @@ class HeronProvisioner(RentedProvisioner):
         listed = objects(self.api.get("/types", "list types"), "types")
         return find_offers([parse_type(one) for one in listed], request, "Heron")
 
-    def launch(self, offer: Offer, new: NewMachine) -> Machine:
+    def launch(self, offer: Offer, new: NewMachine) -> str:
         user_data = cloud_init.document(
             host=new.host, login=new.login, user=USER, max_bytes=MAX_USER_DATA_BYTES, who="Heron"
         )
@@ -67,8 +67,7 @@ class HeronProvisioner(RentedProvisioner):
             "labels": {"token": new.token, "host-key": new.host.public},
             "user_data": user_data,
         }
-        doing = f"start a {offer.data['type']}"
-        return parse_machine(self.api.require_object(self.api.post("/servers", body, doing), doing))
+        return self.api.create("/servers", body, f"start a {offer.data['type']}")
 
     def list_machines(self) -> Sequence[Machine]:
         return [parse_machine(one) for one in self.api.list_objects("/servers", "list servers", "servers", next_page)]

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 import json
+import re
 from pathlib import Path
 
 import pytest
@@ -59,10 +60,13 @@ def test_how_long_to_wait_is_said_by_a_header_or_in_words() -> None:
     error = failed(429, "", **{"Retry-After": "7"})
     assert isinstance(error, RateLimited)
     assert error.retry_after == 7.0
-    told = dataclasses.replace(SERVICE, said_wait_s=lambda words: float(words.split()[-1]))
+    told = dataclasses.replace(SERVICE, said_wait=re.compile(r"wait ([\d.]+)"), unsaid_wait_s=9.0)
     error = told.failure(429, {}, b"wait 4.5", "list machines")
     assert isinstance(error, RateLimited)
     assert error.retry_after == 4.5
+    error = told.failure(429, {}, b"too often", "list machines")
+    assert isinstance(error, RateLimited)
+    assert error.retry_after == 9.0
 
 
 def found(home: Path, **env: str) -> tuple[str, str]:

@@ -142,16 +142,20 @@ def wished(**given: Any) -> options.Wishes:
 
 
 def test_what_is_asked_for_without_a_word() -> None:
-    assert wished() == options.Wishes(1, 1, "SECURE", 100, "", options.IMAGE, "12.8")
-    assert wished(cloud="Community", disk=20, min_cuda="12.4", gpus=4).cuda == "12.4"
-    assert wished(min_cuda="none").cuda == ""
+    one = wished()
+    assert (one.nodes, one.gpus, one.cloud, one.disk, one.volume) == (1, 1, "SECURE", 100, "")
+    assert (one.image, one.min_cuda, one.template, one.registry, one.ports) == (options.IMAGE, "12.8", "", "", "")
+    assert (one.min_ram, one.min_vcpu, one.least) == (0, 0, "")
+    assert wished(cloud="Community", disk=20, min_cuda="12.4", gpus=4).min_cuda == "12.4"
+    assert wished(min_cuda="none").min_cuda == ""
 
 
 @pytest.mark.parametrize(("given", "say"), [
-    ({"cloud": "own"}, "no cloud 'own'"), ({"gpus": 0}, "at least one GPU"), ({"disk": -1}, "a disk of -1 GB"),
+    ({"cloud": "own"}, "no cloud 'own'"), ({"gpus": 0}, "at least one GPU"),
+    ({"disk": -1}, "--disk -1 is out of range"),
     ({"cloud": "community", "volume": "v"}, "no network volumes"), ({"image": "a b"}, "not the name of an image"),
-    ({"min_cuda": "12"}, "no version of CUDA"), ({"min_ram": 0}, "--min-ram 0 is no least of anything"),
-    ({"min_vcpu": -4}, "--min-vcpu -4 is no least of anything"),
+    ({"min_cuda": "12"}, "no version of CUDA"), ({"min_ram": 0}, "--min-ram 0 is out of range"),
+    ({"min_vcpu": -4}, "--min-vcpu -4 is out of range"),
 ])  # fmt: skip
 def test_what_makes_no_sense(given: dict[str, Any], say: str) -> None:
     with pytest.raises(UsageError, match=say):

@@ -8,8 +8,7 @@ import pytest
 
 from gpuops.core.errors import NoCapacity
 from gpuops.core.models import Offer, Request
-from provisioners.vast.offers import offers, search_body
-from provisioners.vast.options import wishes
+from provisioners.vast.offers import Wishes, offers, search_body
 
 ASK: dict[str, Any] = {
     "id": 1, "gpu_name": "A10", "gpu_ram": 23028, "num_gpus": 1, "dph_base": 0.2, "dph_total": 0.22, "min_bid": 0.08,
@@ -19,8 +18,7 @@ ASK: dict[str, Any] = {
 
 
 def made(*changes: dict[str, Any], **wish: Any) -> list[Offer]:
-    request = Request("vast", **wish)
-    return offers([{**ASK, **change} for change in changes], wishes(request), request)
+    return offers([{**ASK, **change} for change in changes], Wishes.parse(Request("vast", **wish)))
 
 
 @pytest.mark.parametrize(
@@ -77,5 +75,4 @@ def test_the_cheapest_is_first_disk_included() -> None:
     ],
 )
 def test_what_is_searched_for(wish: dict[str, Any], name: str, rule: dict[str, Any]) -> None:
-    request = Request("vast", **wish)
-    assert search_body(wishes(request), request, [])[name] == rule
+    assert search_body(Wishes.parse(Request("vast", **wish)), [])[name] == rule
