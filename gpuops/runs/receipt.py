@@ -8,7 +8,7 @@ from typing import Any
 
 from gpuops.core.format import first_few, money, plural, span
 from gpuops.core.run_models import VerdictOutcome
-from gpuops.sync.run_record import RunRecord
+from gpuops.sync.run_record import RunRecord, read_number
 
 SHORT_HASH_CHARS = 10
 MAX_HOSTS = 4
@@ -40,10 +40,10 @@ class RetryLoss:
             run=str(document.get("run") or ""),
             cluster=str(document.get("cluster") or ""),
             place=str(document.get("place") or ""),
-            step=document.get("step"),
-            steps_lost=document.get("steps_lost"),
-            gap_s=document.get("gap_s"),
-            cost=float(document.get("cost") or 0.0),
+            step=read_number(document.get("step")),
+            steps_lost=read_number(document.get("steps_lost")),
+            gap_s=read_number(document.get("gap_s")),
+            cost=read_number(document.get("cost")) or 0.0,
             was_warned=bool(document.get("warned", True)),
             was_started=bool(document.get("started", True)),
             was_reclaimed=bool(document.get("reclaimed", True)),

@@ -241,8 +241,9 @@ class _Fetch:
         self._total = sum(stamp[0] for stamps in todo.values() for stamp in stamps.values()) + self.bytes
         if todo:
             self.progress.phase("fetching results", Whose.NETWORK)
-        for part in split_by_room(todo, self.out.folder.room()):
-            for batch in batches(part):
+        room = self.out.folder.room()
+        for part in split_by_room(todo, room):
+            for batch in batches(part, small_first=self._total - self.bytes > room):
                 with self.out.staging() as staging:
                     self._fetch_batch(self._update_stamps(batch), live, staging)
         if self.bytes:

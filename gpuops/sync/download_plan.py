@@ -35,11 +35,15 @@ def split_by_room(todo: Todo, room: int) -> list[Todo]:
     ]
 
 
-def batches(todo: Todo) -> Iterator[Todo]:
-    """`todo` in pieces of bounded size; all nodes' versions of a path stay together, and small files come last."""
+def batches(todo: Todo, *, small_first: bool = False) -> Iterator[Todo]:
+    """`todo` in pieces of bounded size; all nodes' versions of a path stay together, and small files come last.
+
+    `small_first`: where not all has room, so that most of the files have.
+    """
     small = {path for path, stamps in todo.items() if max(size for size, _ in stamps.values()) <= MAX_SMALL_BYTES}
-    yield from _pieces({path: todo[path] for path in sorted(todo.keys() - small)})
-    yield from _pieces({path: todo[path] for path in sorted(small)})
+    large = todo.keys() - small
+    for paths in (small, large) if small_first else (large, small):
+        yield from _pieces({path: todo[path] for path in sorted(paths)})
 
 
 def _pieces(todo: Todo) -> Iterator[Todo]:

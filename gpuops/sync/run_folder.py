@@ -16,6 +16,8 @@ import json
 import os
 import re
 import stat
+from collections.abc import Iterator
+from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
@@ -32,6 +34,8 @@ STREAM_NAME = re.compile(r"[A-Za-z0-9_-]{1,64}(\.[a-z]{1,8})?")
 
 MAX_DOCUMENT_BYTES = 64 << 20
 """No document of a run is larger: that of a run with half a million files is smaller."""
+MAX_LINE_BYTES = 1 << 20
+"""No line of a journal is longer."""
 
 
 class RunHome:
@@ -107,10 +111,10 @@ class RunHome:
             raise NodeError(f"node{node} sent a log named {stream!r}", "check that this is the node you rented")
         return f"{_logs(node)}/{stream}"
 
-    def lines(self, node: int, stream: str) -> list[bytes]:
-        """The lines of a journal, of its first `MAX_DOCUMENT_BYTES`. Raises OSError."""
-        with self.log(node, stream).open("rb") as file:
-            return file.read(MAX_DOCUMENT_BYTES).splitlines()
+    def lines(self, node: int, stream: str) -> Iterator[bytes]:
+        """The lines of a journal, of its first `MAX_DOCUMENT_BYTES`; none where it is not there, or cannot be read."""
+        with suppress(OSError):
+            yield from read_lines(self.log(node, stream), MAX_DOCUMENT_BYTES)
 
     def offsets(self, node: int) -> dict[str, int]:
         """Stream -> number of bytes that are home."""
@@ -143,6 +147,15 @@ def make_ignored_folder(path: Path, *, new: bool = False) -> SafeFolder:
         name = ".gitignore" if status is None else f"{path.name}/.gitignore"
         runs.write(name, io.BytesIO(b"*\n"), 0)
     return runs.below(path.name)
+
+
+def read_lines(path: Path, limit_bytes: int) -> Iterator[bytes]:
+    """The first lines of a file, each with its end; a line of more than `MAX_LINE_BYTES` comes in pieces. Raises
+    OSError."""
+    with path.open("rb") as file:
+        while limit_bytes > 0 and (line := file.readline(MAX_LINE_BYTES)):
+            limit_bytes -= len(line)
+            yield line
 
 
 def read_json(path: Path) -> dict[str, Any]:

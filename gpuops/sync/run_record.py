@@ -11,6 +11,9 @@ from gpuops.core.models import MachineEnd, Payer
 from gpuops.core.run_models import Verdict
 from gpuops.ledger.rows import RunFacts
 
+MAX_NUMBER = 1e15
+"""A larger number in a record is damaged."""
+
 
 @dataclass(frozen=True)
 class RunRecord:
@@ -84,8 +87,8 @@ class RunRecord:
             return str(document.get(name) or "")
 
         def number(name: str) -> float | None:
-            value = document.get(name)
-            return value if isinstance(value, int | float) else None
+            value: float | None = read_number(document.get(name))
+            return value
 
         def mapping(name: str) -> Mapping[str, Any]:
             value = document.get(name)
@@ -108,11 +111,11 @@ class RunRecord:
             home=text("home"),
             report=text("report"),
             missing=missing if isinstance(missing, str) else None,
-            facts=RunFacts({name: value for name, value in document.items() if name not in KEYS}),
+            facts=_parse_facts(document),
             nodes_ended={index: one for index, one in mapping("nodes_ended").items() if isinstance(one, Mapping)},
             kept=text("kept"),
             left_behind=text("left_behind"),
-            progress=mapping("progress"),
+            progress={name: step for name, step in mapping("progress").items() if read_number(step) is not None},
             in_bucket=in_bucket if isinstance(in_bucket, list) else None,
         )
 
@@ -129,6 +132,20 @@ class RunRecord:
 
 KEYS = {"schema", "rented", *(one.name for one in fields(RunRecord))} - {"is_rented", "facts"}
 """Keys of `run.json` that are no facts of the ledger."""
+
+
+def read_number(value: Any) -> Any:
+    """A number that can be shown; None for anything else, and for one that is infinite, or none."""
+    return value if isinstance(value, int | float) and abs(value) < MAX_NUMBER else None
+
+
+def _parse_facts(document: Mapping[str, Any]) -> RunFacts:
+    facts = RunFacts({name: value for name, value in document.items() if name not in KEYS})
+    if read_number(facts.get("nodes")) is None:
+        facts.pop("nodes", None)
+    if (losses := facts.pop("retries", None)) and isinstance(losses, list):
+        facts["retries"] = [loss for loss in losses if isinstance(loss, Mapping)]
+    return facts
 
 
 def _parse_verdict(document: object) -> Verdict | None:

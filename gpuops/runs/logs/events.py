@@ -28,11 +28,7 @@ def first_event_time(
     skews = row.facts.skews
     times = []
     for index in range(request_of(row).nodes):
-        try:
-            lines = RunHome(row.home).lines(index, "events.jsonl")
-        except OSError:
-            continue
-        for line in lines:
+        for line in RunHome(row.home).lines(index, "events.jsonl"):
             if until():
                 break
             event = validation.parse_event(line)

@@ -22,7 +22,7 @@ from gpuops.core.polling import Clock
 from gpuops.offers.lease_limits import parse_span
 from gpuops.runs.logs.lines import STREAM, LineMerger
 from gpuops.sync.log_mirror import MAX_STREAMS
-from gpuops.sync.run_folder import RunHome
+from gpuops.sync.run_folder import RunHome, read_lines
 
 TIMES_FILE = "times.jsonl"
 NOT_NOTED_YET = float("inf")
@@ -32,7 +32,7 @@ LATEST, LONGEST = 1e11, 1 << 40
 MAX_NOTES_BYTES = 256 << 20
 """How many bytes of notes are read: a month has fewer."""
 MAX_LINE_BYTES = 1 << 16
-"""How far back the beginning of a line is searched, and the longest note that is read."""
+"""How far back the beginning of a line is searched."""
 CHUNK_BYTES = 1 << 20
 NODE_FOLDER = re.compile(r"node(\d+)")
 EVENTS_FILE = "events.jsonl"
@@ -101,7 +101,7 @@ class LogTimes:
 
     def _read(self, path: Path, node: int, skew: float) -> None:
         notes: dict[str, Notes] = {}
-        for line in _read_notes(path):
+        for line in read_lines(path, MAX_NOTES_BYTES):
             if self._until():
                 break
             try:
@@ -116,15 +116,6 @@ class LogTimes:
                 if stream in notes or (len(notes) < MAX_STREAMS and STREAM.fullmatch(stream)):
                     notes.setdefault(stream, Notes()).add(moment, size)
         self._notes.update({(node, stream): one for stream, one in notes.items()})
-
-
-def _read_notes(path: Path) -> Iterator[bytes]:
-    """A file's lines, up to `MAX_NOTES_BYTES` in all."""
-    remaining_bytes = MAX_NOTES_BYTES
-    with path.open("rb") as file:
-        while remaining_bytes > 0 and (line := file.readline(MAX_LINE_BYTES)):
-            remaining_bytes -= len(line)
-            yield line
 
 
 def find_line_start(path: Path, offset: int) -> int:

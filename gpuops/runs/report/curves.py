@@ -255,11 +255,7 @@ def _known(value: float | None) -> float:
 def _usage_lines(home: RunHome, node: int, is_late: IsLate) -> Iterator[UsageLine]:
     from gpuops.transport.validation import parse_usage
 
-    try:
-        lines = home.lines(node, USAGE_FILE)
-    except OSError:
-        return
-    for line in lines[:MAX_USAGE_LINES]:
+    for line in islice(home.lines(node, USAGE_FILE), MAX_USAGE_LINES):
         if is_late():
             return
         if usage := parse_usage(line):

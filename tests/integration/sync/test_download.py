@@ -14,7 +14,7 @@ from typing import Any
 import pytest
 
 from gpuops.agent.files import output_files
-from gpuops.core.errors import ConnectionLost, GpuopsError, MalformedAnswer, NodeError
+from gpuops.core.errors import ConnectionLost, GpuopsError, LocalDisk, MalformedAnswer, NodeError
 from gpuops.core.safe_folder import SafeFolder
 from gpuops.sync import download_plan
 from gpuops.sync.download import FetchReport, UnreadableFiles
@@ -168,6 +168,20 @@ def test_a_snapshot_made_while_the_one_before_travels_leaves_no_stale_pointer_ho
     assert scene.out() == {
         **{f"snapshots/step-{step}.pt": b"a large file" for step in (10, 20, 21, 30)}, "snapshots/last": b"step-31",
     }  # fmt: skip
+
+
+def home_bytes(scene: Scene) -> list[bytes]:
+    return [path.read_bytes() for path in scene.home.out.rglob("*.pt")]
+
+
+def test_a_large_file_takes_no_room_from_the_small_ones(scene: Scene, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(download_plan, "MAX_SMALL_BYTES", 10)
+    monkeypatch.setattr(SafeFolder, "room", lambda _: 100 - sum(map(len, home_bytes(scene))))
+    scene.nodes[0].put("a.pt", b"x" * 97)
+    scene.nodes[0].put("b.pt", b"small")
+    with pytest.raises(LocalDisk, match=r"no room for 1 file of digits-1 \(97 B; the largest is a\.pt, 97 B\)"):
+        scene.fetch(final=True)
+    assert scene.out() == {"b.pt": b"small"}
 
 
 def test_a_file_just_opened_for_writing_does_not_replace_a_good_one(scene: Scene) -> None:

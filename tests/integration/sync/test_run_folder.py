@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import tracemalloc
 from pathlib import Path
 
 import pytest
@@ -70,3 +71,15 @@ def test_a_file_where_all_homes_should_be_is_one_sentence_to_who_claims_one(tmp_
     (tmp_path / "runs").write_text("in the way")
     with pytest.raises(GpuopsError, match="cannot write to"):
         RunHome(tmp_path / "runs" / RUN).claim()
+
+
+def test_a_journal_of_many_lines_fills_no_memory(tmp_path: Path) -> None:
+    home = RunHome(tmp_path / "runs" / "a-1")
+    home.folder.write_at("logs/node0/events.jsonl", 0, b"xy\n" * 100_000 + b"no end")
+    tracemalloc.start()
+    try:
+        assert sum(1 for _ in home.lines(0, "events.jsonl")) == 100_001
+        assert tracemalloc.get_traced_memory()[1] < 300_000
+    finally:
+        tracemalloc.stop()
+    assert list(home.lines(1, "events.jsonl")) == []

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from typing import Any
 
 import pytest
@@ -128,3 +129,19 @@ def test_the_code_of_a_workload_is_ours() -> None:
         RunRecord.parse({**RENTED, "request": {"workload": "digits"}, "gpuops": "0.1.0", "commit": None})
     )
     assert "code     gpuops 0.1.0, workload digits" in said
+
+
+LOSS = {"run": "toy-1", "cluster": "lab", "place": "here", "step": 7, "steps_lost": 2, "gap_s": 9.0, "cost": 1.0}
+DAMAGED: list[Any] = [True, "x", math.inf, math.nan, -1, 10**400, [], [1], ["x"], {"a": 1}]
+
+
+@pytest.mark.parametrize("value", DAMAGED, ids=[repr(value)[:9] for value in DAMAGED])
+def test_no_damage_of_a_record_keeps_the_rest_from_being_shown(value: Any) -> None:
+    whole = {**RECLAIMED, "progress": {"step": 9, "saved": 7}, "retries": [LOSS], "hosts": ["a"], "payer": None}
+    damaged = [
+        *({**whole, name: value} for name in whole if name != "run"),
+        *({**whole, "retries": [{**LOSS, name: value}]} for name in LOSS),
+        *({**whole, "progress": {"step": 9, "saved": 7, name: value}} for name in ("step", "saved")),
+    ]
+    for document in damaged:
+        assert format_receipt(RunRecord.parse(document))[0] == "run      digits-3", document
