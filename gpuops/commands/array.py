@@ -30,7 +30,7 @@ from gpuops.commands.array_plan import (
     summarise,
 )
 from gpuops.core.context import Context
-from gpuops.core.errors import GpuopsError, Interrupted, NodeError, worst_exit_code
+from gpuops.core.errors import GpuopsError, Interrupted, NodeError, RunFailed, worst_exit_code
 from gpuops.core.format import plural
 from gpuops.core.reporting import PrefixedReporter, Silent
 from gpuops.core.run_models import RunRequest
@@ -314,7 +314,8 @@ def _run_index(
         raise
     except (GpuopsError, Interrupted) as error:
         ctx.out.say(f"error: {error.message}" + (f"\nhint: {error.hint}" if error.hint else ""))
-        return IndexOutcome(index, error.exit_code, error.message, ends_place=True)  # the next would meet the same
+        own = isinstance(error, RunFailed)  # its command, such as ./job-{index}.sh; the next would meet any other error
+        return IndexOutcome(index, error.exit_code, error.message, ends_place=not own)
     if outcome.taken:
         queue.stop(f"another command ends {place.session.row.name}")
     document = outcome.document

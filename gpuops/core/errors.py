@@ -143,6 +143,8 @@ class RefusalKind(StrEnum):
     """The run was never started there."""
     NO_PYTHON = "no-python"
     GANG = "gang"
+    CANNOT_START = "cannot-start"
+    """The run's command is not there, or may not be executed."""
     UNKNOWN_VERB = "unknown-verb"
     """The agent is older than this gpuops."""
 

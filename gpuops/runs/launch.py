@@ -10,7 +10,7 @@ import secrets
 from typing import TYPE_CHECKING
 
 from gpuops.core.context import Context
-from gpuops.core.errors import NodeRefused, RefusalKind
+from gpuops.core.errors import NodeRefused, RefusalKind, RunFailed
 from gpuops.core.parallel import on_each
 from gpuops.core.run_models import RunRequest
 from gpuops.core.sink import BucketSink
@@ -31,11 +31,14 @@ made."""
 
 
 def launch(ctx: Context, session: ClusterSession, prepared: Prepared) -> None:
-    """Start the run on every node, the head first, on other ports each time. Raises GpuopsError."""
+    """Start the run on every node, the head first, on other ports each time. Raises GpuopsError; RunFailed, and not
+    NodeError, for a command that is not there: no other node would have it."""
     prepared.attempt += 1
     try:
         _start_nodes(ctx, session, prepared)
     except NodeRefused as refusal:
+        if refusal.kind == RefusalKind.CANNOT_START:
+            raise RunFailed(refusal.message, refusal.hint) from refusal
         if refusal.kind != RefusalKind.GANG or prepared.attempt > 1:
             raise
         launch(ctx, session, prepared)  # the gang link's port was taken in the meantime; nothing has started

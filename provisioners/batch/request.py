@@ -16,7 +16,7 @@ LOGIN_OPTIONS: Sequence[Option] = (
         "The cluster's login node: user@address:port, or a name from your ~/.ssh/config. Without: this machine is it.",
     ),
     Option("identity", "The private key to log in with.", "path"),
-    Option("accept-new", "Trust the key of a host that was never met before.", "bool", default=False),
+    Option("accept-new", "Trust the keys of unknown hosts.", "bool", default=False),
 )
 MIN_JOB_S = 360.0
 """The shortest job: its nodes start, one short run, and `jobs.END_MARGIN_S`."""

@@ -145,7 +145,7 @@ class Logins:
             return shown
         self._shown_keys[name] = shown
         raise UnconfirmedKey(
-            f"{name} was never met before, its key is {fingerprint_shown}",
+            f"{name} is an unknown host, its key is {fingerprint_shown}",
             "compare that with the host's own: ssh-keygen -lf /etc/ssh/ssh_host_ed25519_key.pub, then add --accept-new",
         )
 

@@ -86,7 +86,7 @@ class SshProvisioner:
         ),
         Option("hosts", "A file with a host a line, such as $PBS_NODEFILE or a hostfile of MPI.", "lines", counts=True),
         Option("identity", "The private key to log in with.", "path"),
-        Option("accept-new", "Trust the key of a host that was never met before.", "bool", default=False),
+        Option("accept-new", "Trust the keys of unknown hosts.", "bool", default=False),
         Option("container", "What runs --image there: docker, podman or apptainer. Without: docker, else podman."),
     )
     examples: Sequence[str] = (

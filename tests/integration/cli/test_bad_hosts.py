@@ -76,7 +76,7 @@ LIAR = (
 )
 TWO_GPUS = '#!/bin/sh\nprintf "GPU 0: a\\nGPU 1: b\\n"\n'
 ROWS = [
-    Row("a host that was never met", "{host} was never met before, its key is SHA256:.*", ".* then add --accept-new",
+    Row("an unknown host", "{host} is an unknown host, its key is SHA256:.*", ".* then add --accept-new",
         words=()),
     Row("a key that the host does not know", "permission denied for {host}; the keys that were tried: .*stranger.*",
         "pass --identity KEY .*", key=stranger),

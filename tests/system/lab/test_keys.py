@@ -79,7 +79,7 @@ def test_a_key_that_nobody_knows_is_shown(lab: Lab, laptop: Laptop) -> None:
     assert done.returncode == 3, done.stderr
     error, hint = done.stderr.splitlines()[-2:]
     shown = host.run(["ssh-keygen", "-lf", f"{KEY}.pub"]).stdout.split()[1]
-    assert error == f"error: root@{host.address} was never met before, its key is {shown}"
+    assert error == f"error: root@{host.address} is an unknown host, its key is {shown}"
     assert "--accept-new" in hint
     laptop.expect_hosts_clean(host)
 

@@ -45,7 +45,7 @@ def test_keys_of_several_hosts_are_one_question(
     there: tuple[Cloud, Context], monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str], hosts: int
 ) -> None:
     _, world = there
-    says = [f"host{number} was never met before, its key is SHA256:{number}" for number in range(hosts)]
+    says = [f"host{number} is an unknown host, its key is SHA256:{number}" for number in range(hosts)]
     asked: list[str] = []
     world.yes, world.out = False, Yes(asked)
 

@@ -18,7 +18,7 @@ from gpuops.commands import array
 from gpuops.commands.array import IndexQueue, Place, run_array
 from gpuops.commands.array_plan import parse_array
 from gpuops.core.context import Context
-from gpuops.core.errors import ConnectionLost, Interrupted, NodeError, UsageError
+from gpuops.core.errors import ConnectionLost, Interrupted, NodeError, RunFailed, UsageError
 from gpuops.core.polling import Poller
 from gpuops.core.processes import Identity, started
 from gpuops.core.run_models import RunRequest
@@ -190,6 +190,18 @@ def test_a_node_that_is_lost_or_has_unsaved_results_gets_no_further_run(
     first = {"lost": (4, "ended with 4"), "refused": (2, "it cannot begin"), "not all home": (130, "ended with 130")}
     assert said[5] == first[how]
     assert said[6] == said[7] == (4, "not started: no node of it is left")
+
+
+def test_a_command_of_one_index_that_is_not_there_stops_nobody(world: Context, monkeypatch: pytest.MonkeyPatch) -> None:
+    def run(_ctx: Context, _node: int, index: int) -> JobOutcome:
+        if index == 0:
+            raise RunFailed("cannot start ./job-0.sh", "chmod +x")
+        return ended(index, 0)
+
+    assert outcome_of(world, monkeypatch, "0-1", 1, run) == (
+        1,
+        {0: (1, "cannot start ./job-0.sh"), 1: (0, "ended with 0")},
+    )
 
 
 def test_what_is_not_home_and_what_to_do_is_told_of_each_run(world: Context, monkeypatch: pytest.MonkeyPatch) -> None:

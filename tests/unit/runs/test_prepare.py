@@ -211,11 +211,11 @@ def failed_set_up(said: bytes, folder: Path, ephemeral: bool = True, index: int 
 
 
 class Agent:
-    """Notes where it is to meet the others; the head refuses to listen so many times."""
+    """Notes where it is to meet the others; the head refuses so many times."""
 
-    def __init__(self, refusals: int = 0) -> None:
+    def __init__(self, refusals: int = 0, kind: str = "gang") -> None:
         self.asked: list[tuple[int, int]] = []
-        self._refusals = refusals
+        self._refusals, self._kind = refusals, kind
         self._fresh = 21000
 
     def call(self, verb: str, **args: Any) -> dict[str, Any]:
@@ -226,12 +226,12 @@ class Agent:
             spec = args["spec"]
             self.asked.append((spec["master"]["port"], spec["gang"]["port"]))
             if len(self.asked) <= self._refusals:
-                raise NodeRefused("its port is taken", "start again", "gang")
+                raise NodeRefused("no start", "start again", self._kind)
         return {}
 
 
-def launched(refusals: int, times: int = 1) -> list[Agent]:
-    agents = [Agent(refusals), Agent()]
+def launched(refusals: int, times: int = 1, kind: str = "gang") -> list[Agent]:
+    agents = [Agent(refusals, kind), Agent()]
     facts = [NodeFacts(index, "python", ranks=1, cores=1, address=f"10.0.0.{index}") for index in range(2)]
     row = SimpleNamespace(id=1, name="train-1", tree="project", facts=RunFacts(), request={})
     ledger = SimpleNamespace(set_run=lambda *_args, **_fields: None, run=lambda _id: row)
@@ -261,6 +261,12 @@ def test_a_gang_port_taken_in_the_meantime_is_replaced_once(
     refusals: int, head: list[tuple[int, int]], member: list[tuple[int, int]]
 ) -> None:
     assert [agent.asked for agent in launched(refusals)] == [head, member]
+
+
+def test_a_command_that_is_not_there_is_the_runs_failure_and_not_the_nodes() -> None:
+    with pytest.raises(RunFailed, match=r"^no start$") as caught:
+        launched(1, kind="cannot-start")
+    assert (caught.value.hint, caught.value.exit_code) == ("start again", 1)
 
 
 class QueuedOn:
