@@ -205,7 +205,7 @@ class RentedProvisioner(ABC):
             data["proxy"] = by_proxy = self._is_by_proxy(machine, previous)
             host, port = machine.proxy if by_proxy else (login.host, login.port)
             login = dataclasses.replace(login, host=host, port=port)
-        machine = dataclasses.replace(machine, region=machine.region or self.name, login=login, data=data)
+        machine = dataclasses.replace(machine, login=login, data=data)
         return machine_resource(machine, self.context.home, account, previous)
 
     def _is_by_proxy(self, machine: Machine, previous: Resource | None) -> bool:

@@ -34,7 +34,7 @@ def parse_machine(instance: Document) -> Machine:
     return Machine(
         id=str(instance["id"]),
         name=str(instance.get("label") or ""),
-        region="",  # Vast.ai lists an account's instances as one, wherever they are
+        region="vast",  # an account's instances are one list, wherever they are
         state=state,
         login=Login("root", host, port, env.get(container_boot.HOST_PUBLIC, "")),
         token=env.get(container_boot.TOKEN, ""),
