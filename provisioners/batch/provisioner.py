@@ -360,7 +360,7 @@ class BatchProvisioner(ABC, Generic[SiteT]):
         over = [resource for resource in resources if resource.is_machine and _job_name(resource) not in active]
         for resource in over:
             self.logins.ask(login, ["rm", "-f", output_file(login, _job_name(resource))])
-            self.logins.agent(login).end_node(f"{self.name}/{login.name}", str(resource.data["folder"]))
+            self.logins.agent(login).end_node(f"{self.name}/{login.name}", str(resource.data["folder"]), resource.token)
         if over and known is not None and not self._look_anew(login).resources:
             self.logins.book.remove_unchanged(login.name, known)
 

@@ -39,9 +39,10 @@ ids=$({{ printf '%s\\n' $ended | tail -n {HISTORY}; printf '%s\\n' $live; }} | s
 mark=$(printf '\\037')
 told=$(TZ=UTC qstat $history -f -F dsv -D "$mark" $ids 2>/dev/null)
 printf '%s\\n' "$told"
+named=" $(printf '%s\\n' "$told" | sed -n "s/^Job Id: \\([^$mark]*\\).*/\\1/p" | tr '\\n' ' ')"
 still=$(qselect -u "$user") || exit 1
 for id in $live; do
-    case $told in *"Job Id: $id$mark"*) continue ;; esac
+    case $named in *" $id "*) continue ;; esac
     case " $(echo $still) " in *" $id "*) echo "qstat tells nothing of $id"; exit 1 ;; esac
 done
 """

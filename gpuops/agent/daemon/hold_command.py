@@ -57,9 +57,11 @@ def main(_mode: str, arguments: Sequence[str]) -> int:
     settings = node.settings_document()
     if not settings:
         raise Refusal("no-node", f"{node.dir} is not there: this machine has another home folder than the login node")
+    cluster, held = settings.get("cluster"), settings.get("held")
     if settings.get("token") != f"{options.get('job')}-{index}":  # one that was given up, and began late
-        cluster = settings.get("cluster")
         raise Refusal("foreign", f"this job is not the one that this node of {cluster} was made for")
+    if held:  # the job was submitted twice, or is begun again
+        raise Refusal("foreign", f"this node of {cluster} is held by {held} already")
     with _Holder(node, settings) as holder:
         holder.hold()
     return 0

@@ -162,6 +162,17 @@ def test_a_job_that_begins_late_holds_no_node_of_the_next_one(held: Held) -> Non
     assert held.settings() == before
 
 
+def test_a_node_is_held_once(held: Held) -> None:
+    """A job may have been submitted twice under its name, or be begun again by who runs the cluster."""
+    process = held.start(SLURMD_NODENAME="c7")
+    before = held.settings()
+    assert "this node of lab is held by c7 already" in held.refusal()
+    assert held.settings() == before
+    assert held.node.says("hello")["ok"]
+    assert held.node.end()["left"] == 0
+    assert process.wait(HANG_S) == 0
+
+
 def test_a_job_whose_node_has_ended_leaves_nothing_on_its_machine(held: Held) -> None:
     (held.node.folder / "ended.json").write_text('{"why": "it was ended"}')
     assert "this node has ended: it was ended" in held.refusal()

@@ -2,11 +2,14 @@
 
 from __future__ import annotations
 
+import json
 import subprocess
+import sys
 from pathlib import Path
 
 import pytest
 
+from gpuops.core.models import Resource
 from provisioners.base import Context
 from provisioners.batch.jobs import JobState
 from provisioners.batch.login_node import HERE, LoginNode
@@ -95,3 +98,21 @@ def test_how_a_job_ended_is_asked_of_records_where_there_is_no_database(
     command(tools, "sacct", f'case " $* " in *" -c "*) echo "{ended}" ;; *) echo disabled >&2; exit 1 ;; esac')
     (job,) = provisioner.list_past_jobs(LOGIN, [f"{MARK}.{TOKEN}"])
     assert (job.id, job.state, job.preempted) == ("7", JobState.OVER, True)
+
+
+def test_the_end_of_a_node_spares_the_next_one_in_its_folder(tools: Path, provisioner: SlurmProvisioner) -> None:
+    """Of two commands that end a cluster one may come when another cluster has its name."""
+    root = tools / ".gpuops-0a1b2c3d"
+    folder = root / "lab/n0"
+    folder.mkdir(parents=True)
+    settings = {"mark": "gpuops-0a1b2c3d-lab-0", "token": "new-0", "host": f"slurm/{HERE}", "index": 0}
+    (folder / "node.json").write_text(json.dumps(settings))
+
+    def machine(token: str) -> Resource:
+        data = {"root": str(root), "python": sys.executable, "folder": str(folder), "token": token}
+        return Resource("machine", f"{HERE}:{folder}", HERE, settings["mark"], bills=False, data=data)
+
+    provisioner.destroy([machine("old-0")])
+    assert json.loads((folder / "node.json").read_text()) == settings
+    provisioner.destroy([machine("new-0")])
+    assert not root.exists()
