@@ -1,4 +1,4 @@
-"""Files to go on from: complete or not there, the newest that is whole, and one truth for all ranks.
+"""Snapshots to resume from: each file is complete or not there, and rank 0 chooses one for all ranks.
 
 Rank 0 alone writes and reads. Each file holds what every rank needs, its own random numbers too, so that it is enough
 by itself: on other machines, after a change of node, in a world of another size.
@@ -91,7 +91,7 @@ class Snapshots:
         return sorted(paths, key=lambda path: path != last)
 
     def _forget(self, step: int) -> None:
-        """Remove all but the last. Those of a later step somebody went back from: not ours to judge."""
+        """Remove all but the last few. Those of a later step stay: a person went back from them, and may want them."""
         older = sorted((path for path in self.folder.glob("step-*.pt") if 0 <= number(path) <= step), key=number)
         for path in older[:-KEEP]:
             with contextlib.suppress(OSError):  # another program reads it (Windows), or it is not ours: it stays

@@ -1,4 +1,4 @@
-"""To look at: scalars for TensorBoard, a trace of a few steps for Perfetto, and how far it is for who started it."""
+"""Scalars for TensorBoard, a trace of a few steps for Perfetto, and progress for `gpuops top`."""
 
 from __future__ import annotations
 
@@ -45,10 +45,10 @@ class Scalars:
 
 
 class Progress:
-    """Each rank's word to whoever started it on how far it is, and how long it waits for its data: rank 0's in the file
-    that $GPUOPS_PROGRESS names, another's in one of that name with its number.
+    """Each rank's step, epoch, newest snapshot and share of time spent waiting for data, as JSON, for `gpuops top`:
+    rank 0 in the file that $GPUOPS_PROGRESS names, another rank in one of that name with its number.
 
-    Rank 0's is there for the day when the machine is taken away: which step, and how many of them no snapshot has.
+    When a machine is preempted, rank 0's file tells how many steps no snapshot has.
     """
 
     EVERY_S = 1.0
@@ -116,15 +116,14 @@ class Profiler:
 
 
 DEAREST = 10
-"""Operations that are told of."""
+"""How many operations are listed."""
 FRAMES = ("ProfilerStep", "forward", "backward", "optimizer", "Optimizer.", "DistributedDataParallel.")
-"""Names of what contains operations, and waits for them."""
+"""Prefixes of names that contain other operations: their time is counted there."""
 
 
 def summarise(operations: Any, device: str) -> list[str]:
-    """What rank 0's traced steps consist of: the dearest operations by their own time on the device, and how long
-    gradients were under way, of the steps' time by the wall. They travel beside the backward: what a step waits for
-    them may be less."""
+    """What rank 0's traced steps consist of: the dearest operations by their own time on the device, and for which
+    share of the steps' wall time an all-reduce was under way. It overlaps the backward: a step may wait for less."""
     own = "self_cpu_time_total" if device == "cpu" else "self_device_time_total"
     steps = sum(each.cpu_time_total for each in operations if each.key.startswith("ProfilerStep"))
     sent = [each for each in operations if re.search("(gloo|nccl).*all_?reduce", each.key, re.IGNORECASE)]

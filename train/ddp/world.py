@@ -1,4 +1,4 @@
-"""The processes that train together: `launch` makes them meet, `World` is what each of them knows of the others.
+"""The processes that train together: `launch` joins them, `World` is what each of them knows of the others.
 
 One process is a world of one, so that no program asks "distributed or not?" anywhere.
 """
@@ -28,8 +28,8 @@ def launch(program: Callable[[World, argparse.Namespace], None], options: argpar
     else holds the group does that end its threads. One that is still busy with the last collective when Python shuts
     down would abort the process, after all the work was done.
 
-    A program that fails with an exception leaves without a word to the others: they may be in the middle of
-    a collective, and torchrun (or the broken connection) ends them.
+    A program that fails with an exception does not tell the others: they may be in the middle of a collective, and
+    torchrun (or the broken connection) ends them.
     """
     stop = StopFlag()  # first: a signal may come while the others are still on their way
     world = World(*join(options.device, options.deterministic), stop)
@@ -160,7 +160,7 @@ class StopFlag:
 
 
 class World:
-    """Who I am, how many we are, and how we come to one mind."""
+    """This process's rank, the world's size, and the collectives that programs need."""
 
     def __init__(self, device: torch.device, backend: str, stop: StopFlag) -> None:
         self.rank, self.size = dist.get_rank(), dist.get_world_size()
@@ -212,8 +212,8 @@ class World:
     def broadcast(self, value: Any) -> Any:
         """`dist.broadcast_object_list`: rank 0's value, on every rank.
 
-        What is decided by looking (at a disk, at a clock) is decided once: another machine may see something else, and
-        two minds in one world wait for each other for ever."""
+        What depends on a disk or a clock is decided once: another machine may see something else, and ranks that
+        decide differently wait for each other for ever."""
         values = [value]
         dist.broadcast_object_list(values)
         return values[0]
