@@ -144,9 +144,22 @@ class JsonApi:
         """Sent once. Every error but Unknown means that nothing was done."""
         return self.parse_json(self.change("POST", path, body, doing, creating=creating), doing)
 
-    def create(self, path: str, body: Document, doing: str, name: str = "id", method: str = "POST") -> str:
+    def create(
+        self,
+        path: str,
+        body: Document,
+        doing: str,
+        name: str = "id",
+        method: str = "POST",
+        *,
+        may_make_and_refuse: bool = False,
+    ) -> str:
         """The id of what one request has made, which the answer has as `name`. Every error but Unknown means that
-        nothing was made, and RefusedAndMade that it was: a refusal that names an id all the same."""
+        nothing was made, and RefusedAndMade that it was.
+
+        may_make_and_refuse   whether a refusal that has that `name`, too, tells of something that was made: in others
+                              it may be a number of the request's own
+        """
         answer = self.change(method, path, body, doing, accepted=range(400, 500))
         document = parse_document(answer.body.decode(errors="replace"))
         told: Document = document if isinstance(document, dict) else {}
@@ -156,7 +169,7 @@ class JsonApi:
                 raise self.unreadable(document, doing)
             return made
         refusal = self.refused(answer, doing, creating=True)
-        raise RefusedAndMade(made, refusal) if made else refusal
+        raise RefusedAndMade(made, refusal) if made and may_make_and_refuse else refusal
 
     def change(
         self, method: str, path: str, body: Document, doing: str, *, creating: bool = True, accepted: Sequence[int] = ()

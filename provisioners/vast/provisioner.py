@@ -66,7 +66,7 @@ class VastProvisioner(RentedProvisioner):
             **({} if offer.data["bid"] is None else {"price": offer.data["bid"]}),  # without: on demand
         }
         path = f"/api/v0/asks/{path_segment(offer.id)}/"
-        return self.api.create(path, body, "rent a machine", "new_contract", method="PUT")
+        return self.api.create(path, body, "rent a machine", "new_contract", "PUT", may_make_and_refuse=True)
 
     # Finding and ending.
 

@@ -32,6 +32,7 @@ from gpuops.transport.ssh import Target
 from gpuops.transport.ssh.host_keys import canonical
 from provisioners.kit import keys
 from provisioners.kit.account import AccountFacts
+from provisioners.kit.rented import PRIVATE_HOSTS
 from provisioners.runpod import RunpodProvisioner, boot_log, boot_script, pod_log
 from provisioners.runpod import account as accounts
 from tests.conftest import HANG_S, until
@@ -161,6 +162,7 @@ def test_the_cloud_that_was_asked_for(runpod: RunpodProvisioner, fake: FakeRunPo
     )
     assert community.per_hour < secure.per_hour
     assert "community cloud" in community.say
+    assert [any(note.startswith(PRIVATE_HOSTS) for note in one.notes) for one in (secure, community)] == [False, True]
     runpod.create(community, intended(), Lines())
     assert fake.asked("POST", "/pods")[0].body["cloud"] == "COMMUNITY"
 

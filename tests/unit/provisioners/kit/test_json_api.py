@@ -4,24 +4,29 @@ from __future__ import annotations
 
 import json
 from pathlib import Path
+from typing import Any
 from urllib.parse import unquote
 
 import pytest
 import urllib3
 
-from gpuops.core.errors import Unknown
+from gpuops.core.errors import Rejected, Unknown
 from provisioners.base import Context
 from provisioners.kit.http_client import Answer, NoAnswer, Request
-from provisioners.kit.json_api import JsonApi, path_segment
+from provisioners.kit.json_api import JsonApi, RefusedAndMade, path_segment
 from provisioners.kit.service import Service
 from tests.fakes.provider import FakeClock
+
+
+def api_of(home: Path, env: dict[str, str]) -> JsonApi:
+    service = Service("Somebody", "http://127.0.0.1", "A_URL", "A_KEY", "somewhere")
+    return JsonApi(service, Context("0a1b2c3d", home, env, clock=FakeClock()))
 
 
 def test_a_lost_answer_is_unknown_also_where_the_key_has_gone(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     """Its file is being written anew. A refusal would mean that nothing was made."""
     env = {"A_KEY": "a-key", "HOME": str(tmp_path)}
-    service = Service("Somebody", "http://127.0.0.1", "A_URL", "A_KEY", "somewhere")
-    api = JsonApi(service, Context("0a1b2c3d", tmp_path, env, clock=FakeClock()))
+    api = api_of(tmp_path, env)
 
     def lose(_: Request) -> None:
         env.clear()
@@ -63,3 +68,32 @@ def test_no_id_changes_which_path_is_asked(name: str) -> None:
     assert url.path.startswith("/instances/")
     assert url.path.count("/") == 3
     assert unquote(url.path.split("/")[2]) == name
+
+
+@pytest.mark.parametrize(
+    ("status", "body", "may_make", "outcome"),
+    [
+        (201, {"id": 7}, False, "7"),
+        (201, {"id": ""}, False, Unknown),
+        (201, None, True, Unknown),
+        (409, {"id": 7, "error": "no"}, False, Rejected),
+        (409, {"id": 7, "error": "no"}, True, RefusedAndMade),
+        (200, {"success": False, "id": 7}, True, RefusedAndMade),
+        (200, {"success": False}, True, Rejected),
+        (502, {"id": 7}, True, Unknown),
+    ],
+)
+def test_what_one_request_has_made(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path, status: int, body: Any, may_make: bool, outcome: Any
+) -> None:
+    """An id in a refusal may be the request's own; whoever knows that it is not says so."""
+    api = api_of(tmp_path, {"A_KEY": "a-key"})
+    monkeypatch.setattr(api, "_send", lambda _: Answer(status, {}, json.dumps(body).encode() if body else b""))
+    if isinstance(outcome, str):
+        assert api.create("/machines", {}, "start a machine", may_make_and_refuse=may_make) == outcome
+        return
+    with pytest.raises(outcome) as told:
+        api.create("/machines", {}, "start a machine", may_make_and_refuse=may_make)
+    if outcome is RefusedAndMade:
+        assert isinstance(told.value, RefusedAndMade)
+        assert told.value.made == "7"
