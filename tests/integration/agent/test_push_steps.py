@@ -24,7 +24,8 @@ from typing import Any
 import pytest
 
 from gpuops.agent.files import push_steps, rsync_receiver, tar_streams
-from gpuops.agent.files.incoming import Shelf
+from gpuops.agent.files.incoming import MAX_AT_ONCE_BYTES, MAX_WAITING_BYTES, Shelf
+from gpuops.agent.files.push_comparison import load_record, store_record
 from gpuops.agent.files.tar_streams import Padded
 from gpuops.agent.node import Node, Refusal
 from gpuops.agent.wire_format import END, head
@@ -113,6 +114,8 @@ def here(tmp_path: Path) -> Path:
     return tmp_path / "here"
 
 
+BIG_BYTES = 2 * MAX_AT_ONCE_BYTES
+"""Of a file that is not written at once."""
 HOSTILE = ["../x", "/etc/x", "a/../../x", "a//b", "", ".", "a/.", "..", "a/\0"]
 
 
@@ -121,7 +124,7 @@ def test_paths_that_lead_outside_are_refused(node: Node, path: str) -> None:
     with pytest.raises(Refusal) as refused:
         push_steps.plan(node, {"tree": "project", "files": [[path, 1, 1, 0o644, None]]}, ignore)
     assert refused.value.kind == "bad-path"
-    assert os.listdir(node.dir) == []
+    assert os.listdir(node.dir) == ["trees"], "the lock alone"
 
 
 @pytest.mark.parametrize("path", HOSTILE)
@@ -375,31 +378,93 @@ def test_what_streams_that_were_cut_left_is_removed(node: Node, here: Path) -> N
     assert sorted(os.listdir(incoming)) == [f"files-{answer['push']}", "links", "plan.json"]
 
 
-def test_what_another_node_passed_on_counts_for_nothing_until_the_client_vouches_for_it(node: Node, here: Path) -> None:
+@pytest.mark.parametrize("size", [600, BIG_BYTES])
+def test_what_another_node_passed_on_counts_for_nothing_until_the_client_vouches_for_it(
+    node: Node, here: Path, size: int
+) -> None:
     """Not for the next push, either, whatever a file is called there."""
-    make(here, {"0": "a" * 600}, 10**18)
+    make(here, {"0": "a" * size}, 10**18)
     incoming, files = push_steps.open_push(node, ["--tree", "project", "--push", plan(node, here)["push"]])
     shelf = Shelf(incoming)
-    shelf.put(600, 0, shelf.write(*files[0], [b"x" * 600]), *files[0])
-    shelf.settle(599)
-    assert (Path(shelf.folder) / "0").exists()
+    shelf.put(size, 0, shelf.keep(*files[0], [b"x" * size]), *files[0])
+    shelf.settle(size - 1)
+    assert os.listdir(incoming.files) == []
+    assert os.listdir(shelf.folder) == ["0"] * (size == BIG_BYTES)
     assert plan(node, here)["need"] == [0]
     assert not os.path.exists(shelf.folder)
-    shelf.settle(600)
+    shelf.settle(size)
     assert shelf.last is None
     assert shelf.refusal
     assert shelf.refusal.kind == "superseded"
 
 
-def test_a_file_that_another_node_sends_twice_does_not_take_the_proof_of_the_first(node: Node, here: Path) -> None:
-    make(here, {"a": "a" * 600}, 10**18)
+@pytest.mark.parametrize("size", [600, BIG_BYTES])
+def test_a_file_that_another_node_sends_twice_does_not_take_the_proof_of_the_first(
+    node: Node, here: Path, size: int
+) -> None:
+    make(here, {"a": "a" * size}, 10**18)
     incoming, files = push_steps.open_push(node, ["--tree", "project", "--push", (push := plan(node, here)["push"])])
     shelf = Shelf(incoming)
-    shelf.put(600, 0, shelf.write(*files[0], [b"a" * 600]), *files[0])
-    shelf.put(1200, 0, shelf.write(*files[0], [b"x" * 600]), *files[0])
-    shelf.settle(600)
+    shelf.put(size, 0, shelf.keep(*files[0], [b"a" * size]), *files[0])
+    shelf.put(2 * size, 0, shelf.keep(*files[0], [b"x" * size]), *files[0])
+    shelf.settle(size)
     commit(node, push)
     assert contents(Path(node.tree("project"))) == contents(here)
+
+
+def test_files_that_wait_for_the_client_are_held_in_memory_up_to_a_limit(node: Node, here: Path) -> None:
+    count = MAX_WAITING_BYTES // MAX_AT_ONCE_BYTES
+    make(here, {f"{number:03}": "a" * MAX_AT_ONCE_BYTES for number in range(count + 2)}, 10**18)
+    incoming, files = push_steps.open_push(node, ["--tree", "project", "--push", (push := plan(node, here)["push"])])
+    shelf = Shelf(incoming)
+    for number, file in enumerate(files):
+        shelf.put(number + 1, number, shelf.keep(*file, [b"a" * MAX_AT_ONCE_BYTES]), *file)
+        if number == count:
+            assert os.listdir(shelf.folder) == [str(0)]
+            shelf.settle(number)
+    assert len(os.listdir(shelf.folder)) == 1, "what was settled made room"
+    shelf.settle(len(files))
+    commit(node, push)
+    assert contents(Path(node.tree("project"))) == contents(here)
+
+
+@pytest.mark.parametrize("left", ["", "a" * 400, "b" * 600])
+def test_a_small_file_takes_the_place_of_what_lies_there(node: Node, here: Path, left: str) -> None:
+    """What another stream of the same push was about to write, or rsync has begun."""
+    make(here, {"a": "a" * 600}, 10**18)
+    push = plan(node, here)["push"]
+    place = staging(node, push) / "a"
+    place.write_text(left)
+    place.chmod(0o444)
+    with place.open("rb") as before:
+        incoming, files = push_steps.open_push(node, ["--tree", "project", "--push", push])
+        incoming.write(*files[0], [b"a" * 600])
+        assert before.read() == left.encode(), "whoever else writes it writes another file"
+    commit(node, push)
+    assert contents(Path(node.tree("project"))) == contents(here)
+
+
+def test_a_small_file_that_was_cut_is_no_whole_one(node: Node, here: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Killed before the file has its time, and before anything was written."""
+    make(here, {"a": "a" * 600, "b": "b" * 600}, 10**18)
+    push = plan(node, here)["push"]
+    incoming, files = push_steps.open_push(node, ["--tree", "project", "--push", push])
+    with monkeypatch.context() as patch:
+        patch.setattr(os, "utime", lambda *_, **__: os._exit(9))
+        if (child := os.fork()) == 0:
+            incoming.write(*files[0], [b"a" * 600])
+        os.waitpid(child, 0)
+        patch.setattr(os, "write", lambda *_, **__: os._exit(9))
+        if (child := os.fork()) == 0:
+            incoming.write(*files[1], [b"b" * 600])
+        os.waitpid(child, 0)
+    assert [(path.name, path.stat().st_size) for path in sorted(staging(node, push).iterdir())] == [
+        ("a", 600),
+        ("b", 0),
+    ]
+    answer = plan(node, here)
+    assert answer["need"] == [0, 1]
+    assert list(staging(node, answer["push"]).iterdir()) == []
 
 
 def with_part(node: Node, push: str, size: int) -> Path:
@@ -434,13 +499,13 @@ def test_a_part_of_an_older_push_whose_size_does_not_tell_that_it_is_one_is_left
 
 
 def test_a_stream_removes_the_part_that_rsync_left_before_it_takes_room(node: Node, here: Path) -> None:
-    make(here, {"a": "a" * 600}, 10**18)
+    make(here, {"a": "a" * BIG_BYTES}, 10**18)
     part = with_part(node, (push := plan(node, here)["push"]), 400)
     incoming, files = push_steps.open_push(node, ["--tree", "project", "--push", push])
     found: list[bool] = []
-    incoming.write(*files[0], (found.append(part.exists()) or b"a" * 300 for _ in range(2)))
+    incoming.write(*files[0], (found.append(part.exists()) or b"a" * (BIG_BYTES // 2) for _ in range(2)))
     assert found == [False, False]
-    assert part.read_text() == "a" * 600
+    assert part.read_text() == "a" * BIG_BYTES
 
 
 def test_a_file_with_the_name_of_the_folder_where_older_clients_leave_parts(node: Node, here: Path) -> None:
@@ -725,6 +790,25 @@ MEANWHILE: dict[str, tuple[bool, Callable[[Path], object]]] = {
     "folder is a link": (False, lambda there: _replace_by_link(there / "d")),
     "of a run": (True, lambda there: (there / "model.pt").write_text("weights")),
 }
+
+
+def test_a_list_with_a_path_twice_is_refused_for_an_unchanged_tree_too(node: Node, here: Path) -> None:
+    make(here, {"a": "1", "b": "2"}, 10**18)
+    push(node, here)
+    with pytest.raises(Refusal, match="listed twice"):
+        push_steps.plan(node, {"tree": "project", "files": [*listed(here), listed(here)[1]]}, ignore)
+
+
+@pytest.mark.parametrize("left", ["pending", "leaving"])
+def test_what_a_killed_commit_was_about_to_do_is_cleared_though_nothing_changed(
+    node: Node, here: Path, left: str
+) -> None:
+    make(here, {"a": "1"}, 10**18)
+    push(node, here)
+    record = load_record(node, "project")
+    store_record(node, "project", record._replace(**{left: record.files if left == "pending" else ["b"]}))
+    assert push(node, here)["push"]
+    assert load_record(node, "project") == record
 
 
 @pytest.mark.parametrize("what", MEANWHILE)
