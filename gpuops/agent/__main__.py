@@ -48,11 +48,13 @@ def main(argv):
     if len(argv) < 2 or argv[1] not in MODES:
         modes = ", ".join(sorted(MODES))
         return refuse("usage", "the agent needs a mode: " + modes, "it is started by gpuops, not by hand", 1)
+    import gc
     import importlib
     import os
 
     from gpuops.agent import compiled_code
 
+    gc.set_threshold(50_000)  # a list of files stays: to look for garbage in it takes longer than to read it
     sys.argv[0] = os.path.abspath(sys.argv[0])
     compiled_code.use(sys.argv[0], makes=argv[1] in ("init", "hold", "contain"))
     from gpuops.agent.node import Refusal

@@ -25,6 +25,7 @@ END = b"[]\n"
 """Closes a transfer. One that ends without it was cut."""
 FRAME = struct.Struct(">BI")
 """Kind and length, before the content of a frame."""
+DECODER = json.JSONDecoder()
 MESSAGE, DATA, DEFLATED = 0, 1, 2
 MAX_FRAME_BYTES = 64 << 20
 SUM_INTERVAL_BYTES = 4 << 20
@@ -46,6 +47,8 @@ class Whole:
 
 def head(name: str, size: int) -> bytes:
     """The header line of a file."""
+    if name.isdecimal() and name.isascii():  # most are numbers, as JSON writes them
+        return b'["%b", %d]\n' % (name.encode(), size)
     return json.dumps([name, size]).encode() + b"\n"
 
 
@@ -69,7 +72,10 @@ def members(stream: BinaryIO) -> Iterator[tuple[str, int, Iterator[bytes]]]:
 def _parse_header(line: bytes) -> tuple[str, int] | None:
     """Name and size; None for the closing line."""
     try:
-        document: Any = json.loads(line.decode())  # of bytes, `loads` would look for the encoding first
+        text = line.decode()
+        document, end = DECODER.raw_decode(text)  # `loads` takes twice as long for as little as this
+        if text[end:] != "\n":
+            raise torn()
         if document == []:
             return None
         name, size = document

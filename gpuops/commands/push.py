@@ -68,8 +68,9 @@ def push_project(
     if dry_run:
         return PushOutcome(workloads_and_data.scan_project(ctx, ctx.folder, allow), None)
     row = selection.pick_cluster(ctx.ledger.clusters(), ctx.folder, cluster, "gpuops push --cluster")
-    tree = workloads_and_data.scan_project(ctx, ctx.folder, allow)
+    scanning = workloads_and_data.begin_scan(ctx, ctx.folder, allow)  # beside the login, which mostly waits
     with closing(open_session(ctx, row)) as session:
+        tree = workloads_and_data.await_scan(ctx, scanning)
         first, *more = scan.summary(tree)
         for sentence in (f"code: {first}", *more):
             ctx.out.say(sentence)

@@ -1,4 +1,4 @@
-"""The same work on several nodes at once, in a thread for each.
+"""Work beside the caller's, in threads: the same on several nodes at once, or one piece of another kind.
 
 Nodes are few and their work is waiting, so nothing limits how many there are.
 """
@@ -7,7 +7,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from functools import partial
-from typing import Any, TypeVar
+from typing import Generic, TypeVar
 
 from gpuops.agent.workers import WORKERS
 
@@ -18,30 +18,47 @@ JOIN_INTERVAL_S = 0.5
 """On Windows Ctrl-C interrupts no wait: it is noticed between two waits of this length."""
 
 
+class Begun(Generic[T]):
+    """Work that goes on in a thread. An interrupt of whoever waits for it does not."""
+
+    def __init__(self, work: Callable[[], T]) -> None:
+        self._work = work
+        self._results: list[T] = []
+        self._failure: BaseException | None = None
+        self._job = WORKERS.start(self._run, "beside")
+
+    def _run(self) -> None:
+        try:
+            self._results.append(self._work())
+        except BaseException as error:
+            self._failure = error
+
+    def wait(self) -> None:
+        while not self._job.join(JOIN_INTERVAL_S):
+            pass
+
+    def result(self) -> T:
+        """Wait for it. Raises what it has raised."""
+        self.wait()
+        if self._failure is not None:
+            raise self._failure
+        return self._results[0]
+
+
 def on_each(work: Callable[[T], R], items: Sequence[T]) -> list[R]:
     """Run `work` on every item at once. Returns results in order; raises the first item's failure when all have ended.
 
     An interrupt of the calling thread waits for none of the others.
     """
-    results: dict[int, R] = {}
-    failures: dict[int, BaseException] = {}
-
-    def one(index: int, item: T) -> None:
-        try:
-            results[index] = work(item)
-        except BaseException as error:
-            failures[index] = error
-
-    jobs = [WORKERS.start(partial(one, *pair), "each") for pair in enumerate(items)]
-    for job in jobs:
-        while not job.join(JOIN_INTERVAL_S):
-            pass
-    if failures:
-        raise failures[min(failures)]
-    return [results[index] for index in range(len(items))]
+    begun = [Begun(partial(work, item)) for item in items]
+    for one in begun:
+        one.wait()
+    return [one.result() for one in begun]
 
 
 def run_both(first: Callable[[], T], second: Callable[[], R]) -> tuple[T, R]:
     """Two pieces of work at once. Raises the first one's failure before the second's, when both have ended."""
-    answers: list[Any] = on_each(lambda work: work(), [first, second])
-    return answers[0], answers[1]
+    begun, other = Begun(first), Begun(second)
+    begun.wait()
+    other.wait()
+    return begun.result(), other.result()

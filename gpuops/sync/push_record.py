@@ -48,9 +48,9 @@ class PushRecord:
         self._tree = tree
         self._lock_path = home / RECORD_FOLDER / ".lock"
 
-    def begin_push(self, node: str, files: Sequence[FileEntry]) -> str:
-        """Record a push before it is committed. Returns its key, for `end_push`."""
-        data = json.dumps([entry.wire for entry in files]).encode()
+    def begin_push(self, node: str, files: str) -> str:
+        """Record a push before it is committed. `files`: its list, as JSON. Returns its key, for `end_push`."""
+        data = files.encode()
         key = hashlib.sha256(data).hexdigest()
         with self._locked():
             if self._folder.size(key) is None:

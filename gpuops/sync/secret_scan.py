@@ -15,14 +15,14 @@ import os
 import re
 import time
 from collections.abc import Iterable, Iterator
-from concurrent.futures import ThreadPoolExecutor
-from functools import cache, partial
+from functools import cache
 from importlib.metadata import version
 from pathlib import Path
 from typing import TYPE_CHECKING, BinaryIO
 
 from gpuops.core.errors import UsageError
 from gpuops.core.files import write_atomic
+from gpuops.core.parallel import on_each
 from gpuops.sync.project_files import FileEntry
 
 if TYPE_CHECKING:
@@ -188,8 +188,15 @@ def _search_files(folder: Path, paths: list[str]) -> dict[str, str | None]:
     if not paths:
         return {}
     _scanner()  # made once, before threads ask for it
-    with ThreadPoolExecutor(os.cpu_count()) as pool:
-        return dict(zip(paths, pool.map(partial(_search_file, folder), paths), strict=True))
+    reasons: dict[str, str | None] = {}
+    waiting = iter(paths)
+
+    def search(_number: int) -> None:
+        for path in waiting:  # each thread takes the next
+            reasons[path] = _search_file(folder, path)
+
+    on_each(search, range(os.cpu_count() or 1))
+    return reasons
 
 
 def _search_file(folder: Path, path: str) -> str | None:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import contextlib
 import dataclasses
 import hashlib
+import json
 import threading
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
@@ -21,7 +22,7 @@ from gpuops.sync.push_rounds import deliver
 from gpuops.sync.push_transports import Delivery, Stream, find_changed, may_use_rsync
 from gpuops.sync.scan import Tree
 from gpuops.sync.uplink import Uplink
-from gpuops.transport.rpc import AgentClient
+from gpuops.transport.rpc import AgentClient, Encoded
 
 if TYPE_CHECKING:
     from gpuops.transport import file_schemas
@@ -90,6 +91,9 @@ class Push:
     ) -> None:
         self.tree_name, self.folder, self.files = tree_name, folder, files
         self.overwrite, self.uplink = overwrite, uplink
+        self.list_text = json.dumps([file.wire for file in files])
+        """What each node is sent of the files, and what the push record keeps."""
+        self.may_use_rsync = not self.adds and may_use_rsync(sum(file.size for file in files))
         self._sums: dict[int, str] = {}
         self._lock = threading.Lock()
 
@@ -108,10 +112,6 @@ class Push:
             with contextlib.suppress(FileNotFoundError), open(self.folder / path, "rb") as file:
                 found[path] = hashlib.file_digest(file, "sha256").hexdigest()
         return found
-
-    @property
-    def may_use_rsync(self) -> bool:
-        return not self.adds and may_use_rsync(sum(file.size for file in self.files))
 
 
 @dataclass(frozen=True)
@@ -150,8 +150,7 @@ class NodePlan:
 
 def plan_node(push: Push, client: AgentClient) -> NodePlan:
     """Ask a node what it needs. Raises NodeRefused, ConnectionLost."""
-    files = push.files
-    request = partial(_request_plan, client, len(files), tree=push.tree_name, files=[file.wire for file in files],
+    request = partial(_request_plan, client, len(push.files), tree=push.tree_name, files=Encoded(push.list_text),
                       overwrite=push.overwrite, rsync=push.may_use_rsync, adds=push.adds)  # fmt: skip
     answer = request()
     if push.adds and not answer.adds:  # its commit would remove all else
@@ -194,7 +193,7 @@ def _rescan(tree: Tree, changed: Sequence[str]) -> Tree:
 
 def _commit_push(record: PushRecord | None, progress: Progress, ways: Mapping[str, str], plan: NodePlan) -> PushReport:
     label = plan.client.label
-    key = record.begin_push(label, plan.push.files) if record else ""
+    key = record.begin_push(label, plan.push.list_text) if record else ""
     way = ways.get(label, "")
     try:
         removed = commit(plan)

@@ -14,6 +14,7 @@ import os
 import posixpath
 import shlex
 from collections.abc import Sequence
+from functools import partial
 from pathlib import Path
 from typing import NamedTuple
 
@@ -22,7 +23,7 @@ from gpuops.core.data_address import BucketData, NodeData, WebData, is_address, 
 from gpuops.core.errors import ConnectionLost, UsageError
 from gpuops.core.models import DATA
 from gpuops.core.names import did_you_mean
-from gpuops.core.parallel import on_each
+from gpuops.core.parallel import Begun, on_each
 from gpuops.core.provider import has_capability
 from gpuops.core.run_models import RunRequest
 from gpuops.core.timings import Whose
@@ -204,8 +205,18 @@ def absolute_path(folder: Path, data: str) -> Path:
 
 def scan_project(ctx: Context, folder: Path, allow: Sequence[str]) -> scan.Tree:
     """Scan what a push of the project sends; slow, since each new file is searched for keys. Raises UsageError."""
+    return await_scan(ctx, begin_scan(ctx, folder, allow))
+
+
+def begin_scan(ctx: Context, folder: Path, allow: Sequence[str]) -> Begun[scan.Tree]:
+    """As `scan_project`, beside other work."""
+    return Begun(partial(scan.scan, folder, ctx.home / "cache", allow))
+
+
+def await_scan(ctx: Context, begun: Begun[scan.Tree]) -> scan.Tree:
+    """Raises UsageError."""
     with ctx.progress.during("looking for keys in what would be sent", aside=True):
-        return scan.scan(folder, ctx.home / "cache", allow)
+        return begun.result()
 
 
 def scan_data(ctx: Context, data: str, allow: Sequence[str]) -> scan.Tree:

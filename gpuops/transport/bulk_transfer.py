@@ -7,6 +7,7 @@ receives a tar stream. `exchange` sends a program its whole input and returns it
 from __future__ import annotations
 
 import json
+import os
 import time
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
@@ -29,6 +30,8 @@ MAX_SILENCES = 10
 """A whole answer may take this many times the silence that is allowed; a transfer that has waited for as long must have
 moved MIN_BYTES_PER_S on average."""
 MIN_BYTES_PER_S = 1000.0
+READ_FLAGS = os.O_RDONLY | getattr(os, "O_BINARY", 0)
+"""Windows reads a file as text otherwise."""
 MAX_ANSWER_BYTES = 64 << 20
 END_S = 600.0
 """How long a program may take to end once it has everything."""
@@ -210,22 +213,16 @@ class FileToSend(Protocol):
 
 
 class PaddedFile:
-    """Reads exactly `size` bytes of a file that may change meanwhile; zeros replace missing bytes.
+    """Reads what is asked for of a file that may change meanwhile; zeros replace missing bytes."""
 
-    `on_bytes` is called with the size of each block.
-    """
-
-    def __init__(self, file: BinaryIO, size: int, on_bytes: Callable[[int], None]) -> None:
-        self._file = file
-        self._left = size
-        self._on_bytes = on_bytes
+    def __init__(self, fd: int) -> None:
+        self._fd = fd
 
     def read(self, count: int) -> bytes:
-        count = min(count, self._left)
-        data = self._file.read(count)
-        self._left -= count
-        self._on_bytes(count)
-        return data + bytes(count - len(data))
+        data = os.read(self._fd, count)
+        while len(data) < count and (more := os.read(self._fd, count - len(data))):
+            data += more
+        return data if len(data) == count else data + bytes(count - len(data))
 
 
 class Target(Protocol):
@@ -238,10 +235,12 @@ class Target(Protocol):
 class Sending:
     """A stream of files to a program (`agent.wire_format`); small files travel together."""
 
-    def __init__(self, channel: Target) -> None:
+    def __init__(self, channel: Target, on_bytes: Callable[[int], None] = lambda _count: None) -> None:
+        """`on_bytes` is called with how many bytes of files are about to be sent: it may hold the transfer back."""
         self._stream = Whole(channel.stdin)
+        self._on_bytes = on_bytes
         self._gathered: list[bytes] = []
-        self._size = 0
+        self._size = self._content_size = 0
 
     def add(self, name: str, size: int, content: Readable) -> None:
         """Send exactly `size` bytes of `content`. Raises OSError where it has fewer."""
@@ -251,6 +250,7 @@ class Sending:
             if not block:
                 raise OSError("it became shorter while it was sent")
             size -= len(block)
+            self._content_size += len(block)
             self._put(block)
 
     def _put(self, data: bytes) -> None:
@@ -260,8 +260,10 @@ class Sending:
             self._flush()
 
     def _flush(self) -> None:
+        if self._content_size:
+            self._on_bytes(self._content_size)
         self._stream.write(b"".join(self._gathered))
-        self._gathered, self._size = [], 0
+        self._gathered, self._size, self._content_size = [], 0, 0
 
     def end(self) -> None:
         self._put(END)
@@ -273,11 +275,14 @@ def write_files(
 ) -> None:
     """Send each file under its number as name; one that is gone is left out. Raises UsageError for a file that cannot
     be read."""
-    sending = Sending(channel)
+    sending = Sending(channel, on_bytes)
     for number, entry in files:
         try:
-            with open(f"{folder}/{entry.path}", "rb") as file:
-                sending.add(str(number), entry.size, PaddedFile(file, entry.size, on_bytes))
+            fd = os.open(f"{folder}/{entry.path}", READ_FLAGS)
+            try:
+                sending.add(str(number), entry.size, PaddedFile(fd))
+            finally:
+                os.close(fd)
         except FileNotFoundError:
             continue
         except OSError as error:

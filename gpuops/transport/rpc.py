@@ -18,7 +18,8 @@ import re
 import threading
 import time
 from collections import deque
-from collections.abc import Generator, Iterator, Sequence
+from collections.abc import Generator, Iterator, Mapping, Sequence
+from dataclasses import dataclass
 from math import inf
 from typing import Any
 
@@ -68,6 +69,20 @@ class NodePaths:
     def argv(self, mode: str, *arguments: str) -> list[str]:
         """The command line of one of the agent's modes (`connect`, `receive`, `send`, `init`)."""
         return [self.python, "-IS", self.agent, mode, "--node", self.node, *arguments]
+
+
+@dataclass(frozen=True)
+class Encoded:
+    """An argument of a request as the JSON text that is sent: a long one, made once for several nodes."""
+
+    text: str
+
+
+def encode_request(line_id: int, verb: str, args: Mapping[str, Any]) -> bytes:
+    """The line of a request."""
+    given = (f"{json.dumps(name)}: {one.text if isinstance(one, Encoded) else json.dumps(one)}"
+             for name, one in args.items())  # fmt: skip
+    return f'{{"id": {line_id}, "verb": {json.dumps(verb)}, "args": {{{", ".join(given)}}}}}\n'.encode()
 
 
 Items = Generator[Any, None, Any]
@@ -270,11 +285,12 @@ class AgentClient(Programs):
             if self._lost:
                 raise self._connection_ended()
             self._inboxes[line_id] = inbox
-        self._outgoing.put(json.dumps({"id": line_id, "verb": verb, "args": args}).encode() + b"\n")
+        self._outgoing.put(encode_request(line_id, verb, args))
         return line_id, inbox
 
     def call(self, verb: str, timeout: float = ANSWER_TIMEOUT_S, **args: Any) -> Any:
-        """One request, one answer, of the shape that `schemas.VERB_SHAPES` has for the verb.
+        """One request, one answer, of the shape that `schemas.VERB_SHAPES` has for the verb. An argument is what JSON
+        can hold, or `Encoded`.
 
         Raises NodeRefused, ConnectionLost, MalformedAnswer.
         """

@@ -18,6 +18,7 @@ from gpuops.agent.node import Node, Refusal
 from gpuops.core.errors import NodeRefused
 from gpuops.transport import validation
 from gpuops.transport.connection import ProcessChannel
+from gpuops.transport.rpc import encode_request
 
 SOURCE = str(Path(__file__).parents[2])
 AGENT_PYTHON = os.environ.get("GPUOPS_TEST_AGENT_PYTHON", sys.executable)
@@ -65,6 +66,7 @@ class InProcessClient:
 
     def call(self, verb: str, timeout: float = 60.0, **args: Any) -> Any:  # noqa: ARG002
         self.asked.append(verb)
+        args = json.loads(encode_request(1, verb, args))["args"]
         try:
             return heard(self.label, verb, "ok", VERBS[verb](self.node, args, self.items.append))
         except Refusal as refusal:

@@ -11,7 +11,7 @@ import errno
 import os
 import re
 import stat
-from typing import Container, Iterable
+from typing import Container, Iterable, Iterator
 
 from gpuops.agent.files.push_decision import ABSENT, BLOCKED, FILE, FOLDER, LINK, NOTHING, OTHER, Entry, Found
 from gpuops.agent.node import Refusal
@@ -19,6 +19,7 @@ from gpuops.agent.node import Refusal
 MOUNT_ESCAPE = re.compile(r"\\([0-7]{3})")
 """The kernel's notation of a blank in the name of a mount point."""
 NO_NAMES = frozenset(("", ".", ".."))
+OPEN_FOLDER = os.O_DIRECTORY | os.O_NOFOLLOW | getattr(os, "O_PATH", os.O_RDONLY)
 HASH_BLOCK_BYTES = 1 << 20
 FULL_DISK_ERRORS = (errno.ENOSPC, errno.EDQUOT)
 
@@ -53,10 +54,10 @@ def parent_paths(path: str) -> Iterable[str]:
         end = path.find("/", end + 1)
 
 
-def stat_entry(path: bytes) -> Found:
-    """What is at an absolute path, without following links."""
+def stat_entry(path: bytes, folder: int | None = None) -> Found:
+    """What is at a path, absolute or in an open folder, without following links."""
     try:
-        status = os.lstat(path)
+        status = os.lstat(path, dir_fd=folder)
     except OSError as error:
         if error.errno in (errno.ENOENT, errno.ENOTDIR):
             return NOTHING
@@ -64,7 +65,7 @@ def stat_entry(path: bytes) -> Found:
     if stat.S_ISREG(status.st_mode):
         return Found(FILE, Entry(status.st_size, status.st_mtime_ns, status.st_mode & 0o777, None))
     if stat.S_ISLNK(status.st_mode):
-        return Found(LINK, Entry(0, 0, 0, path_text(os.readlink(path))))
+        return Found(LINK, Entry(0, 0, 0, path_text(os.readlink(path, dir_fd=folder))))
     return Found(FOLDER if stat.S_ISDIR(status.st_mode) else OTHER)
 
 
@@ -106,6 +107,16 @@ class TreeFolder:
     def at(self, path: str) -> bytes:
         return self.folder + b"/" + path_bytes(path)
 
+    def is_empty(self) -> bool:
+        """Whether there is nothing in it, or no such folder yet."""
+        try:
+            with os.scandir(self.folder) as items:
+                return next(items, None) is None
+        except FileNotFoundError:
+            return True
+        except NotADirectoryError:
+            return False
+
     def look(self, path: str, without: dict[str, Found] | None = None) -> Found:
         """What is at `path`, without following links on the way. `without`: what one survey has found in place of
         parents that are no folders."""
@@ -117,6 +128,24 @@ class TreeFolder:
                     without[above] = missing
                 return missing
         return stat_entry(self.at(path))
+
+    def look_at_all(self, paths: Iterable[str]) -> Iterator[Found]:
+        """What is at each path, as `look` finds it, at half the cost where those of one folder follow each other."""
+        opened, fd = None, -1
+        try:
+            for path in paths:
+                above, _, name = path.rpartition("/")
+                if above != opened:
+                    if missing := self._look_above(path):
+                        yield missing
+                        continue
+                    opened, before, fd = above, fd, os.open(self.at(above), OPEN_FOLDER)
+                    if before >= 0:
+                        os.close(before)
+                yield stat_entry(path_bytes(name), fd)
+        finally:
+            if fd >= 0:
+                os.close(fd)
 
     def _look_above(self, path: str) -> Found | None:
         """What `path` finds where a parent is no folder; None where all are."""

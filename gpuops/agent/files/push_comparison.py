@@ -54,7 +54,15 @@ def _record_path(node: Node, tree: str) -> str:
 
 
 def load_record(node: Node, tree: str) -> Record:
-    document = read_json(_record_path(node, tree)) or {}
+    return parse_record(load_document(node, tree))
+
+
+def load_document(node: Node, tree: str) -> dict[str, Any]:
+    """The record as it is stored."""
+    return read_json(_record_path(node, tree)) or {}
+
+
+def parse_record(document: Mapping[str, Any]) -> Record:
     return Record(_written(document.get("files")), _written(document.get("pending")), document.get("leaving") or [])
 
 
@@ -115,6 +123,8 @@ def survey(
     Raises Refusal(`outside`, `in-the-way`) where a wanted path leads through a link, or to a folder with files that are
     not ours.
     """
+    if not record.paths() and folder.is_empty():  # a first push: each look would come to the same
+        return Survey(dict.fromkeys(wanted, WRITE), [], [], [], {})
     result = Survey({}, [], [], [], dict(record.files))
     looked: dict[str, Found] = {}
     without: dict[str, Found] = {}
@@ -156,12 +166,17 @@ def _after_leaving(folder: TreeFolder, path: str, found: Found, leaving: set[str
     return found
 
 
-def is_as_pushed(folder: TreeFolder, record: Record, wanted: Mapping[str, Entry]) -> bool:
-    """Whether a tree has just what is wanted, as an earlier push wrote it: most often, and sooner seen than by `survey`
-    and `is_settled`, which come to the same."""
-    if record.pending or record.leaving or record.files.keys() != wanted.keys():
+def is_as_pushed(folder: TreeFolder, document: Mapping[str, Any], files: list[list[Any]]) -> bool:
+    """Whether a tree has just what is wanted, as an earlier push wrote it: most often, and sooner seen in the record's
+    `document` and the client's list than by `survey` and `is_settled`, which come to the same."""
+    recorded = document.get("files") or {}
+    if not files or document.get("pending") or document.get("leaving"):  # without files the tree itself may be absent
         return False
-    return all(one.sent == wanted[path] and folder.look(path).entry == one.here for path, one in record.files.items())
+    sent = {path: fields for path, (fields, _) in recorded.items()}
+    if len(files) != len(sent) or {path: fields for path, *fields in files} != sent:
+        return False
+    found = folder.look_at_all(recorded)
+    return all([*one.entry] == (here or fields) for one, (fields, here) in zip(found, recorded.values()))
 
 
 def is_settled(record: Record, seen: Survey) -> bool:

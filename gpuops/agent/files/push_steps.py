@@ -36,6 +36,7 @@ from gpuops.agent.files.push_comparison import (
     Survey,
     is_as_pushed,
     is_settled,
+    load_document,
     load_record,
     parse_files,
     store_record,
@@ -66,20 +67,20 @@ def plan(node: Node, args: dict[str, Any], emit: Emit) -> dict[str, Any]:  # noq
     """
     name = args["tree"]
     folder = TreeFolder(node.tree(name))
-    files = parse_files(args["files"])
-    paths = list(files)
-    sums = {paths[int(index)]: value for index, value in (args.get("sums") or {}).items()}
     adds = bool(args.get("adds"))
-    push = (COPY if adds else "") + secrets.token_hex(8)
-    push_plan = Plan(push, files, bool(args.get("overwrite")), sums, adds)
     with tree_lock(node, name):
         end_rsync(node, name)
+        if not adds and is_as_pushed(folder, load_document(node, name), args["files"]):
+            return _nothing_to_do(node, name, adds, [])
+        files = parse_files(args["files"])
+        paths = list(files)
+        sums = {paths[int(index)]: value for index, value in (args.get("sums") or {}).items()}
+        push = (COPY if adds else "") + secrets.token_hex(8)
+        push_plan = Plan(push, files, bool(args.get("overwrite")), sums, adds)
         record, _ = _read_records(node, name, push_plan)
-        if files and is_as_pushed(folder, record, files):  # without files, the tree itself may be absent
-            return _nothing_to_do(node, name, push_plan, [])
         state = survey(folder, record, files, push_plan.overwrite, sums)
         if is_settled(record, state) and os.path.isdir(folder.folder):
-            return _nothing_to_do(node, name, push_plan, state.having(KEPT) + state.edited)
+            return _nothing_to_do(node, name, adds, state.having(KEPT) + state.edited)
         incoming = Incoming(node, name, push_plan.push)
         has_contents = incoming.open(files)
         incoming.store(push_plan)
@@ -109,10 +110,10 @@ def plan(node: Node, args: dict[str, Any], emit: Emit) -> dict[str, Any]:  # noq
     }
 
 
-def _nothing_to_do(node: Node, tree: str, push_plan: Plan, kept: list[str]) -> dict[str, Any]:
+def _nothing_to_do(node: Node, tree: str, adds: bool, kept: list[str]) -> dict[str, Any]:
     Incoming(node, tree).close()  # invalidates an older push
     return {"push": "", "need": [], "ask": [], "stale": [], "conflicts": [], "rsync": "", "replaces": 0,
-            "adds": push_plan.adds, "messages": True, "kept": kept}  # fmt: skip
+            "adds": adds, "messages": True, "kept": kept}  # fmt: skip
 
 
 def _read_records(node: Node, tree: str, push_plan: Plan) -> tuple[Record, Record]:
@@ -184,7 +185,7 @@ def _stage(incoming: Incoming, path: str, entry: Entry) -> Written:
     """
     staged = incoming.at(path, entry)
     if entry.link is None:
-        present = incoming.whole_or_rounded(path, entry)
+        present = incoming.whole_or_rounded(staged, entry)
         if present is None:
             raise Refusal("incomplete", f"'{path}' has not arrived", "push again")
         return Written(entry, apply_stat(staged, entry, present))

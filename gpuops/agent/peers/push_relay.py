@@ -21,6 +21,7 @@ the next one stop there, and nothing else. What this node cannot write, it passe
 
 from __future__ import annotations
 
+import select
 import socket
 import tempfile
 import threading
@@ -62,7 +63,9 @@ class Stream:
         self._proof = proof
         self._onward = onward
         self._sum = wire_format.RunningSum()
-        self._buffer = bytearray()
+        self._data = b""
+        self._at = 0
+        """How much of it was read from here."""
 
     @property
     def received(self) -> int:
@@ -72,34 +75,48 @@ class Stream:
     @property
     def taken(self) -> int:
         """Bytes that have been read from here."""
-        return self._sum.offset - len(self._buffer)
+        return self._sum.offset - self._left
+
+    @property
+    def _left(self) -> int:
+        return len(self._data) - self._at
 
     def end(self) -> None:
         """Sum what came, at its end."""
         self._proof.compare(*self._sum.here(), is_promise=False)
 
-    def _fill(self) -> bool:
+    def _receive(self) -> bytes:
         data = b"" if self._proof.is_false else self._piece()
         for offset, digest in self._sum.add(data):
             self._proof.compare(offset, digest, is_promise=False)
         if data and self._onward is not None:
             self._onward.put(data)
-        self._buffer += data
-        return bool(data)
+        return data
+
+    def _fill(self, count: int) -> bool:
+        """Have `count` bytes to read; whether there are so many before the end."""
+        pieces, have = [self._data[self._at :]], self._left
+        while have < count and (piece := self._receive()):
+            pieces.append(piece)
+            have += len(piece)
+        self._data, self._at = b"".join(pieces), 0
+        return have >= count
 
     def _take(self, count: int) -> bytes:
-        data = bytes(self._buffer[:count])
-        del self._buffer[:count]
+        data = self._data[self._at : self._at + count]
+        self._at += len(data)
         return data
 
     def readline(self, limit: int) -> bytes:
-        while (end := self._buffer.find(b"\n", 0, limit)) < 0 and len(self._buffer) < limit and self._fill():
-            pass
-        return self._take(end + 1 if end >= 0 else limit)
+        while (end := self._data.find(b"\n", self._at, self._at + limit)) < 0 and self._left < limit:
+            if not self._fill(self._left + 1):
+                break
+        return self._take(end + 1 - self._at if end >= 0 else limit)
 
     def read(self, count: int) -> bytes:
-        if not self._buffer:
-            self._fill()
+        """So many bytes, or fewer at the end."""
+        if self._left < count:
+            self._fill(count)
         return self._take(count)
 
 
@@ -267,6 +284,7 @@ def _from_peer(client: Conversation, listener: Listener | None, links: list[List
     if link is None:
         raise wire_format.torn()
     peer: socket.socket = link
+    buffer = memoryview(bytearray(RECEIVE_BYTES))
     client.listen(lambda: _close_all(links))
     proof, received = client.proof, 0
 
@@ -274,12 +292,16 @@ def _from_peer(client: Conversation, listener: Listener | None, links: list[List
         nonlocal received
         if not proof.wait(lambda: received - proof.promised < AHEAD_BYTES, CLIENT_SILENCE_S):
             return b""
+        count = 0
         try:
-            data = peer.recv(RECEIVE_BYTES)
+            while more := peer.recv_into(buffer[count:]):  # of TLS, 16 kB at most
+                count += more
+                if count == len(buffer) or not select.select([peer], [], [], 0)[0]:
+                    break
         except (OSError, ValueError):
-            return b""  # the stream ends here: what came is kept
-        received += len(data)
-        return data
+            pass  # the stream ends here: what came is kept
+        received += count
+        return bytes(buffer[:count])
 
     return piece
 
@@ -315,8 +337,9 @@ def _store(stream: Stream, files: list[tuple[str, Entry]], skipped: set[int], sh
                 for _ in blocks:
                     pass
                 continue
-            if part := shelf.write(path, entry, blocks):
-                shelf.put(stream.taken, index, part, path, entry)
+            came = shelf.keep(path, entry, blocks)
+            if came is not None:
+                shelf.put(stream.taken, index, came, path, entry)
             shelf.settle(proof.proven)
     except (Refusal, IndexError, ValueError):
         return False  # it was cut, or altered on the way

@@ -210,10 +210,10 @@ def test_a_node_whose_programs_all_die_holds_up_no_other(scene: CopyScene, place
     scene.nodes[place].prelude = """
 import os, threading
 from gpuops.agent.files import incoming
-write = incoming.Shelf.write
+write = incoming.Shelf.keep
 def dies(self, path, *rest):
     return os._exit(9) if path == "data/big.bin" else write(self, path, *rest)
-incoming.Shelf.write = dies
+incoming.Shelf.keep = dies
 """
     with pytest.raises(ConnectionLost, match=f"node{place} did not get what node0 has: .*2 other nodes got everything"):
         scene.copy()

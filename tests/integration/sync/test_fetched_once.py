@@ -176,14 +176,14 @@ def test_a_download_that_is_cut_and_a_node_that_dies_once_cost_no_second_one(
     cluster.nodes[1].prelude = f"""
 import os
 from gpuops.agent.files import incoming
-write = incoming.Shelf.write
+write = incoming.Shelf.keep
 def dies_once(self, *rest):
     try:
         os.close(os.open({str(tmp_path / "died")!r}, os.O_CREAT | os.O_EXCL))
     except FileExistsError:
         return write(self, *rest)
     os._exit(9)
-incoming.Shelf.write = dies_once
+incoming.Shelf.keep = dies_once
 """
     assert [end.fetched for end in cluster.fetch(web(server))] == [1, 0, 0]
     assert cluster.has("big.bin", BIG)

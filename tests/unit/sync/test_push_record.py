@@ -18,5 +18,5 @@ def test_a_suspended_gpuops_is_not_waited_for_without_end(tmp_path: Path, monkey
     (tmp_path / RECORD_FOLDER).mkdir()
     held = FileLock(tmp_path / RECORD_FOLDER / ".lock")
     with held, pytest.raises(LocalDisk, match="another gpuops has been writing"):
-        record.begin_push("n0", [])
-    assert record.begin_push("n0", [])
+        record.begin_push("n0", "[]")
+    assert record.begin_push("n0", "[]")
