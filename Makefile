@@ -18,7 +18,7 @@ MADE := .venv/.made
 SIDE_BY_SIDE := -n 8 --dist loadfile --no-loadscope-reorder
 # PROGRAM:PACKAGE, what the tests use of the system
 PACKAGES := git:git ps:procps sshd:openssh-server ssh:openssh-client rsync:rsync ip:iproute2 nft:nftables sudo:sudo systemctl:systemd munged:munge slurmctld:slurmctld slurmd:slurmd squeue:slurm-client \
-    dockerd:docker.io podman:podman crun:crun chromium-headless-shell:chromium-headless-shell
+    dockerd:docker.io podman:podman crun:crun newuidmap:uidmap chromium-headless-shell:chromium-headless-shell
 
 # The rules that find keys are compiled once, before many commands at a time would each do it (tests/conftest.py)
 RULES := KF_RULE_CACHE_DIR=$(CURDIR)/.pytest_cache/rules
