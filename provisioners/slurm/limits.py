@@ -28,7 +28,7 @@ COLUMNS = {
 ROW_FIELDS = {"assoc": ASSOCIATION_FIELDS, "account": ACCOUNT_FIELDS, "qos": QOS_FIELDS}
 USUAL_QOS = "normal"
 """What a job gets where nothing names another."""
-OVERRIDES = re.compile(r"(--(account|qos|partition|time|gres|gpus)|-[AqptG]).*")
+OVERRIDES = re.compile(r"(--(account|qos|partition|time|gres|gpus|cpus|ntasks)|-[AqptGcn]).*")
 """Arguments of sbatch's that change what a job asks for, or whose limits it has."""
 
 Row = Mapping[str, str]

@@ -88,6 +88,7 @@ def refusal(text: str, partition_qos: str = "", /, **asked: object) -> str:
         ({"gpus": 4, "account": "teaching"}, "account teaching gives all its users together 2 GPUs"),
         ({"nodes": 3, "gpus": 1, "cpus": 128}, "account physics gives all its users together 256 cores"),
         ({"nodes": 4, "gpus": 8, "sbatch_arg": ["--account=chemistry"]}, ""),  # whose limits these are is not known
+        ({"nodes": 3, "gpus": 1, "cpus": 128, "sbatch_arg": ["-c1"]}, ""),  # nor how much is asked for
         ({"nodes": 4, "gpus": 8, "sbatch_arg": ["--exclusive"]}, "account physics gives"),
         ({"nodes": 4, "gpus": 8, "account": "unknown"}, ""),  # sbatch says that
     ],
