@@ -17,8 +17,8 @@ MADE := .venv/.made
 # Files of tests run side by side; what is long, and mostly waits, comes first (tests/conftest.py): six workers left two cores idle an eighth of the time, eight 2 %.
 SIDE_BY_SIDE := -n 8 --dist loadfile --no-loadscope-reorder
 # PROGRAM:PACKAGE, what the tests use of the system
-PACKAGES := git:git ps:procps sshd:openssh-server ssh:openssh-client rsync:rsync ip:iproute2 nft:nftables sudo:sudo systemctl:systemd munged:munge slurmctld:slurmctld slurmd:slurmd squeue:slurm-client \
-    dockerd:docker.io podman:podman crun:crun chromium-headless-shell:chromium-headless-shell
+PACKAGES := git:git ps:procps sshd:openssh-server ssh:openssh-client rsync:rsync ip:iproute2 nft:nftables sudo:sudo systemctl:systemd munged:munge slurmctld:slurmctld slurmd:slurmd squeue:slurm-client slurmdbd:slurmdbd mariadbd:mariadb-server-core \
+    dockerd:docker.io podman:podman crun:crun newuidmap:uidmap add.modules:environment-modules chromium-headless-shell:chromium-headless-shell
 
 # The rules that find keys are compiled once, before many commands at a time would each do it (tests/conftest.py)
 RULES := KF_RULE_CACHE_DIR=$(CURDIR)/.pytest_cache/rules

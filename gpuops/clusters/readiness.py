@@ -39,6 +39,8 @@ if TYPE_CHECKING:
     from gpuops.transport.schemas import NodeHello
 
 
+MIN_QUEUE_S = 60.0
+"""A batch system may take so long to start what can start at once, whatever `--wait` says."""
 FAST_POLL_PERIOD_S = 10.0
 """Seconds for which a new machine is polled at the short interval."""
 POLL_RENTED_S = 2.0
@@ -80,7 +82,9 @@ def wait_ready(
         try:
             is_settled = attempt.started - started >= provisioner.settle_s
             session, why = readiness.attempt(is_settled=is_settled)
-            if was_queued and not readiness.is_queued:
+            if readiness.is_queued:
+                poller.end_at(min(deadline, started + max(row.queue_s, MIN_QUEUE_S)))
+            elif was_queued:
                 poller.end_at(min(deadline, clock.monotonic() + timeout_s))
             was_queued = readiness.is_queued
             if session:

@@ -30,21 +30,37 @@ SITE = r"""
 sinfo -h -N -o 'node|%N|%P|%G|%t|%c|%m|%f' || exit 1
 scontrol show partition -o | sed 's/^/partition|/'
 scontrol show config | sed -n -e 's/^KillWait *= *\([0-9]*\).*/killwait|\1/p' \
-    -e 's/^ProctrackType *= *proctrack.\([a-z]*\).*/proctrack|\1/p'
+    -e 's/^ProctrackType *= *proctrack.\([a-z]*\).*/proctrack|\1/p' \
+    -e 's/^ClusterName *= *\([^ ]*\).*/cluster|\1/p' -e 's/^AccountingStorageEnforce *= *\([^ ]*\).*/enforced|\1/p'
 """
-ASSOCIATIONS = "sacctmgr -nP show assoc user=$(id -un) format=account,partition,qos 2>/dev/null"
 SURVEY = r"""
 sinfo --version | sed 's/^/version|/'
 sinfo -h -N -O 'NodeHost:64,GresUsed:256' | sed 's/^/used|/'
-tell() {
-    said=$(sacctmgr -nP show "$@" 2>&1) && printf '%s\n' "$said" | sed "s/^/$1|/" || printf 'untold|%s\n' "$said"
-}
-if command -v sacctmgr >/dev/null; then
-    tell assoc user="$(id -un)" format=account,partition,qos,maxjobs,maxsubmit,maxwall,maxtres,grptres
-    tell qos format=name,maxjobspu,maxsubmitpu,maxwall,maxtrespu,grptres
-fi
 """
-"""What of a cluster changes, and what sacctmgr tells of limits: nothing where there is no database."""
+"""What of a cluster changes."""
+ASSOCIATION_FIELDS = (
+    "account", "partition", "qos", "defaultqos", "maxjobs", "maxsubmit", "maxwall", "maxtres", "grptres",
+)  # fmt: skip
+ACCOUNT_FIELDS = ("account", "parentname", "grptres")
+QOS_FIELDS = ("name", "flags", "maxjobspu", "maxsubmitpu", "maxwall", "maxtres", "maxtrespu", "grptres")
+LIMITS = rf"""
+where=${{1:+cluster=$1}}
+limit() {{ if command -v timeout >/dev/null; then timeout 20 "$@"; else "$@"; fi; }}
+tell() {{
+    kind=$1
+    shift
+    said=$(limit sacctmgr -nP show "$@" 2>&1) && printf '%s\n' "$said" | sed "s/^/$kind|/" ||
+        printf 'untold|%s\n' "$(printf '%s\n' "$said" | head -n 1)"
+}}
+command -v sacctmgr >/dev/null || exit 0
+printf 'given|%s|%s\n' "${{SBATCH_ACCOUNT:-}}" "${{SBATCH_QOS:-}}"
+tell default user "$(id -un)" $where format=defaultaccount
+tell assoc assoc $where user="$(id -un)" format={",".join(ASSOCIATION_FIELDS)}
+tell account assoc $where user= format={",".join(ACCOUNT_FIELDS)}
+tell qos qos format={",".join(QOS_FIELDS)}
+"""
+"""What the database tells of the user's accounts on the cluster `$1`, since it may keep those of several; of accounts
+above them, which alone tell what is for all their users; and of QOS. Nothing where there is no sacctmgr."""
 JOBS = """TZ=UTC SLURM_TIME_FORMAT=standard squeue -u "$(id -un)" -t all -h -o '%i|%j|%T|%D|%L|%S|%r' """
 """`-t all`: what has ended is still known for some minutes (MinJobAge)."""
 PAST = rf"""{LIMIT}
@@ -90,11 +106,19 @@ WHY_OVER = {
 }
 NEVER = re.compile(
     r"PartitionNodeLimit|PartitionTimeLimit|PartitionInactive|PartitionDown|JobHeld\w*|BadConstraints"
-    r"|JobHoldMaxRequeue|launch failed requeued held|QOS(Max|Min)\w*Per(Job|Node)\w*|Assoc(Max|Min)\w*PerJob\w*"
-    r"|AssocMaxWallDurationPerJobLimit|InvalidAccount|InvalidQOS|QOSNotAllowed|DependencyNeverSatisfied|AccountNotAllowed"
+    r"|JobHoldMaxRequeue|launch failed requeued held|(QOS|Assoc)(Max|Min)\w*Per(Job|Node)\w*|QOSMin\w+"
+    r"|InvalidAccount|InvalidQOS|QOSNotAllowed|DependencyNeverSatisfied|AccountNotAllowed"
 )
 """Reasons for which a job waits for ever, though Slurm accepted it."""
-OWN_LIMIT = re.compile(r"(QOS|Assoc)\w*(PerUser|Grp)\w*|(QOS|Assoc)Grp\w*")
+LIMIT = re.compile(
+    r"(?P<whose>QOS|Assoc|)(?P<kind>Grp|Max|Min)(?P<what>[A-Z]\w*?)(?P<of>|Per(?:User|Account|Job|Node))(?:Limit)?"
+)
+"""A limit as the reason of a job: AssocGrpGRES, QOSMaxJobsPerUserLimit, MaxGRESPerAccount, … of 22.05's own table."""
+LIMITED = {
+    "GRES": "GPUs", "Cpu": "cores", "CPU": "cores", "Mem": "memory", "Node": "nodes", "Jobs": "jobs at once",
+    "SubmitJob": "submitted jobs", "Wall": "time",
+}  # fmt: skip
+FOR_WHOM = {"PerUser": "one user", "PerAccount": "one account", "PerJob": "one job", "PerNode": "one node"}
 
 
 def sbatch_words(submission: Submission) -> list[str]:
@@ -196,14 +220,29 @@ def describe_wait(reason: str, start: float | None, now: float) -> str:
     """`queued: Priority, starts about 14:20`."""
     first = reason.split(",")[0].strip("() ")
     why = f": {first}" if first not in ("", "None") else ""
-    why += " (a limit of yours or of your group)" if OWN_LIMIT.fullmatch(first) else ""
+    why += f" ({limit})" if (limit := describe_limit(first)) else ""
     return f"queued{why}" + (f", starts about {clock_time(start, now)}" if start and start > now else "")
 
 
 def explain_never(reason: str) -> str:
     """Why a queued job will never run; empty where it may."""
     first = reason.split(",")[0].strip("() ")
-    return f"Slurm will never start its job ({first}): ask for less, or elsewhere" if NEVER.fullmatch(first) else ""
+    why = ": ".join(filter(None, [first, describe_limit(first)]))
+    return f"Slurm will never start its job ({why}): ask for less, or elsewhere" if NEVER.fullmatch(first) else ""
+
+
+def describe_limit(reason: str) -> str:
+    """`your account's limit on GPUs for all its users`; empty for a reason that is no limit of an account or a QOS."""
+    match = LIMIT.fullmatch(reason)
+    if match is None:
+        return ""
+    what = next((say for word, say in LIMITED.items() if match["what"].startswith(word)), match["what"])
+    what += " over time" if match["what"].endswith("Minutes") else ""
+    whose = "your account's" if match["whose"] == "Assoc" else "the QOS's"
+    everybody = "all its users" if match["kind"] == "Grp" else "one user"
+    kind = "minimum of" if match["kind"] == "Min" else "limit on"
+    whom = FOR_WHOM.get(match["of"], "one job" if match["kind"] == "Min" else everybody)
+    return f"{whose} {kind} {what} for {whom}"
 
 
 def parse_time(text: str) -> float | None:
@@ -244,6 +283,8 @@ class Partition:
     name: str
     default_s: float | None
     max_s: float | None
+    qos: str = ""
+    """Whose limits all of its jobs have."""
 
 
 def parse_node(line: str) -> NodeKind | None:
@@ -270,9 +311,8 @@ def parse_gpus(gres: str) -> tuple[int, list[str]]:
 def parse_partition(line: str) -> Partition | None:
     """A line `partition|PartitionName=gpu … DefaultTime=01:00:00 … MaxTime=UNLIMITED …`. Raises Unknown."""
     facts = dict(word.split("=", 1) for word in line.partition("|")[2].split() if "=" in word)
-    name = facts.get("PartitionName")
-    return (
-        Partition(name, parse_span(facts.get("DefaultTime", "")), parse_span(facts.get("MaxTime", "")))
-        if name
-        else None
-    )
+    name, qos = facts.get("PartitionName"), facts.get("QoS", "N/A")
+    if not name:
+        return None
+    default_s, max_s = (parse_span(facts.get(word, "")) for word in ("DefaultTime", "MaxTime"))
+    return Partition(name, default_s, max_s, "" if qos == "N/A" else qos)

@@ -8,15 +8,15 @@ from collections.abc import Collection, Mapping, Sequence
 from typing import Any
 
 from gpuops.core.account_variables import OURS
-from gpuops.core.errors import ProviderError, Rejected, Unknown
+from gpuops.core.errors import Rejected, Unknown
 from gpuops.core.models import Option, Request, SiteFact
 from provisioners.batch.jobs import Job
-from provisioners.batch.login_node import Answer, LoginNode
+from provisioners.batch.login_node import LoginNode
 from provisioners.batch.provisioner import BatchProvisioner, Submission
 from provisioners.batch.request import JobShape
 from provisioners.slurm import commands, options
-from provisioners.slurm.options import Wishes
-from provisioners.slurm.site import NO_CONTROLLER, Site, explain_refusal, parse_site, shape_job
+from provisioners.slurm.limits import Limits, parse_limits, refuse_excess
+from provisioners.slurm.site import NO_CONTROLLER, Site, explain_refusal, is_limit_refusal, parse_site, shape_job
 from provisioners.slurm.survey import survey_site
 from provisioners.ssh.host_agent import NodeRecord
 
@@ -64,18 +64,22 @@ class SlurmProvisioner(BatchProvisioner[Site]):
         return {"cpus": shape.cpus, "kill_wait_s": site.kill_wait_s, "apart": site.signals_descendants}
 
     def try_out(self, login: LoginNode, request: Request, shape: JobShape) -> None:
+        """Slurm takes a job that asks for more than its account may ever have, and lets it wait."""
+        wishes, site = options.parse_wishes(request), self.site(login)
         answer = self.logins.ask(login, ["sbatch", "--test-only", *shape.words, "--wrap=true"])
+        if site.enforces_limits and (not answer.code or is_limit_refusal(answer.text)):
+            refuse_excess(self._limits(login), wishes, shape, site.partition_of(wishes))
         if answer.code:
-            raise self._refusal(login, answer, options.parse_wishes(request))
+            asks = any(word in answer.text.lower() for word in ("invalid account", "invalid qos"))
+            raise explain_refusal(answer.text, wishes, site, self._limits(login) if asks else None)
 
-    def _refusal(self, login: LoginNode, answer: Answer, wishes: Wishes) -> ProviderError:
-        said = answer.text.lower()
-        asks = "account" in said or "qos" in said
-        known = self.logins.ask(login, ["sh", "-c", commands.ASSOCIATIONS]).text if asks else ""
-        return explain_refusal(answer.text, wishes, self.site(login), known)
+    def _limits(self, login: LoginNode) -> Limits:
+        words = ["sh", "-c", commands.LIMITS, "sh", self.site(login).cluster]
+        return parse_limits(self.logins.ask(login, words).text)
 
     def survey_cluster(self, login: LoginNode) -> Sequence[SiteFact]:
-        return survey_site(self.site(login), self.logins.ask(login, ["sh", "-c", commands.SURVEY]).text)
+        said = self.logins.ask(login, ["sh", "-c", commands.SURVEY]).text
+        return survey_site(self.site(login), said, self._limits(login))
 
     # What a batch system does.
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from collections import Counter
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -10,9 +11,12 @@ from gpuops.core.errors import NoCapacity, ProviderError, QuotaExceeded, Rejecte
 from gpuops.core.format import plural
 from provisioners.batch.numbers import parse_count
 from provisioners.batch.request import JobShape, choose_walltime, format_span
-from provisioners.slurm.commands import NodeKind, Partition, parse_node, parse_partition
+from provisioners.slurm.commands import NodeKind, Partition, describe_limit, parse_node, parse_partition
+from provisioners.slurm.limits import Limits
 from provisioners.slurm.options import Wishes
 
+LIMIT_REASON = re.compile(r"^sbatch: error: (\w+)$", re.MULTILINE)
+"""The line before `Job violates accounting/QOS policy`."""
 NO_CONTROLLER = ("Unable to contact slurm controller", "Socket timed out", "Connection refused", "Zero Bytes were")
 """The job may have been submitted all the same."""
 
@@ -21,6 +25,10 @@ NO_CONTROLLER = ("Unable to contact slurm controller", "Socket timed out", "Conn
 class Site:
     nodes: Sequence[NodeKind]
     partitions: Sequence[Partition]
+    cluster: str = ""
+    """Its name in the database."""
+    enforces_limits: bool = False
+    """Whether a job waits that asks for more than its account or QOS may have."""
     kill_wait_s: float | None = None
     signals_descendants: bool = False
     """Whether the end of a job is told to all processes that its own have started, and not to its own alone."""
@@ -45,9 +53,13 @@ def parse_site(text: str) -> Site:
     lines = text.splitlines()
     nodes = [node for line in lines if line.startswith("node|") and (node := parse_node(line))]
     partitions = [one for line in lines if line.startswith("partition|") and (one := parse_partition(line))]
-    wait = next((line.partition("|")[2] for line in lines if line.startswith("killwait|")), "")
-    kill_wait_s = float(seconds) if (seconds := parse_count(wait)) else None
-    return Site(nodes, partitions, kill_wait_s, "proctrack|linuxproc" in lines)
+    told = dict(line.split("|", 1) for line in lines if line.startswith(("killwait|", "cluster|", "enforced|")))
+    kill_wait_s = float(seconds) if (seconds := parse_count(told.get("killwait", ""))) else None
+    enforced = set(told.get("enforced", "").lower().split(","))
+    return Site(
+        nodes, partitions, told.get("cluster", ""), not enforced.isdisjoint(("limits", "safe", "all")),
+        kill_wait_s, "proctrack|linuxproc" in lines,
+    )  # fmt: skip
 
 
 def shape_job(wishes: Wishes, site: Site) -> JobShape:
@@ -104,24 +116,24 @@ def describe_nodes(site: Site, partition: str) -> str:
     return " and ".join(parts) or "no nodes"
 
 
-def explain_refusal(text: str, wishes: Wishes, site: Site, associations: str) -> ProviderError:
-    """Why sbatch refused, by what it said. `associations`: what ASSOCIATIONS printed."""
+def explain_refusal(text: str, wishes: Wishes, site: Site, limits: Limits | None) -> ProviderError:
+    """Why sbatch refused, by what it said."""
     said = text.lower()
     words = wishes.words
-    own = [line.split("|") for line in associations.splitlines() if line.count("|") >= 2]
+    own = limits.own if limits else ()
     if any(sign.lower() in said for sign in NO_CONTROLLER):
         return Unknown(f"Slurm's controller did not answer: {_last_line(text)}", "try again in a minute")
     if "invalid partition" in said:
         names = ", ".join(one.name for one in site.partitions)
         return Rejected(f"there is no partition {wishes.partition}", f"there are: {names}")
     if "invalid account" in said:
-        names = ", ".join(dict.fromkeys(line[0] for line in own if line[0]))
+        names = ", ".join(dict.fromkeys(row["account"] for row in own))
         account = words.get("account", "your default one")
         return Rejected(
             f"account {account} may not be used in this partition", f"yours: {names or 'none is told'}; --account"
         )
     if "invalid qos" in said:
-        names = ", ".join(dict.fromkeys(qos for line in own for qos in line[2].split(",") if qos))
+        names = ", ".join(dict.fromkeys(qos for row in own for qos in row["qos"].split(",") if qos))
         return Rejected(f"qos {words.get('qos', '')} may not be used", f"yours: {names or 'none is told'}; --qos")
     if "invalid feature" in said:
         known = sorted({one for node in site.nodes for one in node.features if one not in ("", "(null)")})
@@ -140,11 +152,16 @@ def explain_refusal(text: str, wishes: Wishes, site: Site, associations: str) ->
             f"partition {partition} can never have this job: {_last_line(text)}",
             f"it has {describe_nodes(site, partition)}; ask for less, or another --partition",
         )
-    if "qos policy" in said or "violates" in said:
-        return QuotaExceeded(
-            f"a limit of your account forbids this: {_last_line(text)}", "ask for less, or another --qos"
-        )
+    if is_limit_refusal(text):
+        reason = LIMIT_REASON.search(text)
+        why = f"{describe_limit(reason[1])} forbids this ({reason[1]})" if reason else _last_line(text)
+        return QuotaExceeded(f"sbatch refuses: {why}", "ask for less, or another --qos or --account")
     return Rejected(f"sbatch refuses: {_last_line(text)}", "see what it means for this cluster, or change the request")
+
+
+def is_limit_refusal(text: str) -> bool:
+    """Whether sbatch refused a job for a limit of an account or of a QOS."""
+    return "violates accounting" in text.lower() or "qos policy" in text.lower()
 
 
 def _last_line(text: str) -> str:

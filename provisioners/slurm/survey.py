@@ -8,14 +8,11 @@ from gpuops.core.format import plural
 from gpuops.core.models import SiteFact
 from provisioners.batch.survey import describe_queue
 from provisioners.slurm.commands import Partition, parse_gpus
+from provisioners.slurm.limits import Limits, describe_limits
 from provisioners.slurm.site import Site, describe_nodes, is_usable
 
-ASSOCIATION = ("account", "partition", "qos", "jobs at once", "jobs submitted", "time", "per job", "for all its users")
-QOS = ("qos", "jobs at once", "jobs submitted", "time", "at once", "for all its users")
-"""The columns of `commands.SURVEY`, as people read them."""
 
-
-def survey_site(site: Site, text: str) -> list[SiteFact]:
+def survey_site(site: Site, text: str, limits: Limits) -> list[SiteFact]:
     """`text`: what commands.SURVEY printed."""
     lines = text.splitlines()
     used = {words[0]: parse_gpus(words[1])[0] for words in map(str.split, _told(lines, "used")) if len(words) == 2}
@@ -26,7 +23,7 @@ def survey_site(site: Site, text: str) -> list[SiteFact]:
     return [
         SiteFact("cluster", say + (f", of which without GPUs: {', '.join(others)}" if others else "")),
         *(SiteFact("partition", describe_partition(site, one, used)) for one in with_gpus),
-        *_describe_limits(lines),
+        *describe_limits(limits),
     ]
 
 
@@ -47,21 +44,3 @@ def describe_partition(site: Site, partition: Partition, used: Mapping[str, int]
         max_s=partition.max_s,
         default_s=partition.default_s,
     )
-
-
-def _describe_limits(lines: Sequence[str]) -> list[SiteFact]:
-    """Of each account of the user's, and of each QOS that one of them may use and that limits anything."""
-    own = [line.split("|") for line in _told(lines, "assoc")]
-    usable = {name for row in own if len(row) > 2 for name in row[2].split(",")}
-    qos = [row for line in _told(lines, "qos") if (row := line.split("|"))[0] in usable and any(row[1:])]
-    said = [_describe_row(ASSOCIATION, row) for row in own] + [_describe_row(QOS, row) for row in qos]
-    if said:
-        return [SiteFact("limits", say) for say in dict.fromkeys(said)]
-    why = next(_told(lines, "untold"), "") or "sacctmgr names no account of yours"
-    return [SiteFact("limits", f"what limits your account has cannot be read: {why}", "ask who runs the cluster")]
-
-
-def _describe_row(columns: Sequence[str], row: Sequence[str]) -> str:
-    """`account phys: qos normal,long, jobs at once 4`."""
-    told = [f"{name} {value}" for name, value in zip(columns, row, strict=False) if value]
-    return f"{told[0]}: {', '.join(told[1:]) or 'no limits of its own'}" if told else "an account without a name"

@@ -69,8 +69,11 @@ LIST_SCRIPT = rf"""
 ids=$("$1" ps --all --quiet --filter "label={OWNER_LABEL}=$3" --filter "label={NODE_LABEL}" 2>&1) || {{
     printf 'error %s\n' "$(printf %s "$ids" | tr '\n' ' ')"; exit 0; }}
 for id in $ids; do
-    "$1" inspect --type container --format '{{{{.State.Status}}}} {{{{index .Config.Labels "{NODE_LABEL}"}}}}' "$id" \
-        2>/dev/null | sed 's/^/container /'
+    told=$("$1" inspect --type container --format '{{{{.State.Status}}}} {{{{.State.Pid}}}} {{{{index .Config.Labels
+        "{NODE_LABEL}"}}}}' "$id" 2>/dev/null) || continue
+    status=${{told%% *}} told=${{told#* }}
+    [ "$1 $status" != 'podman running' ] || grep -qaF "$2/" "/proc/${{told%% *}}/cmdline" 2>/dev/null || status=dead
+    printf 'container %s %s\n' "$status" "${{told#* }}"
 done
 for folder in "$2"/*/c*; do
     [ -f "$folder/node" ] || continue
@@ -84,7 +87,8 @@ for folder in "$2"/*/c*; do
 done
 echo {DONE}
 """
-"""Lists the containers of the engine `$1` with the owner `$3`, and the folders under the root `$2`."""
+"""Lists the containers of the engine `$1` with the owner `$3`, and the folders under the root `$2`. Podman
+has no daemon: to it a container runs for ever whose monitor (conmon) was killed, so its first program is looked at."""
 END_SCRIPT = rf"""
 exec 2>&1
 engine=$1 folder=$2 node=$3 mark=$4 token=$5
@@ -100,7 +104,7 @@ ids=$(found) || {{ printf '%s\n' "$ids"; exit 0; }}
 tries=0
 while [ -n "$ids" ] && [ "$tries" -lt 120 ]; do
     case $tries in
-        *[05]) "$engine" kill --signal TERM $ids || "$engine" rm $ids ;; # rm: of one that never ran
+        *[05]) "$engine" kill --signal TERM $ids || "$engine" rm --force $ids ;; # rm: of one that does not run
         1[01]?) "$engine" rm --force $ids ;;
     esac >/dev/null 2>&1
     sleep 0.2

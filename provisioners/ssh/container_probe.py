@@ -34,7 +34,10 @@ if [ "$engine" = docker ]; then
 else
     facts=$(podman info --format '{{.Host.Security.Rootless}}' 2>&1) || {
         printf 'refused %s\n' "$(printf %s "$facts" | tail -n 1)"; exit 0; }
-    [ "$facts" = true ] && echo 'rootless yes'
+    if [ "$(printf %s "$facts" | tail -n 1)" = true ]; then # after its warnings
+        echo 'rootless yes'
+        [ "$(podman unshare cat /proc/self/uid_map | wc -l)" -gt 1 ] || echo 'numbers one'
+    fi
     [ -d /run/systemd/system ] && printf 'linger %s\n' "$(loginctl show-user --property Linger --value "$(id -un)")"
     for file in /etc/cdi/*nvidia* /run/cdi/*nvidia*; do [ -e "$file" ] && echo 'toolkit yes' && break; done
 fi
@@ -52,6 +55,10 @@ command -v apptainer >/dev/null 2>&1 && echo 'engine yes'
 exit 0
 """
 DENIED_SIGNS = ("denied", "unauthorized", "authentication required", "403 ")
+SUBORDINATE_HINT = (
+    "sudo usermod --add-subuids 100000-165535 --add-subgids 100000-165535 {user} there, with numbers that nobody else "
+    "has in /etc/subuid and /etc/subgid; then: podman system migrate"
+)
 UNKNOWN_SIGNS = ("no such manifest", "manifest unknown", "not found", "name unknown", "repository does not exist")
 
 
@@ -65,6 +72,8 @@ class ContainerFacts:
     refused: str = ""
     """What it says where it does not work."""
     has_toolkit: bool = False
+    has_numbers: bool = True
+    """Whether a user who is not root has user numbers besides their own, which Podman needs to keep that one."""
     lingers: bool = True
     """Whether what the user has started outlives the login."""
     has_image: bool = False
@@ -112,6 +121,7 @@ def parse_facts(text: str, label: str, gpus: int) -> ContainerFacts:
         engine=engine if engine in (DOCKER, PODMAN) else "",
         refused=said.get("refused", ""),
         has_toolkit=said.get("toolkit") == "yes",
+        has_numbers=said.get("numbers") != "one",
         lingers=root or said.get("linger") != "no",
         has_image=said.get("image") == "here",
         no_image=said.get("no-image", ""),
@@ -148,6 +158,9 @@ def container_problems(name: str, facts: ContainerFacts, wanted: str, image: str
     if facts.limits.gpus and not facts.has_toolkit:
         say = f"{name} has GPUs, and {engine} there has no NVIDIA container toolkit to hand them on"
         found.append(Problem(say, f"install nvidia-container-toolkit there, then: {_toolkit_command(engine)}"))
+    if not facts.has_numbers:
+        say = f"{user} has no subordinate user and group IDs on {name}, which podman needs without root"
+        found.append(Problem(say, SUBORDINATE_HINT.format(user=user)))
     if not facts.lingers:
         say = f"what {user} starts on {name} ends with the login, a container of podman as well"
         found.append(Problem(say, f"let it go on: loginctl enable-linger {user}"))
@@ -168,6 +181,9 @@ def _refusal(name: str, engine: str, said: str, user: str) -> Problem:
         return Problem(say, f"sudo usermod -aG docker {user} there, then log in anew; or --container podman")
     if "cannot connect" in said.lower() or "daemon running" in said.lower():
         return Problem(f"docker's daemon does not run on {name}", "start it: sudo systemctl start docker")
+    if "newuidmap" in said or "newgidmap" in said:
+        say = f"podman on {name} works for root alone: newuidmap is not there"
+        return Problem(say, "install it: sudo apt install uidmap (Fedora: shadow-utils)")
     return Problem(f"{engine} does not work on {name}: {said[:300]}", f"try there: {engine} info")
 
 

@@ -39,7 +39,8 @@ engine=$1 name=$2 count=$3
 shift 3
 flag=-i
 if [ -t 0 ]; then flag=-it; fi
-if [ "$("$engine" inspect --type container --format '{{.State.Running}}' "$name" 2>/dev/null)" = true ]; then
+state=$("$engine" inspect --type container --format '{{.State.Running}} {{.State.Pid}}' "$name" 2>/dev/null)
+if [ "${state% *}" = true ] && { [ "$engine" != podman ] || [ -d "/proc/${state#* }" ]; }; then
     shift "$count"
     exec "$engine" exec "$flag" "$name" "$@"
 fi

@@ -21,6 +21,16 @@ PRELUDE_FAILED_CODE = 126
 """As a shell's own for a command that cannot be executed."""
 IN_BASH = '[ -z "${BASH_VERSION-}" ] ||'
 """Before what another shell does not know: there, a line that fails is passed over."""
+MODULE_WORD = re.compile(r"(?:^|[\s;&|({])(?:module|ml)\s")
+MODULE_FUNCTIONS = r"""
+command -v module >/dev/null || {
+    login=$(bash -lc 'printf "\n%s\n" "gpuops: functions"; declare -f
+        declare -p ${!MODULE*} ${!LMOD*} LOADEDMODULES _LMFILES_ 2>/dev/null' </dev/null 2>/dev/null)
+    eval "${login##*gpuops: functions}"
+}
+"""
+"""`module` (environment modules, Lmod) is a function that a login shell alone has. No more is taken from one: its PATH
+would not be the run's."""
 END_OF_LINE = "\n:"
 """Behind a line: its last test that is false is no failure. One that cannot be parsed stays one."""
 
@@ -53,7 +63,8 @@ def prelude_script(lines: Sequence[str]) -> str:
     file that a line reads, and a function, fail as a whole only: `/etc/profile` may hold commands that fail.
     """
     guarded = (part for line in lines for part in (_trap_failure(line), f"eval {shlex.quote(line + END_OF_LINE)}"))
-    return "\n".join([*guarded, f"{IN_BASH} trap - ERR", 'exec "$@"'])
+    modules = [f"{IN_BASH} {{ {MODULE_FUNCTIONS}}}"] if any(MODULE_WORD.search(line) for line in lines) else []
+    return "\n".join([*modules, *guarded, f"{IN_BASH} trap - ERR", 'exec "$@"'])
 
 
 def _trap_failure(line: str) -> str:

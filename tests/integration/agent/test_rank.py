@@ -90,13 +90,13 @@ def test_arguments_arrive_byte_for_byte_behind_a_prelude(run: Path) -> None:
 def test_a_prelude_line_that_fails_ends_it_with_its_own_words(run: Path) -> None:
     (run / "profile").write_text("[ -e none ] && . none\nfalse\ntrue\n")
     passes = ["if true\nthen echo 'one line'; fi", "[ -e none ] && . none", f". {shlex.quote(str(run / 'profile'))}"]
-    prelude = [*passes, "module load 'cuda 12'", "echo never"]
+    prelude = [*passes, "modules load 'cuda 12'", "echo never"]
     (run / "spec.json").write_text(json.dumps({"prelude": prelude}))
     assert start(run, "echo", "never").wait(HANG_S) == PRELUDE_FAILED_CODE
     assert (run / "ranks/5.out").read_text() == "one line\n"
     said = (run / "ranks/5.err").read_text()
-    assert "module: " in said  # in the shell's own words
-    assert find_prelude_failure(said) == "the prelude line `module load 'cuda 12'` failed with exit code 127"
+    assert "modules: " in said  # in the shell's own words
+    assert find_prelude_failure(said) == "the prelude line `modules load 'cuda 12'` failed with exit code 127"
 
 
 @pytest.mark.parametrize("line", ["cd none; true", "true && false", "echo 'no end"])

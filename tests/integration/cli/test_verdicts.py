@@ -152,8 +152,8 @@ ASKS = "import sys; open('a.pt', 'w').close(); print('wandb: Enter your choice:'
     ("words", "say", "hint"),
     [
         (
-            ("--prelude", "module load cuda", "--", "true"),
-            "the command never began: the prelude line `module load cuda` failed with exit code 127",
+            ("--prelude", "modules load cuda", "--", "true"),
+            "the command never began: the prelude line `modules load cuda` failed with exit code 127",
             "correct it, or go on in spite of it: --prelude 'LINE || true'",
         ),
         (

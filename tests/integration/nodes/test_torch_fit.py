@@ -58,8 +58,8 @@ def test_a_torch_that_works_nevertheless_is_not(client: AgentClient, python: Pat
 
 def test_a_prelude_that_fails_there_is_named(client: AgentClient, python: Path) -> None:
     with pytest.raises(NodeError) as caught:
-        ask(client, python, prelude=("module load cuda",))
-    assert caught.value.message == "node0: the prelude line `module load cuda` failed with exit code 127"
+        ask(client, python, prelude=("modules load cuda",))
+    assert caught.value.message == "node0: the prelude line `modules load cuda` failed with exit code 127"
     assert caught.value.hint == "correct it, or go on in spite of it: --prelude 'LINE || true'"
 
 

@@ -57,12 +57,15 @@ def begin(laptop: Laptop, hosts: tuple[Host, Host]) -> Begin:
 
 @pytest.fixture
 def slurm(lab: Lab, tmp_path: Path, request: pytest.FixtureRequest) -> Iterator[Slurm]:
-    """A Slurm cluster in the lab. Its parameter: by which it knows a job's processes, in place of the best there is."""
-    if reason := why_no_slurm():
+    """A Slurm cluster in the lab. Its parameter: by which it knows a job's processes, in place of the best there is, or
+    `database` for accounts in one."""
+    wish = getattr(request, "param", "")
+    if reason := why_no_slurm(database=wish == "database"):
         pytest.skip(reason)
     home = tmp_path / "shared"
     home.mkdir(mode=0o700)
-    one = Slurm(lab, home, getattr(request, "param", "cgroup" if has_freezer() else "linuxproc"))
+    proctrack = wish if wish == "linuxproc" else "cgroup" if has_freezer() else "linuxproc"
+    one = Slurm(lab, home, proctrack, database=wish == "database")
     yield one
     one.close()
 

@@ -61,6 +61,23 @@ graphroot = "/run/podman"
 runroot = "/run/podman-run"
 """,
 }
+ROOTLESS_PROGRAMS = {"newuidmap": "uidmap"}
+ROOTLESS = """
+mount -t cgroup2 cgroup2 /sys/fs/cgroup
+mkdir /run/proc /run/dev
+mount -t proc proc /run/proc # the kernel gives a user's namespace a /proc where there is one that nothing is mounted on
+mount -t tmpfs -o mode=755 tmpfs /run/dev
+cp -a /dev/null /dev/zero /dev/full /dev/random /dev/urandom /dev/tty /run/dev
+mkdir /run/dev/pts /run/dev/shm /run/dev/mqueue
+mount --bind /dev/pts /run/dev/pts
+mount -t tmpfs -o mode=1777 tmpfs /run/dev/shm
+mount -t mqueue mqueue /run/dev/mqueue # this machine has none, and a --ipc=host without root takes one
+ln -s pts/ptmx /run/dev/ptmx
+ln -s /proc/self/fd /run/dev/fd
+mount --rbind /run/dev /dev
+"""
+"""What systemd makes so on a machine, and a host of a lab has not; but for
+`mount --make-rshared /`, of whose lack Podman warns."""
 START_DOCKERD = """
 grep -q " /sys/fs/cgroup " /proc/mounts || mount -t cgroup2 cgroup2 /sys/fs/cgroup
 exec dockerd --data-root /run/docker-data --exec-root /run/docker-exec --host unix:///var/run/docker.sock \
@@ -111,6 +128,20 @@ def give_podman(host: Host, image: Path) -> None:
         host.write(f"/etc/containers/{name}", text)
     host.run(["sh", "-c", "mount -t cgroup2 cgroup2 /sys/fs/cgroup"], check=True)
     load_image(host, "podman", image)
+
+
+def why_no_rootless() -> str | None:
+    """One reason why nobody but root can have containers on a host here; None when they can."""
+    missing = [name for name in ROOTLESS_PROGRAMS if not shutil.which(name)]
+    packages = " ".join(ROOTLESS_PROGRAMS[name] for name in missing)
+    return f"containers without root need {', '.join(missing)} (Debian: {packages})" if missing else None
+
+
+def give_rootless_podman(host: Host, image: Path, user: str) -> None:
+    """Let a user who is not root have containers on a host, and give them the image. Podman is as it was installed,
+    with its own runtime, and vfs for storage, since a lab's disk is an overlay."""
+    host.run(["sh", "-euc", ROOTLESS], check=True)
+    load_image(host, "podman", image, prefix=["su", user, "-c", '"$0" "$@"', "--"])
 
 
 def give_runtime(host: Host) -> None:

@@ -28,12 +28,12 @@ class Laptop(Shell):
         done = self.run("up", "ssh", "--name", name, *self.naming(*hosts), *more)
         assert done.returncode == 0, done.stderr
 
-    def naming(self, *hosts: Host) -> list[str]:
+    def naming(self, *hosts: Host, user: str = "root") -> list[str]:
         """The options that name hosts."""
         options = ["--accept-new", "--identity", str(self.lab.identity)]
         for host in hosts:
             place = f"[{host.address}]" if ":" in host.address else host.address
-            options += ["--host", f"root@{place}:{host.port}"]
+            options += ["--host", f"{user}@{place}:{host.port}"]
         return options
 
     def expect_hosts_clean(self, *hosts: Host) -> None:

@@ -9,7 +9,16 @@ from pathlib import Path
 import pytest
 
 from tests.conftest import until
-from tests.system.lab.engines import IMAGE, give_docker, give_podman, make_image, restart_docker, why_no_engines
+from tests.system.lab.engines import (
+    IMAGE,
+    give_docker,
+    give_podman,
+    give_rootless_podman,
+    make_image,
+    restart_docker,
+    why_no_engines,
+    why_no_rootless,
+)
 from tests.system.lab.hosts import Host, Lab
 from tests.system.lab.laptop import Laptop, root
 
@@ -253,6 +262,73 @@ def test_podman(lab: Lab, laptop: Laptop, image: Path) -> None:
     until(lambda: not containers(host, "podman"), "its end")
     assert laptop.run("down", "lab").returncode == 0
     assert [path for path in host.files("/root") if "gpuops" in path] == []
+
+
+@pytest.fixture
+def rootless(lab: Lab, image: Path) -> Host:
+    """A host whose user has Podman's containers without root."""
+    if reason := why_no_rootless():
+        pytest.skip(reason)
+    host = lab.host("a", python3=False, torch=False)
+    add_user(host)
+    give_rootless_podman(host, image, USER)
+    return host
+
+
+def podman(host: Host, *words: str) -> str:
+    """What it says to the user."""
+    return host.run(["su", USER, "-c", 'podman "$@"', "--", "podman", *words], check=True).stdout
+
+
+def test_podman_without_root(lab: Lab, laptop: Laptop, rootless: Host) -> None:
+    """Files are the user's, and no container outlives its agent, its watchdog and Podman's own monitor, after whose end
+    Podman takes it for a running one."""
+    laptop.write("job.py", SCRIPT)
+    laptop.write("long.py", LONG)
+    done = laptop.run("up", "ssh", "--name", "lab", *naming(lab, rootless), "--image", IMAGE, "--container", "podman")
+    assert done.returncode == 0, done.stderr
+    done = laptop.run("run", "--", "python3", "job.py")
+    uid = rootless.run(["id", "-u", USER]).stdout.strip()
+    assert done.stdout == f"on a as {uid} {USER} False\n", done.stderr
+    ours = f"/home/{USER}/.gpuops-*"
+    assert rootless.run(["sh", "-c", f"find {ours} ! -user {USER}"], check=True).stdout == ""
+    assert "made0.txt" in rootless.run(["sh", "-c", f"ls {ours}/lab/n0/project"], check=True).stdout
+
+    done = laptop.run("run", "--detach", "--", "python3", "long.py")
+    assert done.returncode == 0, done.stderr
+    until(lambda: "on" in laptop.run("logs", "python3-2").stdout, "it is on")
+    agent, watchdog = container_pid(rootless, "agent"), container_pid(rootless, "watchdog")
+    rootless.run(["sh", "-c", f"pkill -KILL -x conmon; kill -KILL {agent} {watchdog}"], check=True)
+    until(lambda: not _ours(rootless), lambda: f"no process: {_ours(rootless)}")
+    assert podman(rootless, "ps", "--format", "{{.Status}}").startswith("Up "), "so Podman says"
+    assert "node0 is gone: its container has ended" in laptop.run("status").stdout
+    until(lambda: _is_home(laptop, "python3-2"), "the guard's work")
+    done = laptop.run("down", "lab")
+    assert done.returncode == 0, done.stderr
+    assert [path.read_text() for path in (laptop.folder / "runs").rglob("part.txt")] == ["half"]
+    assert podman(rootless, "ps", "--all", "--quiet") == ""
+    assert [path for path in rootless.files(f"/home/{USER}") if "gpuops" in path] == []
+
+
+def test_what_podman_needs_without_root(lab: Lab, laptop: Laptop) -> None:
+    if reason := why_no_engines() or why_no_rootless():
+        pytest.skip(reason)
+    host = lab.host("a", torch=False)
+    add_user(host)
+
+    def said() -> list[str]:
+        lines = laptop.run("doctor", "ssh", *naming(lab, host), "--container", "podman").stdout.splitlines()
+        return [line.strip() for line in lines if "podman" in line and not line.startswith(" " * 4)]
+
+    where = f"{USER}@{host.address}"
+    host.run(["sh", "-c", "mv $(command -v newuidmap) /srv"], check=True)
+    assert f"error: podman on {where} works for root alone: newuidmap is not there" in said()
+    host.run(["sh", "-c", "mv /srv/newuidmap /usr/bin; mv /etc/subuid /etc/subgid /srv"], check=True)
+    wanted = f"error: {USER} has no subordinate user and group IDs on {where}, which podman needs without root"
+    assert wanted in said()
+    host.run(["sh", "-c", "mv /srv/subuid /srv/subgid /etc"], check=True)
+    podman(host, "system", "migrate")
+    assert not any(line.startswith("error") for line in said())
 
 
 APPTAINER = """#!/bin/sh

@@ -6,7 +6,7 @@ import pytest
 
 from tests.conftest import until
 from tests.system.lab.laptop import Laptop
-from tests.system.lab.slurm import Slurm
+from tests.system.lab.slurm import USER, Slurm
 
 WORK = ("--", "sh", "-c", "echo working; sleep 0.3; echo made > made.pt")
 PROOF = pytest.mark.proof
@@ -49,7 +49,9 @@ def test_a_lost_answer(slurm: Slurm, laptop: Laptop, point: str) -> None:
 
 
 def run(slurm: Slurm, laptop: Laptop, point: str) -> int:
-    done = laptop.run("run", "--on", "slurm", *laptop.naming(slurm.login), "--nodes", "2", *WORK, driver=point)
+    done = laptop.run(
+        "run", "--on", "slurm", *laptop.naming(slurm.login, user=USER), "--nodes", "2", *WORK, driver=point
+    )
     return done.returncode
 
 

@@ -20,7 +20,7 @@ from tests.conftest import HANG_S, until
 from tests.system.chaos.hits import guards, kill
 from tests.system.lab.hosts import Host
 from tests.system.lab.laptop import Laptop
-from tests.system.lab.slurm import Slurm
+from tests.system.lab.slurm import USER, USER_ID, Slurm
 from tests.system.lab.test_containers import APPTAINER
 
 SCRIPT = """
@@ -74,7 +74,7 @@ def user(slurm: Slurm, laptop: Laptop) -> Laptop:
 
 
 def place(user: Laptop, slurm: Slurm) -> tuple[str, ...]:
-    return tuple(user.naming(slurm.login))
+    return tuple(user.naming(slurm.login, user=USER))
 
 
 def begin(user: Laptop, slurm: Slurm, *more: str, kind: tuple[str, ...] = RUN) -> subprocess.Popen[str]:
@@ -234,6 +234,26 @@ def test_a_run_is_in_an_image_file_of_apptainer(user: Laptop, slurm: Slurm) -> N
     expect_nothing_left(user, slurm)
 
 
+def test_a_module_of_the_site_is_loaded_in_every_rank(user: Laptop, slurm: Slurm) -> None:
+    """As doctor says it, with real environment modules: `module` is a function of login shells, and a job has none."""
+    if not shutil.which("add.modules"):
+        pytest.skip("modules need add.modules (Debian: environment-modules)")
+    for host in slurm.hosts:
+        host.run(["mkdir", "-p", "/usr/share/modules/modulefiles/pytorch"], check=True)
+        made = "#%Module1.0\nsetenv TORCH_MODULE 2.1\nprepend-path PATH /srv/torch/bin\n"
+        host.write("/usr/share/modules/modulefiles/pytorch/2.1", made)
+    looked = user.run("doctor", "slurm", *place(user, slurm)).stdout
+    assert "ok: modules with torch: pytorch/2.1\n" in looked
+    hint = "module load pytorch/2.1"
+    assert f"hint: to use one: --prelude '{hint}'" in looked
+    user.write("script.py", "import os; print(os.environ['TORCH_MODULE'], os.environ['PATH'].split(':')[0])")
+    done = user.run("train", "multinode", "--on", "slurm", *place(user, slurm), *NODES, "--prelude", hint, "script.py")
+    assert "all 4 ranks ended well" in done.stderr, done.stderr
+    said = sorted(line for line in done.stdout.splitlines() if "2.1" in line)
+    assert said == [f"[n{rank // 2} r{rank}] 2.1 /srv/torch/bin" for rank in range(4)]
+    expect_nothing_left(user, slurm)
+
+
 def test_ctrl_c_in_the_queue_cancels(user: Laptop, slurm: Slurm) -> None:
     (other,) = slurm.ask("sbatch", "--parsable", "-N2", "--exclusive", "-t", "9", "-o", "/dev/null", "--wrap=sleep 600")
     until(lambda: len(slurm.jobs()) == 1, "the cluster is full")
@@ -335,7 +355,9 @@ def test_on_the_login_node_itself(slurm: Slurm) -> None:
     (slurm.home / "project").mkdir()
     (slurm.home / "project" / "script.py").write_text(SCRIPT)
     (slurm.home / "project" / "go").touch()
-    gpuops = ["env", "-C", "/root/project", "PYTHONPATH=/root/src", sys.executable, "-m", "gpuops"]
+    slurm.login.run(["chown", "-R", USER, "/root"], check=True)
+    as_user = ["setpriv", f"--reuid={USER_ID}", f"--regid={USER_ID}", "--clear-groups"]
+    gpuops = [*as_user, "env", "-C", "/root/project", "PYTHONPATH=/root/src", sys.executable, "-m", "gpuops"]
     done = slurm.login.run([*gpuops, *RUN, "--on", "slurm", *NODES, "--", "python3", "script.py"])
     assert done.returncode == 0, done.stderr
     assert "rank 1 on c2 sees 0,1 []" in done.stdout

@@ -43,6 +43,21 @@ def test_a_prelude_never_quotes_the_command() -> None:
 
 
 @pytest.mark.parametrize(
+    ("line", "asks"),
+    [
+        ("module load x", True),
+        ("cd / && ml x", True),
+        ("[ -e x ]; module use y", True),
+        ("source module.sh", False),
+        ("export MODULE=1", False),
+        ("html x", False),
+    ],
+)
+def test_a_login_shell_is_asked_for_module_where_a_line_needs_it(line: str, asks: bool) -> None:
+    assert ("bash -lc" in command_and_environment.prelude_script([line])) is asks
+
+
+@pytest.mark.parametrize(
     ("name", "gone"),
     [("PET_NNODES", True), ("PET", False), ("RANK", True), ("RANKS", False), ("XPET_A", False)],
 )

@@ -334,7 +334,7 @@ def test_a_provisioner_that_does_not_say_how_a_node_is_reached(there: tuple[Clou
     assert_nothing_left(cloud, world)
 
 
-@pytest.mark.parametrize(("looks", "waited_s", "hint"), [(200, 500.0, "--timeout"), (5000, 7260.0, "--wait")])
+@pytest.mark.parametrize(("looks", "waited_s", "hint"), [(200, 545.0, "--timeout"), (5000, 7200.0, "--wait")])
 def test_waiting_for_a_turn_is_no_part_of_the_timeout(
     there: tuple[Cloud, Context], looks: int, waited_s: float, hint: str
 ) -> None:
@@ -345,7 +345,7 @@ def test_waiting_for_a_turn_is_no_part_of_the_timeout(
     with pytest.raises(NodeError) as caught:
         up(world)
     assert hint in caught.value.hint
-    assert world.clock.monotonic() - began == pytest.approx(waited_s, abs=100.0)
+    assert world.clock.monotonic() - began == pytest.approx(waited_s, abs=40.0)
     (row,) = world.ledger.clusters(live=False)
     assert row.boot_deadline == pytest.approx(1_800_000_000.0 + began + 7200.0 + 660.0, abs=1.0)
     assert_nothing_left(cloud, world)

@@ -59,6 +59,8 @@ def test_why_a_job_waits() -> None:
         ("BadConstraints", True),
         ("QOSMaxGRESPerJob", True),
         ("QOSMaxWallDurationPerJobLimit", True),
+        ("AssocMaxCpuPerNode", True),
+        ("QOSMinGRES", True),
         ("launch failed requeued held", True),
         ("Resources", False),
         ("QOSMaxGRESPerUser", False),
@@ -71,6 +73,26 @@ def test_why_a_job_waits() -> None:
 )
 def test_what_never_ends(reason: str, never: bool) -> None:
     assert bool(commands.explain_never(reason)) is never
+
+
+@pytest.mark.parametrize(
+    ("reason", "words"),
+    [
+        ("AssocGrpGRES", "your account's limit on GPUs for all its users"),
+        ("AssocGrpCPUMinutesLimit", "your account's limit on cores over time for all its users"),
+        ("AssocMaxJobsLimit", "your account's limit on jobs at once for one user"),
+        ("QOSGrpNodeLimit", "the QOS's limit on nodes for all its users"),
+        ("QOSMaxGRESPerUser", "the QOS's limit on GPUs for one user"),
+        ("MaxGRESPerAccount", "the QOS's limit on GPUs for one account"),
+        ("QOSMaxWallDurationPerJobLimit", "the QOS's limit on time for one job"),
+        ("QOSMinGRES", "the QOS's minimum of GPUs for one job"),
+        ("Resources", ""),
+        ("MaxSomethingNew", "the QOS's limit on SomethingNew for one user"),
+    ],
+)
+def test_a_limit_as_a_reason(reason: str, words: str) -> None:
+    assert commands.describe_limit(reason) == words
+    assert not words or f" ({words})" in commands.describe_wait(reason, None, NOW)
 
 
 @pytest.mark.parametrize(
@@ -97,6 +119,8 @@ def test_a_node() -> None:
 
 
 def test_a_partition() -> None:
+    line = "partition|PartitionName=big QoS=part-big DefaultTime=NONE MaxTime=UNLIMITED"
+    assert commands.parse_partition(line) == Partition("big", None, None, "part-big")
     line = "partition|PartitionName=gpu AllowQos=ALL Default=YES QoS=N/A DefaultTime=01:00:00 MaxTime=UNLIMITED"
     assert commands.parse_partition(line) == Partition("gpu", 3600.0, None)
     assert commands.parse_partition("partition|PartitionName=x DefaultTime=NONE MaxTime=2-00:00:00") == Partition(

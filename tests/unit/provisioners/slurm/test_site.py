@@ -7,6 +7,7 @@ import pytest
 from gpuops.core.errors import NoCapacity, ProviderError, QuotaExceeded, Rejected, Unknown, UsageError
 from gpuops.core.models import Request
 from provisioners.batch.request import JobShape
+from provisioners.slurm.limits import parse_limits
 from provisioners.slurm.options import parse_wishes
 from provisioners.slurm.site import describe_nodes, explain_refusal, parse_site, shape_job
 
@@ -21,6 +22,8 @@ partition|PartitionName=cpu DefaultTime=NONE MaxTime=02:00:00
 partition|PartitionName=strict DefaultTime=00:01:00 MaxTime=1-00:00:00
 partition|PartitionName=debug DefaultTime=00:05:00 MaxTime=00:05:00
 killwait|30
+cluster|lab
+enforced|associations,limits,qos
 """)
 
 
@@ -35,6 +38,8 @@ def shape(
 def test_what_was_not_asked_for_is_chosen() -> None:
     """All GPUs that every node has, the cores that belong to them, and a short time."""
     assert (SITE.kill_wait_s, SITE.signals_descendants) == (30.0, False)
+    assert (SITE.cluster, SITE.enforces_limits) == ("lab", True)
+    assert not parse_site("enforced|associations").enforces_limits
     found = shape()
     assert (found.queue, found.gpus, found.cpus, found.walltime_s) == ("gpu", 4, 32, 4 * 3600.0)
     assert found.words == [
@@ -101,7 +106,7 @@ def test_a_machine_is_not_chosen_as_a_rented_one_is() -> None:
         parse_wishes(Request("slurm", region="x"))
 
 
-ASSOCIATIONS = "proj1|gpu|normal,high\nproj2||normal\n"
+LIMITS = parse_limits("assoc|proj1|gpu|normal,high||||||\nassoc|proj2||normal||||||\n")
 
 
 @pytest.mark.parametrize(
@@ -146,8 +151,14 @@ ASSOCIATIONS = "proj1|gpu|normal,high\nproj2||normal\n"
         (
             "allocation failure: Job violates accounting/QOS policy (job submit limit)",
             QuotaExceeded,
-            "a limit of your account forbids this: Job violates accounting/QOS policy (job submit limit)",
-            "ask for less, or another --qos",
+            "sbatch refuses: Job violates accounting/QOS policy (job submit limit)",
+            "ask for less, or another --qos or --account",
+        ),
+        (
+            "sbatch: error: QOSMaxSubmitJobPerUserLimit\nallocation failure: Job violates accounting/QOS policy (…)",
+            QuotaExceeded,
+            "sbatch refuses: the QOS's limit on submitted jobs for one user forbids this (QOSMaxSubmitJobPerUserLimit)",
+            "ask for less, or another --qos or --account",
         ),
         (
             "sbatch: error: Unable to contact slurm controller (connect failure)",
@@ -165,7 +176,7 @@ ASSOCIATIONS = "proj1|gpu|normal,high\nproj2||normal\n"
 )
 def test_a_refusal_in_plain_words(said: str, kind: type[ProviderError], message: str, hint: str) -> None:
     words = {"account": "a", "qos": "q", "constraint": "h200", "reservation": "r"}
-    error = explain_refusal(said, parse_wishes(Request("slurm", options=words)), SITE, ASSOCIATIONS)
+    error = explain_refusal(said, parse_wishes(Request("slurm", options=words)), SITE, LIMITS)
     assert type(error) is kind
     assert error.message.strip() == message
     assert error.hint == hint

@@ -14,7 +14,13 @@ from gpuops.core.provider import Context
 from gpuops.nodes.bootstrap import MachineProbe
 from gpuops.transport.ssh import Target
 from provisioners.ssh.container_host import FoundNode, parse_list
-from provisioners.ssh.container_probe import ContainerFacts, container_problems, image_problem, parse_facts
+from provisioners.ssh.container_probe import (
+    SUBORDINATE_HINT,
+    ContainerFacts,
+    container_problems,
+    image_problem,
+    parse_facts,
+)
 from provisioners.ssh.container_spec import (
     ENTER_SCRIPT,
     HOLD_SCRIPT,
@@ -154,6 +160,16 @@ PROBLEMS = [
         "docker's daemon does not run on a", "start it: sudo systemctl start docker",
     ),
     ("engine podman\nrefused broken\n", 0, "podman does not work on a: broken", "try there: podman info"),
+    (
+        'engine podman\nrefused Error: command required for rootless mode: exec: "newuidmap": not found in $PATH\n', 0,
+        "podman on a works for root alone: newuidmap is not there",
+        "install it: sudo apt install uidmap (Fedora: shadow-utils)",
+    ),
+    (
+        "engine podman\nrootless yes\nnumbers one\n", 0,
+        "ann has no subordinate user and group IDs on a, which podman needs without root",
+        SUBORDINATE_HINT.format(user="ann"),
+    ),
     (
         "engine docker\n", 8, "a has GPUs, and docker there has no NVIDIA container toolkit to hand them on",
         f"install nvidia-container-toolkit there, then: {CONFIGURE}",
