@@ -110,7 +110,7 @@ NEVER = re.compile(
     r"|InvalidAccount|InvalidQOS|QOSNotAllowed|DependencyNeverSatisfied|AccountNotAllowed"
 )
 """Reasons for which a job waits for ever, though Slurm accepted it."""
-LIMIT = re.compile(
+LIMIT_REASON = re.compile(
     r"(?P<whose>QOS|Assoc|)(?P<kind>Grp|Max|Min)(?P<what>[A-Z]\w*?)(?P<of>|Per(?:User|Account|Job|Node))(?:Limit)?"
 )
 """A limit as the reason of a job: AssocGrpGRES, QOSMaxJobsPerUserLimit, MaxGRESPerAccount, … of 22.05's own table."""
@@ -233,7 +233,7 @@ def explain_never(reason: str) -> str:
 
 def describe_limit(reason: str) -> str:
     """`your account's limit on GPUs for all its users`; empty for a reason that is no limit of an account or a QOS."""
-    match = LIMIT.fullmatch(reason)
+    match = LIMIT_REASON.fullmatch(reason)
     if match is None:
         return ""
     what = next((say for word, say in LIMITED.items() if match["what"].startswith(word)), match["what"])
