@@ -54,7 +54,7 @@ def main(argv):
 
     from gpuops.agent import compiled_code
 
-    gc.set_threshold(50_000)  # a list of files stays: to look for garbage in it takes longer than to read it
+    gc.set_threshold(50000)  # a list of files stays: to look for garbage in it takes longer than to read it
     sys.argv[0] = os.path.abspath(sys.argv[0])
     compiled_code.use(sys.argv[0], makes=argv[1] in ("init", "hold", "contain"))
     from gpuops.agent.node import Refusal
