@@ -113,6 +113,7 @@ def test_what_makes_no_sense_is_said(vast: VastProvisioner) -> None:
 
 def test_what_a_private_host_sees_is_said_until_one_is_rented(vast: VastProvisioner, fake: FakeVast) -> None:
     fake.service.plenty = True  # the same is offered again
+
     def is_said(**wish: Any) -> bool:
         return any(note.startswith(PRIVATE_HOSTS) for note in found(vast, **wish)[0].notes)
 
