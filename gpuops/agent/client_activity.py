@@ -25,7 +25,7 @@ from contextlib import contextmanager
 from typing import Iterable, Iterator, Mapping
 
 from gpuops.agent.node import HOLDER, Node
-from gpuops.agent.processes import descendants, list_processes
+from gpuops.agent.process_table import descendants, list_processes
 from gpuops.agent.sockets import ESTABLISHED, LISTEN, Connection, list_connections, socket_inodes
 
 _LOCK = threading.Lock()

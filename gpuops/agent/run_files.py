@@ -15,7 +15,7 @@ import time
 from typing import Any, Callable
 
 from gpuops.agent.node import Node, Refusal, log, modified_at, open_append, read_json, remove_file, size_of, write_json
-from gpuops.agent.processes import Marker
+from gpuops.agent.process_table import Marker
 from gpuops.agent.run_documents import LaunchSpec, RankRecord, Reason
 
 MAX_TAIL_LINES = 40

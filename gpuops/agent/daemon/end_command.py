@@ -17,7 +17,7 @@ from typing import Any, Sequence
 from gpuops.agent import processes
 from gpuops.agent.files.folder import mounts_below
 from gpuops.agent.node import Node, Refusal, parse_node, parse_options, read_json, write_json
-from gpuops.agent.processes import descendants, find_marked, is_living, list_processes
+from gpuops.agent.process_table import descendants, find_marked, is_living, list_processes
 from gpuops.agent.rpc.connect import is_watched
 from gpuops.agent.run_files import run_markers
 

@@ -16,7 +16,7 @@ import traceback
 from contextlib import suppress
 from typing import Iterable, NoReturn, Sequence
 
-from gpuops.agent import processes
+from gpuops.agent import process_table, processes
 from gpuops.agent.node import Node, open_append, program_argv
 
 MODULES = {"watchdog": "gpuops.agent.daemon.watchdog", "agent": "gpuops.agent.daemon.main"}
@@ -30,7 +30,7 @@ def start_mode(node: Node, mode: str, *more: str) -> processes.Child:
     """Start a mode of MODULES as a child in the node's folder, which writes to `<mode>.log`. Raises OSError."""
     arguments = ["--node", node.dir, *more]
     with open_append(node.path(f"{mode}.log")) as log:
-        if processes.PROC and threading.active_count() == 1:
+        if process_table.PROC and threading.active_count() == 1:
             child = _fork(node, mode, arguments, log.fileno())
             processes.register(child)  # no other thread collects it before
             return child

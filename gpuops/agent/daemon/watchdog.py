@@ -29,7 +29,7 @@ from gpuops.agent.node import (
     parse_node,
     write_json,
 )
-from gpuops.agent.processes import find_process
+from gpuops.agent.process_table import find_process
 from gpuops.agent.result_storage import end_after_upload
 from gpuops.agent.result_storage.wait_for_download import HeldRuns
 from gpuops.agent.rpc.connect import HOLDER_KILLED, ask, is_holder_gone

@@ -28,7 +28,7 @@ from gpuops.agent.node import (
     read_json,
     write_json,
 )
-from gpuops.agent.processes import is_living
+from gpuops.agent.process_table import is_living
 from gpuops.agent.wire_format import MAGIC, Whole
 
 HOLDER_KILLED = "what held this machine for its batch job was killed"

@@ -10,7 +10,7 @@ import threading
 import time
 from typing import Callable, Iterable, Mapping
 
-from gpuops.agent.processes import with_children
+from gpuops.agent.process_table import with_children
 from gpuops.agent.sockets import ESTABLISHED, LISTEN, TIME_WAIT, Connection, list_connections, socket_inodes
 from gpuops.agent.workers import WORKERS
 

@@ -16,7 +16,7 @@ import time
 import traceback
 from typing import Any, BinaryIO, Collection, Mapping
 
-from gpuops.agent import processes, run_files
+from gpuops.agent import process_table, processes, run_files
 from gpuops.agent.lease_clock import note_run_end, read_clocks
 from gpuops.agent.machine_resources import boot_id
 from gpuops.agent.node import TOUCH_INTERVAL_S, Node, log, open_append, program_argv, write_json
@@ -210,7 +210,7 @@ class Supervisor:
             return  # not known
         pids = processes.run_processes([self._marker])
         action = self._join_watch.check(
-            now, self._output_times.total_bytes, processes.cpu_seconds(pids), processes.file_bytes(pids)
+            now, self._output_times.total_bytes, process_table.cpu_seconds(pids), process_table.file_bytes(pids)
         )
         if action == JoinAction.REMARK:
             self._record_event("unjoined")
@@ -265,7 +265,7 @@ class Supervisor:
                 pass  # the file's existence is the message
         except OSError as error:
             log(f"the stop of {self.name} is told by signals only: {error}")  # a full disk must not end it as lost
-        handlers = (pid for pid in pids if processes.handles_signal(pid, signal.SIGUSR1))
+        handlers = (pid for pid in pids if process_table.handles_signal(pid, signal.SIGUSR1))
         processes.send_signal(handlers, signal.SIGUSR1)
 
     def _request_snapshot(self, reason: Reason) -> None:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import time
 from typing import Any, Callable, NamedTuple
 
-from gpuops.agent import processes, run_files
+from gpuops.agent import process_table, run_files
 from gpuops.agent.node import Node
 from gpuops.agent.run_documents import LaunchSpec, RankRecord
 from gpuops.agent.usage.gpus import GpuWatch
@@ -67,7 +67,7 @@ class Sampler:
         return [self._rank(folder, record) for record in records if record.pid and not record.ended]
 
     def _rank(self, folder: str, record: RankRecord) -> dict[str, Any]:
-        family = processes.with_children(record.pid or 0)
+        family = process_table.with_children(record.pid or 0)
         told, at = run_files.read_rank_progress(folder, record.rank)
         if "step" not in told:
             told, at = self._printed.setdefault(record.rank, PrintedCounts(folder, record.rank)).look()
@@ -75,8 +75,8 @@ class Sampler:
         return {
             "rank": record.rank,
             "pid": record.pid,
-            "cpu": self._cores(record.pid or 0, processes.cpu_seconds(family)),
-            "memory": sum(map(processes.resident_bytes, family)),
+            "cpu": self._cores(record.pid or 0, process_table.cpu_seconds(family)),
+            "memory": sum(map(process_table.resident_bytes, family)),
             "epoch": told.get("epoch"),
             "step": step,
             "rate": None if step is None else self._step_rate(record.rank, step, at),

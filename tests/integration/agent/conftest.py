@@ -13,7 +13,7 @@ from typing import Any
 
 import pytest
 
-from gpuops.agent.processes import is_living, list_processes
+from gpuops.agent.process_table import is_living, list_processes
 from gpuops.core.models import Resource
 from gpuops.nodes import bootstrap
 from gpuops.transport.connection import ProcessConnection

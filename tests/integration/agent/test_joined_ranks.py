@@ -12,11 +12,11 @@ from types import SimpleNamespace
 
 import pytest
 
-from gpuops.agent import processes, sockets
+from gpuops.agent import process_table, sockets
 from gpuops.agent.run import joined_ranks
 from tests.conftest import until
 
-pytestmark = pytest.mark.skipif(not processes.PROC, reason="needs /proc")
+pytestmark = pytest.mark.skipif(not process_table.PROC, reason="needs /proc")
 
 HEADER = "  sl  local_address rem_address   st tx_queue rx_queue tr tm->when retrnsmt   uid  timeout inode\n"
 
@@ -167,7 +167,7 @@ def test_a_script_behind_another_program_is_looked_at() -> None:
     if child == 0:
         os.execv(sys.executable, [sys.executable, "-c", "import sys; sys.stdin.read()"])
     try:
-        assert child in processes.with_children(os.getpid())
+        assert child in process_table.with_children(os.getpid())
     finally:
         os.kill(child, 9)
         os.waitpid(child, 0)

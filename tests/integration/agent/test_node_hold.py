@@ -14,7 +14,7 @@ from typing import Any
 
 import pytest
 
-from gpuops.agent.processes import descendants, list_processes
+from gpuops.agent.process_table import descendants, list_processes
 from gpuops.core.errors import NodeRefused
 from gpuops.transport.rpc import AgentClient
 from tests.integration.agent.conftest import HANG_S, PYTHON, RealNode, alive, until

@@ -15,7 +15,7 @@ from typing import Any
 
 import pytest
 
-from gpuops.agent.processes import PROC
+from gpuops.agent.process_table import PROC
 from gpuops.agent.wire_format import PROTOCOL
 from gpuops.core.errors import NodeRefused
 from gpuops.transport.rpc import AgentClient

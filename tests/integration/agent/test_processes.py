@@ -17,12 +17,12 @@ from types import SimpleNamespace
 
 import pytest
 
-from gpuops.agent import processes
+from gpuops.agent import process_table, processes
 from gpuops.agent.daemon import main
-from gpuops.agent.processes import Marker, Process, descendants, has_marker, parse_stat
+from gpuops.agent.process_table import Marker, Process, descendants, has_marker, parse_stat
 from gpuops.agent.run import run_verbs
 
-LINUX = pytest.mark.skipif(not processes.PROC, reason="needs /proc")
+LINUX = pytest.mark.skipif(not process_table.PROC, reason="needs /proc")
 
 
 def scenario(source: str, folder: Path) -> dict[str, object]:
@@ -30,14 +30,14 @@ def scenario(source: str, folder: Path) -> dict[str, object]:
     head = (
         "import json, os, signal, subprocess, sys, time\n"
         "from gpuops.agent import processes as procs\n"
-        "from gpuops.agent.processes import Marker, find_process, handles_signal\n"
+        "from gpuops.agent.process_table import Marker, find_process, handles_signal\n"
         "procs.become_subreaper()\n"
         "def until(test):\n"
         "    while not test(): time.sleep(0.01)\n"
         "py = sys.executable\n"
     )
     program = [sys.executable, "-c", head + source]
-    env = {**os.environ, "PYTHONPATH": str(Path(processes.__file__).parents[2])}
+    env = {**os.environ, "PYTHONPATH": str(Path(process_table.__file__).parents[2])}
     done = subprocess.run(program, capture_output=True, text=True, timeout=600, cwd=folder, check=False, env=env)
     assert done.returncode == 0, done.stderr
     return dict(json.loads(done.stdout.splitlines()[-1]))
@@ -157,10 +157,12 @@ def test_a_marker_finds_a_process_outside_the_tree(tmp_path: Path) -> None:
     try:
         mine = Marker(env["GPUOPS_RUN"], str(tmp_path))
         deadline = time.monotonic() + 600
-        while processes.find_marked(processes.list_processes(), [mine]) != {process.pid}:
+        while process_table.find_marked(process_table.list_processes(), [mine]) != {process.pid}:
             assert time.monotonic() < deadline
             time.sleep(0.01)  # between fork and exec it still has our environment
-        assert processes.find_marked(processes.list_processes(), [mine._replace(stop_file="/elsewhere")]) == set()
+        assert (
+            process_table.find_marked(process_table.list_processes(), [mine._replace(stop_file="/elsewhere")]) == set()
+        )
     finally:
         process.kill()
         process.wait()
@@ -180,28 +182,28 @@ def test_who_catches_a_signal_is_known(tmp_path: Path) -> None:
 
 
 def test_a_process_is_told_from_a_later_one_with_its_number() -> None:
-    me = processes.find_process(os.getpid())
+    me = process_table.find_process(os.getpid())
     assert me is not None
-    assert processes.is_living(me.pid, me.start)
-    assert not processes.is_living(me.pid, me.start + "0")
+    assert process_table.is_living(me.pid, me.start)
+    assert not process_table.is_living(me.pid, me.start + "0")
 
 
 @pytest.mark.skipif(not Path("/bin/ps").exists(), reason="needs ps (package procps)")
 def test_ps_tells_the_same_as_proc() -> None:
-    mine = processes._from_ps()[os.getpid()]
+    mine = process_table._from_ps()[os.getpid()]
     assert (mine.parent, mine.session) == (os.getppid(), os.getsid(0))
-    assert mine == processes._from_ps()[os.getpid()]
+    assert mine == process_table._from_ps()[os.getpid()]
 
 
 @pytest.mark.skipif(not Path("/bin/ps").exists(), reason="needs ps (package procps)")
 def test_ps_tells_the_same_after_a_journey_and_nothing_of_itself(monkeypatch: pytest.MonkeyPatch) -> None:
     """A `ps` among our descendants would be one that no wait for the end of all of them outlives."""
-    before = processes._from_ps()
+    before = process_table._from_ps()
     monkeypatch.setenv("TZ", "Asia/Tokyo")
     monkeypatch.setenv("LC_ALL", "de_DE.UTF-8")
-    after = processes._from_ps()
+    after = process_table._from_ps()
     assert before[os.getpid()] == after[os.getpid()]
-    below = {pid for pid in processes.descendants(after, [os.getpid()]) if pid not in before}
+    below = {pid for pid in process_table.descendants(after, [os.getpid()]) if pid not in before}
     assert not below
 
 
@@ -212,9 +214,9 @@ def test_a_run_is_known_by_its_environment_where_ps_tells_it(monkeypatch: pytest
     ps.write_text(f"#!/bin/sh\necho ' 4711 {shown}'\necho '4712 {shown.replace('stop', 'other')}'\necho '4713'\n")
     ps.chmod(0o755)
     monkeypatch.setenv("PATH", f"{tmp_path}:{os.environ['PATH']}")
-    monkeypatch.setattr(processes, "PROC", False)
-    assert processes.find_marked([], [processes.Marker("lab-1-0", "/Users/Jane Doe/stop")]) == {4711}
-    assert processes.find_marked([], [processes.Marker("lab-1", "/Users/Jane Doe/stop")]) == set()
+    monkeypatch.setattr(process_table, "PROC", False)
+    assert process_table.find_marked([], [process_table.Marker("lab-1-0", "/Users/Jane Doe/stop")]) == {4711}
+    assert process_table.find_marked([], [process_table.Marker("lab-1", "/Users/Jane Doe/stop")]) == set()
 
 
 def test_reaping_beside_those_who_wait(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -14,7 +14,7 @@ from typing import Any
 
 import pytest
 
-from gpuops.agent.processes import find_process
+from gpuops.agent.process_table import find_process
 from gpuops.agent.run import rank
 from gpuops.agent.run.command_and_environment import PRELUDE_FAILED_CODE, find_prelude_failure
 from gpuops.nodes import bootstrap

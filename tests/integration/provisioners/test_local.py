@@ -11,7 +11,7 @@ from pathlib import Path
 
 import pytest
 
-from gpuops.agent import processes
+from gpuops.agent import process_table
 from gpuops.core.provider import Context
 from gpuops.nodes import bootstrap
 from provisioners.local.processes import is_watchdog_alive, start_node, start_time_of
@@ -27,7 +27,7 @@ def sleeper() -> Iterator[subprocess.Popen[bytes]]:
 
 
 def test_a_number_that_another_process_has_is_no_watchdog(tmp_path: Path, sleeper: subprocess.Popen[bytes]) -> None:
-    found = processes.find_process(sleeper.pid)
+    found = process_table.find_process(sleeper.pid)
     assert found
     assert start_time_of(sleeper.pid) == found.start
     note = tmp_path / "watchdog.json"
@@ -59,6 +59,8 @@ def test_a_node_whose_agent_was_deleted_is_ended_before_its_folder_goes(tmp_path
     pids = [json.loads((folder / f"{name}.json").read_text())["pid"] for name in ("watchdog", "agent")]
     shutil.rmtree(agent.parent)
     provisioner.destroy(provisioner.list_owned("0a1b2c3d", []))
-    assert not any(processes.find_process(pid) for pid in pids), "they are gone first, not some time after their folder"
+    assert not any(process_table.find_process(pid) for pid in pids), (
+        "they are gone first, not some time after their folder"
+    )
     assert not folder.exists()
     assert os.listdir(provisioner.root) in ([], ["lab"])
