@@ -348,6 +348,17 @@ def test_a_lost_laptop_finds_all_of_it_afterwards(user: Laptop, slurm: Slurm) ->
     expect_nothing_left(user, slurm)
 
 
+@PROOF
+def test_a_lost_ledger_is_no_lost_job(user: Laptop, slurm: Slurm) -> None:
+    done = user.run("up", "slurm", "--name", "lab", *place(user, slurm), *NODES)
+    assert done.returncode == 0, done.stderr
+    for path in user.home.glob("ledger*"):
+        path.unlink()
+    done = user.run("reap", "--yes")
+    assert done.returncode == 0, done.stderr
+    expect_nothing_left(user, slurm)
+
+
 def test_on_the_login_node_itself(slurm: Slurm) -> None:
     """Without `--host`; the queue is asked as a process, and so are the nodes."""
     for package in ("gpuops", "provisioners"):
@@ -398,12 +409,15 @@ def test_what_is_killed_on_a_machine(user: Laptop, slurm: Slurm, fits: str, code
 
 
 @PROOF
-@pytest.mark.parametrize("what", ["drained", "killed and started again"])
+@pytest.mark.parametrize("what", ["drained", "controller", "killed and started again"])
 def test_a_run_outlives_what_slurm_does_with_its_node(user: Laptop, slurm: Slurm, what: str) -> None:
-    """It is drained, or its slurmd is."""
+    """It is drained, or its slurmd, or the controller, is killed and started again."""
     run = begin(user, slurm)
     if what == "drained":
         slurm.ask("scontrol", "update", "NodeName=c2", "State=DRAIN", "Reason=test")
+    elif what == "controller":
+        slurm.login.run(["pkill", "-KILL", "slurmctld"], check=True)
+        slurm.login.run(["slurmctld", "-L", "/run/slurm/slurmctld.log"], check=True)
     else:
         slurm.nodes[1].run(["pkill", "-KILL", "-x", "slurmd"], check=True)
         slurm.nodes[1].run(["slurmd", "-L", "/run/slurm/slurmd.log"], check=True)
