@@ -112,6 +112,14 @@ def pytest_collection() -> Generator[None, Any, Any]:
         gc.enable()
 
 
+@pytest.hookimpl(tryfirst=True)
+def pytest_runtest_setup(item: pytest.Item) -> None:
+    """Runs are launched by the stub of torchrun, unless the test is marked `real_torch`: said before a module's own
+    fixtures, which may make hosts with either. The variable is never removed: a thread of a module's scenarios may copy
+    the environment at that moment."""
+    os.environ[torchrun.VARIABLE] = "real" if item.get_closest_marker("real_torch") else "stub"
+
+
 def pytest_sessionfinish() -> None:
     """The process ends, and with it what pytest would collect five times over, for seconds in each worker."""
     gc.freeze()
@@ -297,13 +305,6 @@ def no_guards(home: Path) -> Iterator[None]:
     with held_guard_locks(home), pytest.MonkeyPatch.context() as patch:
         patch.setattr("gpuops.guard.start.ensure", lambda *_, **__: None)
         yield
-
-
-@pytest.fixture(autouse=True)
-def launcher(request: pytest.FixtureRequest) -> None:
-    """Runs are launched by the stub of torchrun, unless the test is marked `real_torch`. The variable is never removed:
-    a thread of a module's scenarios may copy the environment at that moment."""
-    os.environ[torchrun.VARIABLE] = "real" if request.node.get_closest_marker("real_torch") else "stub"
 
 
 @pytest.fixture
