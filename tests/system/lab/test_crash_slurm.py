@@ -38,7 +38,7 @@ def test_killed_on_the_way(slurm: Slurm, laptop: Laptop, point: str) -> None:
         assert (laptop.folder / "runs/sh-1/out/made.pt").read_text() == "made\n"
 
 
-@pytest.mark.parametrize("point", ["asked:lost:sbatch:2", pytest.param("asked:lost:squeue:1", marks=PROOF),
+@pytest.mark.parametrize("point", ["asked:lost:sbatch:2", pytest.param("asked:lost:squeue:2", marks=PROOF),
                                    pytest.param("asked:lost:scancel:1", marks=PROOF)])  # fmt: skip
 def test_a_lost_answer(slurm: Slurm, laptop: Laptop, point: str) -> None:
     """The job that was submitted is found by its name, and used: there is one, not two."""
