@@ -13,9 +13,10 @@ from pathlib import Path
 
 from gpuops.clusters.available_offers import offer_source
 from gpuops.clusters.home_files import record_rented
+from gpuops.clusters.owned_resources import list_resources
 from gpuops.clusters.provider_clock import clock_error_s, warn_of_clock
 from gpuops.clusters.readiness import wait_ready
-from gpuops.clusters.teardown import POLL_SLOW_S, describe_shutdown, destroy_cluster, list_resources, tear_down
+from gpuops.clusters.teardown import POLL_SLOW_S, describe_shutdown, destroy_cluster, tear_down
 from gpuops.core.context import Context
 from gpuops.core.errors import (
     GpuopsError,

@@ -10,7 +10,8 @@ import math
 from collections.abc import Sequence
 from itertools import islice
 
-from gpuops.clusters.teardown import LATE_S, select_by_tag
+from gpuops.clusters.owned_resources import select_by_tag
+from gpuops.clusters.teardown import LATE_S
 from gpuops.core.context import Context
 from gpuops.core.errors import GpuopsError
 from gpuops.core.format import first_few, plural

@@ -8,6 +8,7 @@ from dataclasses import dataclass
 from gpuops.clusters.adoption import LostCluster, cluster_token
 from gpuops.clusters.home_files import find_unrecorded_clusters, read_rented
 from gpuops.clusters.leftovers import clear_leftovers_once, describe_leftovers, is_leftover_of
+from gpuops.clusters.owned_resources import list_remaining, select_resources
 from gpuops.clusters.teardown import (
     PERMANENT_ERRORS,
     PERMANENT_ERRORS_MAX,
@@ -17,8 +18,6 @@ from gpuops.clusters.teardown import (
     forget_cluster,
     forget_ssh_names,
     is_costless,
-    list_remaining,
-    select_resources,
 )
 from gpuops.clusters.teardown_errors import still_billing_error, suggest_command
 from gpuops.core.context import Context

@@ -11,7 +11,8 @@ from collections.abc import Callable, Sequence
 from functools import partial
 from typing import TYPE_CHECKING
 
-from gpuops.clusters.teardown import POLL_S, POLL_SLOW_S, list_resources
+from gpuops.clusters.owned_resources import list_resources
+from gpuops.clusters.teardown import POLL_S, POLL_SLOW_S
 from gpuops.core.context import Context
 from gpuops.core.errors import (
     ConnectionLost,

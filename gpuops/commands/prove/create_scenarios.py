@@ -6,7 +6,7 @@ from __future__ import annotations
 import dataclasses
 import re
 
-from gpuops.clusters.teardown import select_by_tag
+from gpuops.clusters.owned_resources import select_by_tag
 from gpuops.commands.prove.fault_injection import Announcement, ContractBroken, NotRunnable, RecordingJournal
 from gpuops.commands.prove.sandbox import Sandbox, check_answer
 from gpuops.commands.prove.shared_clusters import CreatedCluster, made

@@ -14,7 +14,8 @@ from typing import Any, Protocol, TypeVar, cast
 from gpuops.clusters import orphans
 from gpuops.clusters.home_files import record_rented
 from gpuops.clusters.leftovers import clear_leftovers_once
-from gpuops.clusters.teardown import POLL_S, POLL_SLOW_S, select_by_tag, tear_down
+from gpuops.clusters.owned_resources import select_by_tag
+from gpuops.clusters.teardown import POLL_S, POLL_SLOW_S, tear_down
 from gpuops.commands.prove.fault_injection import ContractBroken
 from gpuops.core.context import Context
 from gpuops.core.errors import (

@@ -12,7 +12,8 @@ import pytest
 
 from gpuops.cli.terminal.output import Output
 from gpuops.clusters import creation, readiness
-from gpuops.clusters.teardown import select_by_tag, tear_down
+from gpuops.clusters.owned_resources import select_by_tag
+from gpuops.clusters.teardown import tear_down
 from gpuops.core.context import Context
 from gpuops.core.errors import (
     AuthFailed,
