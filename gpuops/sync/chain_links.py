@@ -40,7 +40,8 @@ class Chains:
             if self._links:
                 _introduce(self._links)
             parts = self._parts()[: 1 if origin else None]
-            self.chains = [_make_chain(part, uplink) for part in parts if len(part) > 1]
+            alone = len(self._links) == 1 and self._links[0].reached is not None
+            self.chains = [_make_chain(part, uplink) for part in parts if len(part) > 1 or alone]
         except BaseException:
             self.close()
             raise

@@ -2,7 +2,8 @@
 
 `Chain.send` feeds the first node, and tells each over its own login which sums the stream has to have: no node is
 trusted with what another gets. What a node lacks at the end is its own delivery, to be made from here. The first node
-may also be one that has the files of itself (`Origin`): then nothing of them leaves home.
+may also be one that has the files of itself (`Origin`): then nothing of them leaves home. One node alone gets many
+small files so.
 """
 
 from __future__ import annotations
@@ -87,13 +88,16 @@ class Origin:
     tree_name: str
 
 
-def choose(deliveries: Sequence[Delivery], uplink: Uplink) -> list[Delivery]:
-    """Which of them a chain serves: those that need about the same, where that spares this computer's line enough."""
+def choose(deliveries: Sequence[Delivery], uplink: Uplink) -> list[list[Delivery]]:
+    """Which of them chains serve: one those that need about the same, where that spares this computer's line enough;
+    and each of the others that needs many small files one of its own, which deflates them where the line is slow."""
     remote = [one for one in deliveries if one.may_chain and not isinstance(one.client.connection, ProcessConnection)]
     most = max((one.size for one in remote), default=0)
     chosen = [one for one in remote if 2 * one.size >= most]
     is_worth = len(chosen) > 1 and (len(chosen) - 1) * most / uplink.expected_bytes_per_s >= MIN_SAVED_S
-    return chosen if is_worth else []
+    chained = chosen if is_worth else []
+    alone = [[one] for one in remote if one.is_of_small_files and one not in chained]
+    return [chained, *alone] if chained else alone
 
 
 class _Lost(Exception):
@@ -130,11 +134,12 @@ class Chain:
 
     def describe(self) -> str:
         """`through node0`, for the line that announces it."""
-        return f"through {self.links[0].label}"
+        return f"through {self.links[0].label}" if len(self.links) > 1 else "as a stream"
 
     def way_of(self, label: str) -> str:
         """How the files come to one of the nodes."""
-        return "as a stream, passed on" if label == self.links[0].label else self.describe()
+        is_first = label == self.links[0].label and len(self.links) > 1
+        return "as a stream, passed on" if is_first else self.describe()
 
     def send(self, on_bytes: Callable[[int], None]) -> list[Outcome]:
         """Send the files to all. Raises UsageError for a file that cannot be read."""

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import threading
 from collections.abc import Callable, Sequence
-from contextlib import closing
+from contextlib import ExitStack, closing
 from functools import partial
 
 from gpuops.core.format import amount, one_line, plural
@@ -12,7 +12,7 @@ from gpuops.core.parallel import on_each
 from gpuops.core.reporting import Progress
 from gpuops.core.timings import Whose
 from gpuops.sync.chain_links import Chains
-from gpuops.sync.push_chain import Outcome, choose
+from gpuops.sync.push_chain import Chain, Outcome, choose
 from gpuops.sync.push_transports import Delivery, Stream, choose_transport, find_changed
 from gpuops.sync.uplink import Uplink
 from gpuops.transport.rsync import RsyncFailed
@@ -54,31 +54,35 @@ class _Rounds:
     def say(self, sentence: str) -> None:
         self._progress.say(one_line(sentence, MAX_SHOWN_CHARS))
 
-    def send(self, deliveries: Sequence[Delivery], chosen: Sequence[Delivery]) -> list[Outcome]:
-        """Send everything at once: through chains of the `chosen`, and from here to each node that is in none.
+    def send(self, deliveries: Sequence[Delivery], groups: Sequence[Sequence[Delivery]]) -> list[Outcome]:
+        """Send everything at once: through chains of each of the `groups`, and from here to each node that is in none.
 
         Returns what the chains brought. Raises UsageError, and the error of the first node that failed.
         """
-        with closing(Chains(chosen, self._uplink)) as opened:
-            through = {link.label: chain for chain in opened.chains for link in chain.links}
+        with ExitStack() as stack:
+            opened = on_each(lambda group: stack.enter_context(closing(Chains(group, self._uplink))), groups)
+            chains = [chain for one in opened for chain in one.chains]
+            through = {link.label: chain for chain in chains for link in chain.links}
             direct = [one for one in deliveries if one.client.label not in through]
             if not self._label:
-                self._announce(deliveries, direct, opened)
+                self._announce(deliveries, direct, chains, next((one.note for one in opened if one.note), ""))
             for label, chain in through.items():
                 self._add_way(label, chain.way_of(label))
-            works: list[Callable[[], list[Outcome]]] = [partial(chain.send, self._add) for chain in opened.chains]
+            works: list[Callable[[], list[Outcome]]] = [partial(chain.send, self._add) for chain in chains]
             works += [partial(self._send_from_here, one) for one in direct]
             return [outcome for found in on_each(lambda work: work(), works) for outcome in found]
 
     def _add_way(self, label: str, way: str) -> None:
         self.ways[label] = f"{self.ways[label]}, then {way}" if label in self.ways else way
 
-    def _announce(self, deliveries: Sequence[Delivery], direct: Sequence[Delivery], opened: Chains) -> None:
-        if opened.note:
-            self.say(f"{opened.note}: what it gets comes from here")
+    def _announce(
+        self, deliveries: Sequence[Delivery], direct: Sequence[Delivery], chains: Sequence[Chain], note: str
+    ) -> None:
+        if note:
+            self.say(f"{note}: what it gets comes from here")
         self._label = deliveries[0].client.label if self._nodes == 1 else f"{self._nodes} nodes"
-        self._total = sum(chain.size for chain in opened.chains) + sum(one.size for one in direct)
-        ways = [chain.describe() for chain in opened.chains]
+        self._total = sum(chain.size for chain in chains) + sum(one.size for one in direct)
+        ways = [chain.describe() for chain in chains]
         ways += [choose_transport(one, self._uplink).describe() for one in direct]
         files = plural(max(len(one.files) for one in deliveries), "file")
         words = f"sending {files} to {self._label}, {amount(self._total)}, {' and '.join(dict.fromkeys(ways))}"

@@ -2,7 +2,8 @@
 
 Both stage every file on the node under its path, with its time once it is whole; the commit puts them in their places.
 rsync is taken wherever both ends have it: it sends only what changed of a large file, and goes on within one that was
-cut. A small push goes as a stream, which needs one trip where rsync needs several.
+cut. A small push goes as a stream, which needs one trip where rsync needs several; many small files go through a chain
+(`push_chain`), if only of one node.
 """
 
 from __future__ import annotations
@@ -25,6 +26,8 @@ from gpuops.transport.rpc import AgentClient
 
 MIN_RSYNC_BYTES = 1_000_000
 """A smaller push goes as a stream."""
+MAX_SMALL_FILE_BYTES = 16_000
+"""Files that are smaller on average cost rsync more for each than their bytes are worth."""
 MAX_MESSAGE_BYTES, MAX_MESSAGE_FILES = 200_000, 1000
 """What a message to the agent may carry: it delays those behind it, and is held in memory."""
 MESSAGE_TIMEOUT_S = 600.0
@@ -55,6 +58,11 @@ class Delivery:
     @property
     def size(self) -> int:
         return sum(file.size for _, file in self.files)
+
+    @property
+    def is_of_small_files(self) -> bool:
+        """Whether it is large, and of many small files."""
+        return MIN_RSYNC_BYTES <= self.size <= MAX_SMALL_FILE_BYTES * len(self.files)
 
 
 class Transport(Protocol):

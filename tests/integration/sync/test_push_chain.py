@@ -63,6 +63,61 @@ def test_what_can_be_deflated_leaves_home_smaller(scene: Scene) -> None:
     assert scene.left_home < 0.1 * scene.size
 
 
+def make_many_small(scene: Scene) -> None:
+    (scene.here / "big.bin").unlink()
+    for number in range(400):
+        (scene.here / "many" / f"f{number}").write_bytes(b"all alike " * 500)
+
+
+@pytest.mark.parametrize("rate", [1e9, 1e6])
+def test_one_node_gets_many_small_files_as_a_stream_too_deflated_where_the_line_is_slow(
+    scene: Scene, rate: float
+) -> None:
+    make_many_small(scene)
+    reports = scene.push(Uplink(measured_bytes_per_s=rate), nodes=scene.nodes[:1])
+    assert contents(scene.nodes[0].tree) == contents(scene.here)
+    assert reports[0].way == "as a stream"
+    assert scene.nodes[0].asked == ["plan", "relay", "commit"]
+    assert (scene.left_home < 0.5 * scene.size) is (rate == 1e6)
+
+
+@pytest.mark.parametrize("prelude", ["import os; os._exit(9)", "sys.exit(refuse('usage', 'no such mode', '', 1))"])
+def test_one_node_whose_program_for_that_does_not_begin_gets_them_another_way(scene: Scene, prelude: str) -> None:
+    make_many_small(scene)
+    scene.nodes[0].prelude = prelude
+    reports = scene.push(nodes=scene.nodes[:1])
+    assert contents(scene.nodes[0].tree) == contents(scene.here)
+    assert reports[0].way == "as a stream"
+    assert scene.nodes[0].asked == ["plan", "relay", "receive", "commit"]
+
+
+@pytest.mark.parametrize("share", [0.1, 0.5, 0.9])
+def test_a_cut_of_one_nodes_stream_is_mended(scene: Scene, share: float) -> None:
+    make_many_small(scene)
+    scene.push(Fast(scene.size, share, lambda: scene.nodes[0].signal(signal.SIGKILL)), nodes=scene.nodes[:1])
+    assert contents(scene.nodes[0].tree) == contents(scene.here)
+    assert any("node0:" in line for line in scene.words.said)
+
+
+def test_nodes_that_no_chain_serves_get_many_small_files_each_for_itself(
+    scene: Scene, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(push_chain, "MIN_SAVED_S", 1e9)
+    make_many_small(scene)
+    reports = scene.push()
+    assert scene.is_everywhere()
+    assert [report.way for report in reports] == ["as a stream"] * 4
+    assert all(node.asked == ["plan", "relay", "commit"] for node in scene.nodes)
+
+
+def test_many_small_files_that_a_chain_brings_come_no_other_way_as_well(scene: Scene) -> None:
+    make_many_small(scene)
+    reports = scene.push()
+    assert scene.is_everywhere()
+    assert [report.way for report in reports] == ["as a stream, passed on"] + ["through node0"] * 3
+    assert all(node.asked == ["plan", "relay", "commit"] for node in scene.nodes)
+
+
 def test_nodes_that_have_a_part_get_the_rest(scene: Scene) -> None:
     """Each stages what it lacks of one stream that has everything that any of them lacks."""
     scene.push(nodes=scene.nodes[:1])

@@ -1,4 +1,6 @@
-"""What holds of all ways by which a push brings files to a node, rsync, the stream and a message: by real processes."""
+"""What holds of all ways by which a push brings files to a node: rsync, a stream, a message, a chain of one node.
+
+By real processes."""
 
 from __future__ import annotations
 
@@ -24,14 +26,15 @@ from tests.fakes import inprocess
 from tests.fakes.inprocess import InProcessClient
 from tests.integration.sync.push_world import Meddling, World, contents
 
-PROGRAM = {"message": "receive", "stream": "receive", "rsync": "rsync-receive"}
-WORDS = {"message": "as a stream", "stream": "as a stream", "rsync": "by rsync"}
+PROGRAM = {"message": "receive", "stream": "receive", "rsync": "rsync-receive", "relay": "relay"}
+WORDS = {"message": "as a stream", "stream": "as a stream", "rsync": "by rsync", "relay": "as a stream"}
 
 
-@pytest.fixture(params=["message", "stream", "rsync"])
+@pytest.fixture(params=["message", "stream", "rsync", "relay"])
 def way(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> str:
     """The only way that there is, for pushes of any size."""
-    if request.param == "rsync":
+    monkeypatch.setattr(push_transports, "MAX_SMALL_FILE_BYTES", 1 << 40 if request.param == "relay" else -1)
+    if request.param in ("rsync", "relay"):
         monkeypatch.setattr(push_transports, "MIN_RSYNC_BYTES", 0)
     else:
         monkeypatch.setattr(rsync, "local_rsync", lambda: None)

@@ -31,6 +31,7 @@ from tests.integration.sync.push_world import World, contents
 def world(project: Path, node: InProcessClient, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> World:
     """Everything goes by rsync, however small."""
     monkeypatch.setattr(push_transports, "MIN_RSYNC_BYTES", 0)
+    monkeypatch.setattr(push_transports, "MAX_SMALL_FILE_BYTES", -1)
     return World(project, node, tmp_path / "cache")
 
 
