@@ -16,8 +16,8 @@ import pytest
 from gpuops.cli.terminal.output import Output
 from gpuops.commands import array
 from gpuops.commands.array import Place, run_array
-from gpuops.commands.array_queue import IndexQueue
 from gpuops.commands.array_plan import parse_array
+from gpuops.commands.array_queue import IndexQueue
 from gpuops.core.context import Context
 from gpuops.core.errors import ConnectionLost, Interrupted, NodeError, RunFailed, UsageError
 from gpuops.core.polling import Poller
