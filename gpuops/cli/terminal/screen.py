@@ -6,7 +6,7 @@ import os
 import sys
 import time
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
@@ -18,13 +18,17 @@ QUIT_KEYS = b"qQ\x03\x04"
 
 def show_on_screen(draw: Callable[[Console], RenderableType], interval_s: float) -> None:
     """Draw on the alternate screen every `interval_s` seconds until a key ends it. A resized terminal is drawn anew
-    with the next picture; `NO_COLOR` is obeyed by rich. Raises Interrupted (`core.signals`)."""
-    from rich.console import Console
+    with the next picture, also where LINES and COLUMNS stand in the environment, which rich would believe for ever;
+    `NO_COLOR` is obeyed by rich. Raises Interrupted (`core.signals`)."""
+    from rich.console import Console, ConsoleDimensions
     from rich.live import Live
 
     console = Console(highlight=False)
     with _keys() as wait_for_key, Live(console=console, screen=True, auto_refresh=False) as live:
         while True:
+            with suppress(OSError, ValueError):  # no terminal
+                if all(size := os.get_terminal_size(sys.stdout.fileno())):
+                    console.size = ConsoleDimensions(*size)
             live.update(draw(console), refresh=True)
             if any(key in QUIT_KEYS for key in wait_for_key(interval_s)):
                 return

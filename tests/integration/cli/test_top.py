@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import os
 import pty
+import select
 import signal
 import termios
 from pathlib import Path
@@ -52,16 +53,21 @@ def _at_a_terminal(shell: Shell) -> None:
     """It is drawn on a screen of its own, follows a terminal that is resized, and `q` ends it."""
     ours, theirs = pty.openpty()
     termios.tcsetwinsize(ours, (40, 80))
-    shell.env |= {"TERM": "xterm-256color"}
+    shell.env |= {"TERM": "xterm-256color", "LINES": "40", "COLUMNS": "80"}  # as a shell may have exported them
     process = shell.start("top", stdin=theirs, stdout=theirs, stderr=theirs)
     os.close(theirs)
     sent = ""
-    while "q ends it" not in sent:
-        sent += os.read(ours, 65536).decode(errors="replace")
+
+    def has_drawn(words: str) -> bool:
+        nonlocal sent
+        if select.select([ours], [], [], 0.1)[0]:
+            sent += os.read(ours, 65536).decode(errors="replace")
+        return words in sent
+
+    until(lambda: has_drawn("q ends it"), "the first picture")
     assert "a taller terminal" not in sent
     termios.tcsetwinsize(ours, (8, 80))
-    while "a taller terminal shows" not in sent:
-        sent += os.read(ours, 65536).decode(errors="replace")
+    until(lambda: has_drawn("a taller terminal shows"), "a picture of eight lines")
     os.write(ours, b"q")
     try:
         while chunk := os.read(ours, 65536):
