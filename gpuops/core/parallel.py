@@ -54,10 +54,3 @@ def on_each(work: Callable[[T], R], items: Sequence[T]) -> list[R]:
     for one in begun:
         one.wait()
     return [one.result() for one in begun]
-
-
-def run_both(first: Callable[[], T], second: Callable[[], R]) -> tuple[T, R]:
-    """Two pieces of work at once. Raises the first one's failure before the second's, when both have ended."""
-    begun, other = Begun(first), Begun(second)
-    other.wait()
-    return begun.result(), other.result()

@@ -12,7 +12,7 @@ from gpuops.agent.wire_format import PROTOCOL
 from gpuops.core.context import Context
 from gpuops.core.errors import ConnectionLost, GpuopsError, MalformedAnswer, NodeError, NodeRefused, RefusalKind
 from gpuops.core.models import Lease, Resource
-from gpuops.core.parallel import on_each, run_both
+from gpuops.core.parallel import Begun, on_each
 from gpuops.core.provider import is_rented
 from gpuops.core.reporting import Progress, Silent
 from gpuops.core.timings import Whose
@@ -307,7 +307,9 @@ def _read_hello(cluster: str, client: AgentClient, *, any_version: bool = False)
     The clock is read by `ping`, since `hello` waits for the GPUs' driver. An agent of another version says nothing that
     can be relied on; without `any_version`, NodeRefused (`protocol`) is raised for it. Raises MalformedAnswer.
     """
-    (pong, moment), answer = run_both(lambda: _ping(client), lambda: _say_hello(client))  # a round trip less
+    greeting = Begun(lambda: _say_hello(client))  # beside the ping: a round trip less
+    pong, moment = _ping(client)
+    answer = greeting.result()
     if answer.protocol != PROTOCOL and any_version:
         return None, 0.0 if pong.time is None else moment - pong.time
     if answer.protocol != PROTOCOL:

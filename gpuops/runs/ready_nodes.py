@@ -14,7 +14,7 @@ from gpuops.core.context import Context
 from gpuops.core.errors import UsageError
 from gpuops.core.format import first_few, plural
 from gpuops.core.names import did_you_mean
-from gpuops.core.parallel import run_both
+from gpuops.core.parallel import Begun
 from gpuops.core.provider import has_capability, is_rented
 from gpuops.core.reporting import Progress
 from gpuops.core.run_models import RunRequest
@@ -110,17 +110,21 @@ def ready_nodes(
         return find_rendezvous(ctx, session, request.nodes, alone=is_alone)
 
     def push() -> None:
-        if sending.fresh:  # before the push, which writes again what a run had changed of it
-            earlier_files.clear_start(ctx, start, progress)
         started = ctx.clock.monotonic()
         _push_tree(ctx, session, clients, tree, name, sending, line, progress)
         if not shared:
             uplink.record_upload_rate(ctx.home / "cache", line.sent_bytes, ctx.clock.monotonic() - started)
 
-    is_small = tree.size <= BESIDE_BYTES
+    if sending.fresh:  # before the push, which writes again what a run had changed of it
+        earlier_files.clear_start(ctx, start, progress)
     with progress.during(f"trying the network between {request.nodes} nodes", whose=Whose.NETWORK):
-        meeting = run_both(meet, push)[0] if is_small else meet()
-    if not is_small:
+        if tree.size <= BESIDE_BYTES:
+            found = Begun(meet)
+            push()
+            meeting = found.result()
+        else:
+            meeting = meet()
+    if tree.size > BESIDE_BYTES:
         push()
     places = workloads_and_data.provide_data(
         ctx, session, request, allow=sending.send_anyway, overwrite=sending.overwrite, line=line

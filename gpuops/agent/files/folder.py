@@ -19,7 +19,8 @@ from gpuops.agent.node import Refusal
 MOUNT_ESCAPE = re.compile(r"\\([0-7]{3})")
 """The kernel's notation of a blank in the name of a mount point."""
 NO_NAMES = frozenset(("", ".", ".."))
-OPEN_FOLDER = os.O_DIRECTORY | os.O_NOFOLLOW | getattr(os, "O_PATH", os.O_RDONLY)
+OPEN_FOLDER = getattr(os, "O_DIRECTORY", 0) | getattr(os, "O_NOFOLLOW", 0) | getattr(os, "O_PATH", os.O_RDONLY)
+"""Windows has none of these, and loads this file as well."""
 HASH_BLOCK_BYTES = 1 << 20
 FULL_DISK_ERRORS = (errno.ENOSPC, errno.EDQUOT)
 

@@ -36,7 +36,7 @@ KEYS = {
     "edits": {"files"},
     "stop": {"run", "say"},
     "report": {"report"},
-    "top": {"name", "provider", "at", "per_hour", "spent", "hard_end", "run", "run_since", "nodes"},
+    "top": {"name", "provider", "at", "per_hour", "spent", "hard_end", "run", "run_since", "beside", "nodes"},
     "down": {"gone"},
     "reap": {"ended", "closed", "unasked", "adopted", "other_owners"},
     "run": {
