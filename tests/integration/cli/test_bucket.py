@@ -155,7 +155,10 @@ def test_a_bucket_that_refuses_in_the_end_keeps_nothing_from_home(camp: Shell, s
     away = camp.home / "away"
     process = camp.start("run", *SINK, "--", "sh", "-c", f"until [ -e '{away}' ]; do sleep 0.1; done; {MAKES}")
     until(lambda: any(path.name == "urls.json" for path in below(camp.home / "tent")), "it runs")
-    until(lambda: store.of_nodes("PUT"), "the node has said so")
+    listed = {"Bucket": "results", "Prefix": "lab/sh-1/"}
+    until(
+        lambda: store.client().list_objects_v2(**listed).get("KeyCount"), "the bucket has taken the node's first word"
+    )
     store.denied.add("s3:PutObject")
     away.touch()
     _, err = process.communicate(timeout=HANG_S)
