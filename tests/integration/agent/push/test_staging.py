@@ -22,7 +22,7 @@ from gpuops.agent.files.incoming import MAX_AT_ONCE_BYTES, MAX_WAITING_BYTES, Sh
 from gpuops.agent.node import Node, Refusal
 from gpuops.agent.wire_format import END, head
 from tests.fakes.inprocess import InProcessClient
-from tests.integration.agent.push_tree import (
+from tests.integration.agent.push.tree import (
     commit,
     contents,
     listed,
@@ -34,18 +34,6 @@ from tests.integration.agent.push_tree import (
     stream_of,
     with_part,
 )
-
-
-@pytest.fixture
-def node(tmp_path: Path) -> Node:
-    (tmp_path / "n0").mkdir()
-    return Node(str(tmp_path / "n0"))
-
-
-@pytest.fixture
-def here(tmp_path: Path) -> Path:
-    return tmp_path / "here"
-
 
 BIG_BYTES = 2 * MAX_AT_ONCE_BYTES
 """Of a file that is not written at once."""

@@ -13,7 +13,7 @@ import pytest
 from gpuops.agent.files import push_steps
 from gpuops.agent.files.push_comparison import load_record, store_record
 from gpuops.agent.node import Node, Refusal
-from tests.integration.agent.push_tree import (
+from tests.integration.agent.push.tree import (
     HOSTILE,
     contents,
     ignore,
@@ -23,17 +23,6 @@ from tests.integration.agent.push_tree import (
     push,
     with_part,
 )
-
-
-@pytest.fixture
-def node(tmp_path: Path) -> Node:
-    (tmp_path / "n0").mkdir()
-    return Node(str(tmp_path / "n0"))
-
-
-@pytest.fixture
-def here(tmp_path: Path) -> Path:
-    return tmp_path / "here"
 
 
 @pytest.mark.parametrize("path", HOSTILE)

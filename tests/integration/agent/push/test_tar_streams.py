@@ -13,22 +13,11 @@ import pytest
 from gpuops.agent.files import tar_streams
 from gpuops.agent.files.tar_streams import Padded
 from gpuops.agent.node import Node, Refusal
-from tests.integration.agent.push_tree import (
+from tests.integration.agent.push.tree import (
     HOSTILE,
     make,
     push,
 )
-
-
-@pytest.fixture
-def node(tmp_path: Path) -> Node:
-    (tmp_path / "n0").mkdir()
-    return Node(str(tmp_path / "n0"))
-
-
-@pytest.fixture
-def here(tmp_path: Path) -> Path:
-    return tmp_path / "here"
 
 
 @pytest.mark.parametrize("path", HOSTILE)

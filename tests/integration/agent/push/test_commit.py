@@ -14,7 +14,7 @@ import pytest
 
 from gpuops.agent.files import push_steps
 from gpuops.agent.node import Node, Refusal
-from tests.integration.agent.push_tree import (
+from tests.integration.agent.push.tree import (
     Files,
     commit,
     contents,
@@ -27,17 +27,6 @@ from tests.integration.agent.push_tree import (
     staging,
     stream_of,
 )
-
-
-@pytest.fixture
-def node(tmp_path: Path) -> Node:
-    (tmp_path / "n0").mkdir()
-    return Node(str(tmp_path / "n0"))
-
-
-@pytest.fixture
-def here(tmp_path: Path) -> Path:
-    return tmp_path / "here"
 
 
 def test_a_link_put_there_during_the_push_is_seen(node: Node, here: Path, tmp_path: Path) -> None:
