@@ -18,7 +18,7 @@ JOIN_INTERVAL_S = 0.5
 """On Windows Ctrl-C interrupts no wait: it is noticed between two waits of this length."""
 
 
-class Begun(Generic[T]):
+class BackgroundTask(Generic[T]):
     """Work that goes on in a thread. An interrupt of whoever waits for it does not."""
 
     def __init__(self, work: Callable[[], T]) -> None:
@@ -50,7 +50,7 @@ def on_each(work: Callable[[T], R], items: Sequence[T]) -> list[R]:
 
     An interrupt of the calling thread waits for none of the others.
     """
-    begun = [Begun(partial(work, item)) for item in items]
-    for one in begun:
-        one.wait()
-    return [one.result() for one in begun]
+    tasks = [BackgroundTask(partial(work, item)) for item in items]
+    for task in tasks:
+        task.wait()
+    return [task.result() for task in tasks]

@@ -12,7 +12,7 @@ from gpuops.agent.wire_format import PROTOCOL
 from gpuops.core.context import Context
 from gpuops.core.errors import ConnectionLost, GpuopsError, MalformedAnswer, NodeError, NodeRefused, RefusalKind
 from gpuops.core.models import Lease, Resource
-from gpuops.core.parallel import Begun, on_each
+from gpuops.core.parallel import BackgroundTask, on_each
 from gpuops.core.provider import is_rented
 from gpuops.core.reporting import Progress, Silent
 from gpuops.core.timings import Whose
@@ -307,7 +307,7 @@ def _read_hello(cluster: str, client: AgentClient, *, any_version: bool = False)
     The clock is read by `ping`, since `hello` waits for the GPUs' driver. An agent of another version says nothing that
     can be relied on; without `any_version`, NodeRefused (`protocol`) is raised for it. Raises MalformedAnswer.
     """
-    greeting = Begun(lambda: _say_hello(client))  # beside the ping: a round trip less
+    greeting: BackgroundTask[NodeHello | OtherHello] = BackgroundTask(lambda: client.call("hello"))  # beside the ping
     pong, moment = _ping(client)
     answer = greeting.result()
     if answer.protocol != PROTOCOL and any_version:
@@ -328,11 +328,6 @@ def measure_skew(client: AgentClient) -> float | None:
     NodeError."""
     pong, moment = _ping(client)
     return None if pong.time is None else moment - pong.time
-
-
-def _say_hello(client: AgentClient) -> NodeHello | OtherHello:
-    answer: NodeHello | OtherHello = client.call("hello")
-    return answer
 
 
 def _ping(client: AgentClient) -> tuple[Pong, float]:

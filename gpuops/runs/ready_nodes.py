@@ -14,7 +14,7 @@ from gpuops.core.context import Context
 from gpuops.core.errors import UsageError
 from gpuops.core.format import first_few, plural
 from gpuops.core.names import did_you_mean
-from gpuops.core.parallel import Begun
+from gpuops.core.parallel import BackgroundTask
 from gpuops.core.provider import has_capability, is_rented
 from gpuops.core.reporting import Progress
 from gpuops.core.run_models import RunRequest
@@ -115,16 +115,15 @@ def ready_nodes(
         if not shared:
             uplink.record_upload_rate(ctx.home / "cache", line.sent_bytes, ctx.clock.monotonic() - started)
 
+    is_sent_meanwhile = tree.size <= BESIDE_BYTES and not sending.fresh
+    with progress.during(f"trying the network between {request.nodes} nodes", whose=Whose.NETWORK):
+        trying = BackgroundTask(meet)
+        if is_sent_meanwhile:
+            push()  # in this thread, which owns the ledger
+        meeting = trying.result()
     if sending.fresh:  # before the push, which writes again what a run had changed of it
         earlier_files.clear_start(ctx, start, progress)
-    with progress.during(f"trying the network between {request.nodes} nodes", whose=Whose.NETWORK):
-        if tree.size <= BESIDE_BYTES:
-            found = Begun(meet)
-            push()
-            meeting = found.result()
-        else:
-            meeting = meet()
-    if tree.size > BESIDE_BYTES:
+    if not is_sent_meanwhile:
         push()
     places = workloads_and_data.provide_data(
         ctx, session, request, allow=sending.send_anyway, overwrite=sending.overwrite, line=line

@@ -23,7 +23,7 @@ from gpuops.core.data_address import BucketData, NodeData, WebData, is_address, 
 from gpuops.core.errors import ConnectionLost, UsageError
 from gpuops.core.models import DATA
 from gpuops.core.names import did_you_mean
-from gpuops.core.parallel import Begun, on_each
+from gpuops.core.parallel import BackgroundTask, on_each
 from gpuops.core.provider import has_capability
 from gpuops.core.run_models import RunRequest
 from gpuops.core.timings import Whose
@@ -208,15 +208,15 @@ def scan_project(ctx: Context, folder: Path, allow: Sequence[str]) -> scan.Tree:
     return await_scan(ctx, begin_scan(ctx, folder, allow))
 
 
-def begin_scan(ctx: Context, folder: Path, allow: Sequence[str]) -> Begun[scan.Tree]:
+def begin_scan(ctx: Context, folder: Path, allow: Sequence[str]) -> BackgroundTask[scan.Tree]:
     """As `scan_project`, beside other work."""
-    return Begun(partial(scan.scan, folder, ctx.home / "cache", allow))
+    return BackgroundTask(partial(scan.scan, folder, ctx.home / "cache", allow))
 
 
-def await_scan(ctx: Context, begun: Begun[scan.Tree]) -> scan.Tree:
+def await_scan(ctx: Context, scanning: BackgroundTask[scan.Tree]) -> scan.Tree:
     """Raises UsageError."""
     with ctx.progress.during("looking for keys in what would be sent", aside=True):
-        return begun.result()
+        return scanning.result()
 
 
 def scan_data(ctx: Context, data: str, allow: Sequence[str]) -> scan.Tree:
