@@ -10,6 +10,7 @@ from __future__ import annotations
 import dataclasses
 from abc import ABC, abstractmethod
 from collections.abc import Mapping, Sequence
+from contextlib import suppress
 from dataclasses import dataclass
 from functools import partial
 from types import MappingProxyType
@@ -183,7 +184,8 @@ class RentedProvisioner(ABC):
             if refusal:
                 raise refusal
         if offer.data.get("private"):
-            self._private_hosts_are_known.touch()
+            with suppress(OSError):  # a full disk: it is said once more, and what was made stays made
+                self._private_hosts_are_known.touch()
         return [made[name] for name in names]
 
     def _launch(self, offer: Offer, new: NewMachine) -> tuple[Machine, ProviderError | None]:

@@ -76,7 +76,7 @@ class Machine:
     name: str
     """Our mark, as the provider's list has it; that of another's machine is what it is."""
     region: str
-    """Empty where the provider has one list for all: then it is the provider's name."""
+    """Empty where its provider does not say: then it is in the list of every region, since it may be the lost one."""
     state: ResourceState
     login: Login
     token: str = ""
